@@ -1,0 +1,138 @@
+"""Every exception that rlenv raises on purpose.
+
+RlenvError
+├── SpecError              the author's: a spec that cannot be compiled; carries every fault with its place
+├── UsageError             the caller's: an API used out of order or with arguments that do not fit
+│   └── MissingExtra       an optional part is not installed; names the extra
+├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
+├── ToolFailed             the tool's: the model sees its text, the episode goes on
+└── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
+    ├── ResourceError      a resource could not be opened or was lost
+    ├── RewardError        a reward term could not be measured
+    └── PolicyError        a policy or its endpoint failed
+
+A model's mistakes (a malformed call, an unknown tool, bad arguments) are observations and never exceptions.
+Anything else that escapes is a bug and propagates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = [
+    "EpisodeError",
+    "Fault",
+    "MissingExtra",
+    "PolicyError",
+    "ResourceError",
+    "RewardError",
+    "RlenvError",
+    "SpecError",
+    "ToolFailed",
+    "UnsupportedTemplate",
+    "UsageError",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake in a spec, at the place where it stands.
+
+    `line` and `column` are 1-based and refer to `file`; `column` counts characters, not bytes. `path` is the
+    dotted place in the document (`tools.add.timeout`). `message` says what was found and what was expected, `hint`
+    the nearest fix ("" where there is none). `quote` is the source line without its newline ("" where the file
+    has none, such as an override).
+    """
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+    hint: str = ""
+    quote: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}"
+        text = f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+        if self.hint:
+            text += f"; {self.hint}"
+        if self.quote:
+            text += f"\n    {self.quote}\n    {' ' * (self.column - 1)}^"
+        return text
+
+
+class RlenvError(Exception):
+    """The base of all errors that rlenv raises on purpose."""
+
+
+class SpecError(RlenvError):
+    """A spec that cannot be compiled. `faults` holds every mistake found, in order of place; never empty."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults: tuple[Fault, ...] = tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class UsageError(RlenvError):
+    """An API was used out of order, or with arguments that do not fit; the message names the fix."""
+
+
+class MissingExtra(UsageError):
+    """An optional part of rlenv is not installed.
+
+    Args:
+        feature: what was asked for.
+        extra: the extra that brings it (`pip install "rlenv[extra]"`).
+    """
+
+    def __init__(self, feature: str, *, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"{feature} needs an optional part of rlenv; install it with: pip install 'rlenv[{extra}]'")
+
+
+class UnsupportedTemplate(RlenvError):
+    """A chat template whose token ids cannot be reproduced exactly; the message names the template and the place."""
+
+
+class ToolFailed(RlenvError):
+    """A tool declares that a call failed.
+
+    `text` is shown to the model as it stands: short, and without tracebacks, paths or secrets. `reason` is a stable
+    word for counting (`failed`, `timeout`, …).
+    """
+
+    def __init__(self, text: str, *, reason: str = "failed") -> None:
+        self.text = text
+        self.reason = reason
+        super().__init__(text)
+
+
+class EpisodeError(RlenvError):
+    """The infrastructure failed: the episode ends, its reward is invalid. `reason` is a stable word for counting."""
+
+    reason = "infrastructure"
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        if reason is not None:
+            self.reason = reason
+        super().__init__(message)
+
+
+class ResourceError(EpisodeError):
+    """A resource could not be opened or was lost while an episode used it."""
+
+    reason = "resource"
+
+
+class RewardError(EpisodeError):
+    """A reward term could not be measured."""
+
+    reason = "reward"
+
+
+class PolicyError(EpisodeError):
+    """A policy, or the endpoint behind it, failed."""
+
+    reason = "policy"

@@ -1,0 +1,119 @@
+"""What passes between a policy and an environment: messages, calls, results and observations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["MalformedCall", "Message", "Observation", "ParsedAction", "Role", "ToolCall", "ToolResult"]
+
+Role = Literal["system", "user", "assistant", "tool"]
+Outcome = Literal["ok", "failed", "timeout", "unknown_tool", "bad_arguments", "malformed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A well-formed request for one tool. `arguments` is a JSON object; it is not yet checked against the schema.
+
+    `start` and `end` are the character offsets of the call in the action's text (-1 where the call came as
+    structured data, as from an OpenAI-compatible endpoint). `id` is the caller's id, None where the family has none.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+    start: int = -1
+    end: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """Text that was meant as a call and cannot be read as one.
+
+    `reason` is written for the model: what is wrong and what is expected. `start` and `end` are character offsets
+    in the action's text.
+    """
+
+    text: str
+    reason: str
+    start: int = -1
+    end: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAction:
+    """One action as its dialect reads it. Reading never raises.
+
+    `content` is what stands outside thinking and calls. `thinking` is the text of thinking blocks, closed or not.
+    `calls` are in the order of the text. `is_cut` is true where a call or a thinking block was left open.
+    """
+
+    content: str
+    thinking: str = ""
+    calls: tuple[ToolCall | MalformedCall, ...] = ()
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What one call gave; results stand in the order of their calls.
+
+    `text` is what the model sees. `outcome` says how the call ended; everything but `ok` is shown as an error.
+    `value` is the structured value behind the text (None where there is none), for rewards. `seconds` is the wall
+    time of the call including waiting for a place.
+    """
+
+    name: str
+    text: str
+    outcome: Outcome = "ok"
+    value: Any = None
+    call_id: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_error(self) -> bool:
+        """True unless the tool ran and returned."""
+        return self.outcome != "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, in the roles that chat templates know.
+
+    `tool_calls` is set only on assistant messages that came as structured data or are rendered by a chat template.
+    """
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message as chat templates and OpenAI-compatible servers take it; absent fields are left out."""
+        out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                | ({"id": call.id} if call.id is not None else {})
+                for call in self.tool_calls
+            ]
+        if self.name is not None:
+            out["name"] = self.name
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment answers to one action.
+
+    `messages` are appended to the conversation (consecutive tool messages, or one user message). `text` is the same
+    as a policy of raw text sees it, rendered by the dialect, generation prompt included.
+    """
+
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    results: tuple[ToolResult, ...] = field(default=())

@@ -1,0 +1,41 @@
+"""The seam between policies and rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlenv.messages import Message
+
+__all__ = ["Policy", "PolicyContext", "PolicySession"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """What a policy may see when an episode starts. `task` is there for the oracle; a model never reads it."""
+
+    task: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]]
+    vars: Mapping[str, Any]
+    prompt_text: str
+    """The prompt as raw text, rendered by the dialect."""
+    seed: int = 0
+
+
+class PolicySession(Protocol):
+    """One episode's policy."""
+
+    async def act(self, messages: Sequence[Message]) -> str | Message:
+        """The next action, given the whole conversation so far. Raises PolicyError where the endpoint fails."""
+        ...
+
+
+class Policy(Protocol):
+    """Something that acts; shared by all episodes."""
+
+    name: str
+
+    def start(self, context: PolicyContext) -> PolicySession: ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,74 @@
+"""Kinds by name: which spec class a kind takes and which factory compiles it.
+
+Built-ins stand in one explicit table of import paths and are imported when first named, so that importing rlenv
+stays light. Other kinds come from entry points, which are loaded only when a kind is named that is not built in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from rlenv.errors import UsageError
+from rlenv.spec import Spec
+
+__all__ = ["BUILT_IN", "Group", "Kind", "get", "names"]
+
+Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind that a spec can name: `spec` is its mapping's class, `factory` compiles an instance of it."""
+
+    spec: type[Spec]
+    factory: Callable[..., Any]
+
+
+BUILT_IN: dict[Group, dict[str, str]] = {
+    "tools": {
+        "calculator": "rlenv.tools.calculator:KIND",
+        "python": "rlenv.tools.python:KIND",
+        "search": "rlenv.tools.search:KIND",
+        "sql": "rlenv.tools.sql:KIND",
+    },
+    "resources": {"sqlite": "rlenv.resources.sqlite:KIND"},
+    "rewards": {"rule": "rlenv.rewards.rule:KIND", "verify": "rlenv.rewards.verify:KIND"},
+    "rules": {},
+    "dialects": {"hermes": "rlenv.dialects.hermes:KIND"},
+    "policies": {},
+}
+
+
+def names(group: Group) -> tuple[str, ...]:
+    """The kinds of a group that can be named, built-ins first, without importing any."""
+    installed = (point.name for point in entry_points(group=f"rlenv.{group}"))
+    return tuple(dict.fromkeys((*BUILT_IN[group], *installed)))
+
+
+def get(group: Group, name: str) -> Kind:
+    """The kind called `name`.
+
+    Raises:
+        KeyError: no kind has that name; `names(group)` lists those that exist.
+        UsageError: a plug-in's kind cannot be loaded; the message names its distribution.
+    """
+    target = BUILT_IN[group].get(name)
+    if target is not None:
+        module, _, attribute = target.partition(":")
+        kind = getattr(importlib.import_module(module), attribute)
+        assert isinstance(kind, Kind)
+        return kind
+    for point in entry_points(group=f"rlenv.{group}", name=name):
+        distribution = point.dist.name if point.dist is not None else "an unknown distribution"
+        try:
+            kind = point.load()
+        except Exception as error:  # a plug-in may fail in any way while it is imported
+            raise UsageError(f"{group} kind '{name}' of {distribution} cannot be loaded: {error!r}") from error
+        if not isinstance(kind, Kind):
+            raise UsageError(f"{group} kind '{name}' of {distribution} is a {type(kind).__name__}, not a Kind")
+        return kind
+    raise KeyError(name)

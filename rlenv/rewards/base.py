@@ -1,0 +1,79 @@
+"""The seam between reward terms and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlenv.messages import Message, ToolResult
+from rlenv.spec import AnswerSpec, RewardSpec
+from rlenv.tools.base import CompileContext, Tool
+from rlenv.trajectory import Turn
+
+__all__ = ["Measured", "RewardContext", "Term", "TermFactory", "TermCompileContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A term's value with the text it was read from.
+
+    `value` is None where there was nothing to measure (a turn without calls, say): the term is skipped, not zero.
+    A value that is not finite makes the term invalid.
+    """
+
+    value: float | None
+    evidence: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardContext:
+    """All that a term may read. `turns` holds what the policy wrote, and where; nothing else is the policy's.
+
+    For a turn term, `turns` ends with the turn that is measured. `answer` is None where the policy gave none.
+    `reason` is why the episode ended ("" while it runs).
+    """
+
+    task: Mapping[str, Any]
+    messages: Sequence[Message]
+    turns: Sequence[Turn]
+    answer: str | None
+    resources: Mapping[str, Any]
+    vars: Mapping[str, Any]
+    call: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
+    """Runs a tool of the spec under its own policies (for verify); the result's `outcome` tells whose fault it was."""
+    reason: str = ""
+
+    @property
+    def final_text(self) -> str:
+        """What the policy wrote last, outside thinking and calls ("" before the first turn)."""
+        return self.turns[-1].parsed.content if self.turns else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A compiled term. Exactly one of `measure` (quick, on the loop) and `measure_async` is set.
+
+    Either raises RewardError where the term could not be measured; any other exception makes the term invalid too,
+    and is reported as the author's.
+    """
+
+    name: str
+    spec: RewardSpec
+    measure: Callable[[RewardContext], Measured] | None = None
+    measure_async: Callable[[RewardContext], Awaitable[Measured]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TermCompileContext(CompileContext):
+    """What a term's factory may use beside the rest: the compiled tools and the answer rule."""
+
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    answer: AnswerSpec = AnswerSpec()
+
+
+class TermFactory(Protocol):
+    """Compiles one entry under `rewards:`; author mistakes raise `rlenv.errors.UsageError`."""
+
+    def __call__(self, name: str, spec: Any, context: TermCompileContext) -> Term: ...

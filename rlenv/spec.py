@@ -1,0 +1,220 @@
+"""The typed spec: the one source of truth of the language, version 1.
+
+Every class here is a mapping of the YAML file. Docstrings become the descriptions that editors show; `schemas/` is
+generated from these classes. Kinds of tools, resources and rewards bring their own spec classes (see
+`rlenv.registry`), each derived from a base class here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+__all__ = [
+    "AnswerSpec",
+    "Bool",
+    "CallsSpec",
+    "EnvSpec",
+    "Float",
+    "Int",
+    "LimitsSpec",
+    "ObservationSpec",
+    "OracleCall",
+    "OracleSay",
+    "PromptSpec",
+    "ResourceSpec",
+    "RewardSpec",
+    "Spec",
+    "TaskSource",
+    "Text",
+    "ToolSpec",
+]
+
+# YAML 1.2 has real types, so nothing is coerced: "3" is not a number and yes is not a boolean.
+Text = Annotated[str, Strict()]
+Int = Annotated[int, Strict()]
+Float = Annotated[float, Strict()]
+Bool = Annotated[bool, Strict()]
+
+
+class Spec(BaseModel):
+    """A mapping of the language: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TaskSource(Spec):
+    """Where the tasks of one split come from; one row is one episode. Give `path`, `python` or `rows`."""
+
+    path: Text | None = None
+    """A .jsonl, .csv or .parquet file, relative to the spec."""
+    python: Text | None = None
+    """`module:function` or `file.py:function` that returns an iterable of mappings."""
+    rows: tuple[Mapping[str, Any], ...] | None = None
+    """Rows written in the spec itself."""
+    limit: Annotated[Int, Field(ge=1)] | None = None
+    """Take this many rows (after shuffling)."""
+    shuffle: Int | None = None
+    """Shuffle the rows with this seed; the order in the file otherwise."""
+
+
+class PromptSpec(Spec):
+    """The first messages, as sandboxed Jinja templates over `task`, `resources` and `vars`."""
+
+    system: Text | None = None
+    """The system message; tool schemas are added by the dialect or the model's chat template."""
+    user: Text
+    """The user message that states the task."""
+
+
+class ToolSpec(Spec):
+    """What every kind of tool takes."""
+
+    kind: Text
+    """Which kind of tool this is."""
+    description: Text | None = None
+    """What the model reads; by default the kind's own, or a function's docstring."""
+    timeout_s: Annotated[Float, Field(gt=0)] | None = None
+    """A call is ended after this many seconds; `calls.timeout_s` otherwise."""
+    concurrency: Annotated[Int, Field(ge=1)] | None = None
+    """At most this many calls at once in one process; `calls.concurrency` otherwise."""
+    mutates: Bool = False
+    """True if calls change state: such a tool is never run beside other calls of its turn."""
+
+
+class ResourceSpec(Spec):
+    """What every kind of resource takes."""
+
+    kind: Text
+    """Which kind of resource this is."""
+    scope: Literal["episode", "process"] = "episode"
+    """`episode`: opened for each episode and closed with it; `process`: opened once and shared."""
+
+
+class RewardSpec(Spec):
+    """What every kind of reward term takes."""
+
+    kind: Text
+    """`rule` or `verify`."""
+    weight: Float = 1.0
+    """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding."""
+    when: Literal["episode", "turn"] = "episode"
+    """Measure once at the end, or after every turn."""
+    over_turns: Literal["mean", "sum"] = "mean"
+    """How a turn term's values make the episode's value; with `sum`, longer episodes can earn more."""
+    gate: Text | None = None
+    """Skip this term unless the comparison holds, such as `correct >= 1`."""
+    required: Bool = True
+    """If this term is invalid the whole reward is; otherwise the term alone is left out."""
+
+
+class CallsSpec(Spec):
+    """Defaults for the calls of all tools."""
+
+    timeout_s: Annotated[Float, Field(gt=0)] = 10.0
+    """A call is ended after this many seconds."""
+    concurrency: Annotated[Int, Field(ge=1)] = 64
+    """At most this many calls of one tool at once in one process."""
+
+
+class ObservationSpec(Spec):
+    """How results are shown to the model."""
+
+    format: Literal["text", "json", "template"] = "text"
+    """`text`: the result's text; `json`: an object with the result or the error; `template`: see `template`."""
+    template: Text | None = None
+    """Jinja over `result`, `tool`, `is_error`, `task`, `turn`, `vars`; with `format: template`."""
+    max_tokens: Annotated[Int, Field(ge=8)] | None = None
+    """Cut a result's content to this many tokens (where a tokenizer is bound; about 4 characters a token otherwise)."""
+    max_chars: Annotated[Int, Field(ge=16)] = 16_384
+    """Cut a result's content to this many characters."""
+    keep: Literal["head", "tail", "head_tail"] = "head_tail"
+    """Which part of a long result is kept."""
+
+
+class AnswerSpec(Spec):
+    """Where the answer stands in what the policy wrote."""
+
+    from_: Annotated[
+        Literal["tag", "boxed", "regex", "last_number", "final_message", "tool"], Field(alias="from")
+    ] = "tag"
+    """The rule: a tag, \\boxed{}, a regular expression, the last number, the whole final message, or a tool's call."""
+    tag: Text = "answer"
+    """With `tag`: the tag's name; the last one in the message counts."""
+    pattern: Text | None = None
+    """With `regex`: the pattern; its first group is the answer, the last match counts."""
+    tool: Text | None = None
+    """With `tool`: the name of the tool whose call submits the answer."""
+    argument: Text | None = None
+    """With `tool`: the argument that holds the answer; by default the only one."""
+
+
+class LimitsSpec(Spec):
+    """What ends an episode that does not end itself; reaching one truncates it."""
+
+    turns: Annotated[Int, Field(ge=1)] = 8
+    """Actions of the policy."""
+    tool_calls: Annotated[Int, Field(ge=1)] = 64
+    """Calls over the whole episode."""
+    calls_per_turn: Annotated[Int, Field(ge=1)] = 16
+    """Calls of one action that are run; more are answered with an error."""
+    invalid_actions: Annotated[Int, Field(ge=1)] = 3
+    """Actions in a row with a malformed, unknown or ill-typed call."""
+    episode_s: Annotated[Float, Field(gt=0)] = 300.0
+    """Seconds of wall time, the policy's own included."""
+    response_tokens: Annotated[Int, Field(ge=1)] | None = None
+    """Tokens after the prompt, observations included; a trainer may set a smaller one."""
+
+
+class OracleCall(Spec):
+    """A step of the oracle that calls tools: one action with these calls."""
+
+    call: Mapping[str, Mapping[str, Any]] | tuple[Mapping[str, Mapping[str, Any]], ...]
+    """`{tool: {argument: value}}`, or a list of such mappings for several calls at once; values are templates."""
+    for_each: Text | None = None
+    """An expression that gives a list; the step is repeated with `item` bound to each element."""
+
+
+class OracleSay(Spec):
+    """A step of the oracle that writes text."""
+
+    say: Text
+    """The action's text, a template over `task`, `results` (texts of earlier calls) and `vars`."""
+
+
+class EnvSpec(Spec):
+    """A whole environment in one file."""
+
+    rlenv: Literal[1]
+    """The version of the language."""
+    name: Annotated[Text, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    """Registered as rlenv/NAME-vVERSION."""
+    version: Annotated[Int, Field(ge=0)] = 0
+    """Raise it whenever rewards or prompts change, so that results stay comparable."""
+    description: Text = ""
+    """One line for lists and docs."""
+    extends: Text | None = None
+    """Another spec to start from: mappings merge, everything else is replaced."""
+    vars: Mapping[str, Any] = Field(default_factory=dict)
+    """Constants for templates and paths: `{{ vars.name }}`."""
+    tasks: Annotated[Mapping[str, TaskSource], Field(min_length=1)]
+    """Splits by name, such as train and test."""
+    prompt: PromptSpec
+    dialect: Text = "hermes"
+    """How the model writes calls and reads results."""
+    resources: Mapping[str, ResourceSpec] = Field(default_factory=dict)
+    """State that tools, rewards and prompts share."""
+    tools: Mapping[str, ToolSpec] = Field(default_factory=dict)
+    """Tools by the name the model calls."""
+    calls: CallsSpec = CallsSpec()
+    observation: ObservationSpec = ObservationSpec()
+    answer: AnswerSpec = AnswerSpec()
+    limits: LimitsSpec = LimitsSpec()
+    rewards: Annotated[Mapping[str, RewardSpec], Field(min_length=1)]
+    """Terms of the reward by name."""
+    success: Text | None = None
+    """What eval counts as success; by default every required term with a positive weight at 1 or more."""
+    oracle: tuple[OracleCall | OracleSay, ...] | None = None
+    """A scripted gold policy: checks the environment, warm-starts a policy, feeds tests."""

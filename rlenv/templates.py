@@ -1,0 +1,150 @@
+"""Sandboxed Jinja for prompts, paths, arguments and observations.
+
+A template that is exactly one expression (`{{ task.a }}`) gives the expression's own value when a value is asked for,
+so that numbers stay numbers; everything else gives text. An undefined name is an error, never an empty string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlenv.errors import RlenvError
+
+__all__ = ["Template", "TemplateError", "compile_template", "compile_value", "expression"]
+
+_SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
+
+_environment = ImmutableSandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+)
+
+
+class TemplateError(RlenvError):
+    """A template cannot be compiled or rendered; the message says why. `line` is 1-based inside the template."""
+
+    def __init__(self, message: str, *, line: int = 1) -> None:
+        self.line = line
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A compiled template. `names` are the top-level names that it reads; `paths` the dotted ones (`task.question`)."""
+
+    source: str
+    names: frozenset[str]
+    paths: frozenset[tuple[str, ...]]
+    _text: Callable[..., str]
+    _value: Callable[..., Any] | None
+
+    def text(self, **values: Any) -> str:
+        """The rendered text.
+
+        Raises:
+            TemplateError: a name is undefined, or the sandbox refused.
+        """
+        try:
+            return self._text(**values)
+        except jinja2.TemplateError as error:
+            raise TemplateError(str(error)) from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def value(self, **values: Any) -> Any:
+        """The expression's own value where the template is one expression, the rendered text otherwise.
+
+        Raises:
+            TemplateError: a name is undefined, or the sandbox refused.
+        """
+        if self._value is None:
+            return self.text(**values)
+        try:
+            result = self._value(**values)
+        except jinja2.TemplateError as error:
+            raise TemplateError(str(error)) from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise TemplateError(f"{type(error).__name__}: {error}") from error
+        if isinstance(result, jinja2.Undefined):
+            raise TemplateError(f"{self.source.strip()} is undefined")
+        return result
+
+
+def _paths(tree: nodes.Template) -> frozenset[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+
+    def chain(node: nodes.Node) -> tuple[str, ...] | None:
+        if isinstance(node, nodes.Name):
+            return (node.name,) if node.ctx == "load" else None
+        if isinstance(node, nodes.Getattr):
+            head = chain(node.node)
+            return (*head, node.attr) if head else None
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+            head = chain(node.node)
+            return (*head, node.arg.value) if head else None
+        return None
+
+    def visit(node: nodes.Node) -> None:
+        path = chain(node)
+        if path is not None:
+            found.add(path)
+            return
+        for child in node.iter_child_nodes():
+            visit(child)
+
+    visit(tree)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=4096)
+def compile_template(source: str) -> Template:
+    """Compiles `source`.
+
+    Raises:
+        TemplateError: a syntax error; `line` is inside the template.
+    """
+    try:
+        tree = _environment.parse(source)
+        compiled = _environment.from_string(source)
+        single = _SINGLE.fullmatch(source)
+        value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(error.message or "syntax error", line=error.lineno) from error
+    return Template(source, frozenset(meta.find_undeclared_variables(tree)), _paths(tree), compiled.render, value)
+
+
+@lru_cache(maxsize=1024)
+def expression(source: str) -> Callable[..., Any]:
+    """Compiles a bare Jinja expression (no braces) to a function of keyword values.
+
+    Raises:
+        TemplateError: a syntax error.
+    """
+    template = compile_template("{{" + source + "}}")
+    return template.value
+
+
+def compile_value(value: Any) -> Callable[..., Any]:
+    """Compiles a JSON-like value in which every string is a template; calling the result gives the filled value.
+
+    Raises:
+        TemplateError: a syntax error in one of the strings.
+    """
+    if isinstance(value, str):
+        if "{" not in value:
+            return lambda **_: value
+        return compile_template(value).value
+    if isinstance(value, Mapping):
+        parts = {key: compile_value(item) for key, item in value.items()}
+        return lambda **values: {key: part(**values) for key, part in parts.items()}
+    if isinstance(value, (list, tuple)):
+        items = [compile_value(item) for item in value]
+        return lambda **values: [item(**values) for item in items]
+    return lambda **_: value

@@ -1,0 +1,91 @@
+"""The seam between tools and the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rlenv.spec import ToolSpec
+
+__all__ = ["CompileContext", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
+
+Mode = Literal["inline", "async", "thread"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What a factory may use. Relative paths are resolved against `base` (the folder of the file that names them)."""
+
+    base: Path
+    vars: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """Compiled resources by name (see `rlenv.resources.base.Resource`); not opened yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What one call may see.
+
+    `resources` are the opened resources by name. `deadline` is on the clock of `time.monotonic()`; work that can be
+    interrupted stops by then. `seed` is derived from the episode's seed and is equal for equal calls.
+    """
+
+    task: Mapping[str, Any]
+    resources: Mapping[str, Any]
+    deadline: float
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """What a tool returns: the text for the model and, where there is one, the value behind it for rewards."""
+
+    text: str
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A compiled tool, shared by all episodes of a process.
+
+    `run(arguments, context)` takes arguments that fit `parameters` (a JSON Schema object) and returns a ToolOutput,
+    or raises ToolFailed with a text for the model; any other exception is shown as a plain failure without details
+    (and kept for the author). `mode` says what `run` is:
+        inline: sync, bounded and quick (well under a millisecond): called on the event loop.
+        async: a coroutine function; cancelled at its timeout.
+        thread: sync and possibly blocking: called in the bounded thread pool, abandoned at its timeout.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[[Mapping[str, Any], ToolContext], Any]
+    mode: Mode
+    timeout_s: float | None = None
+    concurrency: int | None = None
+    mutates: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The function object as OpenAI-compatible servers and chat templates take it."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
+        }
+
+
+class ToolFactory(Protocol):
+    """Compiles one entry under `tools:`; most kinds give one tool, a server may give several.
+
+    Author mistakes that only show here (a missing function, say) raise `rlenv.errors.UsageError`; the loader turns
+    them into faults at the entry's place.
+    """
+
+    def __call__(self, name: str, spec: Any, context: CompileContext) -> Sequence[Tool]: ...
+
+
+def common(spec: ToolSpec) -> dict[str, Any]:
+    """The fields that every kind hands from its spec to its Tool."""
+    return {"timeout_s": spec.timeout_s, "concurrency": spec.concurrency, "mutates": spec.mutates}
