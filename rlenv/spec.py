@@ -137,9 +137,9 @@ class ObservationSpec(Spec):
 class AnswerSpec(Spec):
     """Where the answer stands in what the policy wrote."""
 
-    from_: Annotated[
-        Literal["tag", "boxed", "regex", "last_number", "final_message", "tool"], Field(alias="from")
-    ] = "tag"
+    from_: Annotated[Literal["tag", "boxed", "regex", "last_number", "final_message", "tool"], Field(alias="from")] = (
+        "tag"
+    )
     """The rule: a tag, \\boxed{}, a regular expression, the last number, the whole final message, or a tool's call."""
     tag: Text = "answer"
     """With `tag`: the tag's name; the last one in the message counts."""

@@ -11,7 +11,7 @@ from rlenv.spec import AnswerSpec, RewardSpec
 from rlenv.tools.base import CompileContext, Tool
 from rlenv.trajectory import Turn
 
-__all__ = ["Measured", "RewardContext", "Term", "TermFactory", "TermCompileContext"]
+__all__ = ["Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class TermCompileContext(CompileContext):
     """What a term's factory may use beside the rest: the compiled tools and the answer rule."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    answer: AnswerSpec = AnswerSpec()
+    answer: AnswerSpec = field(default_factory=AnswerSpec)
 
 
 class TermFactory(Protocol):
