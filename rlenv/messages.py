@@ -32,13 +32,15 @@ class MalformedCall:
     """Text that was meant as a call and cannot be read as one.
 
     `reason` is written for the model: what is wrong and what is expected. `start` and `end` are character offsets
-    in the action's text.
+    in the action's text (-1 where the call came as structured data). `name` and `id` are set where they could be read.
     """
 
     text: str
     reason: str
     start: int = -1
     end: int = -1
+    name: str | None = None
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,25 @@ class ToolResult:
         return self.outcome != "ok"
 
 
+def _call_as_dict(call: ToolCall | MalformedCall) -> dict[str, Any]:
+    arguments: Any = dict(call.arguments) if isinstance(call, ToolCall) else call.text
+    out: dict[str, Any] = {"type": "function", "function": {"name": call.name or "", "arguments": arguments}}
+    if call.id is not None:
+        out["id"] = call.id
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation, in the roles that chat templates know.
 
     `tool_calls` is set only on assistant messages that came as structured data or are rendered by a chat template.
+    A malformed call among them is one whose arguments could not be read.
     """
 
     role: Role
     content: str
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[ToolCall | MalformedCall, ...] = ()
     name: str | None = None
     tool_call_id: str | None = None
 
@@ -94,11 +105,7 @@ class Message:
         """The message as chat templates and OpenAI-compatible servers take it; absent fields are left out."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
-            out["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-                | ({"id": call.id} if call.id is not None else {})
-                for call in self.tool_calls
-            ]
+            out["tool_calls"] = [_call_as_dict(call) for call in self.tool_calls]
         if self.name is not None:
             out["name"] = self.name
         if self.tool_call_id is not None:

@@ -16,12 +16,21 @@ Mode = Literal["inline", "async", "thread"]
 
 @dataclass(frozen=True, slots=True)
 class CompileContext:
-    """What a factory may use. Relative paths are resolved against `base` (the folder of the file that names them)."""
+    """What a factory may use.
+
+    `base` is the folder of the file that holds the entry; `bases` names the keys whose value comes from elsewhere (an
+    override, a spec that is extended) with the folder that they are relative to.
+    """
 
     base: Path
     vars: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     """Compiled resources by name (see `rlenv.resources.base.Resource`); not opened yet."""
+    bases: Mapping[str, Path] = field(default_factory=dict)
+
+    def path(self, key: str, value: str) -> Path:
+        """The path that `value`, written under `key` of this entry, names."""
+        return self.bases.get(key, self.base) / value
 
 
 @dataclass(frozen=True, slots=True)
