@@ -1,0 +1,60 @@
+"""Writes the data of the environments that ship, byte for byte the same on every machine.
+
+python specs/generate.py            write specs/data
+python specs/generate.py --check    write nothing; exit 1 and name the files that differ
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from generators import arithmetic
+
+DATA = Path(__file__).resolve().parent / "data"
+GENERATORS = {"arithmetic": arithmetic.files}
+
+
+def generated() -> dict[str, bytes]:
+    """Every data file by its path below `specs/data`."""
+    return {f"{name}/{path}": content for name, files in GENERATORS.items() for path, content in files().items()}
+
+
+def differing(files: Mapping[str, bytes]) -> list[str]:
+    """What would change, sorted: files that are missing, differ, or stand in a generated folder without a source."""
+    changed = {path for path, content in files.items() if not _same(DATA / path, content)}
+    for name in GENERATORS:
+        found = {path.relative_to(DATA).as_posix() for path in (DATA / name).rglob("*") if path.is_file()}
+        changed |= found - files.keys()
+    return sorted(changed)
+
+
+def _same(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
+def main() -> int:
+    """Runs the command line; returns its exit status."""
+    parser = argparse.ArgumentParser(description="Write the data of the environments that ship.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
+    check = parser.parse_args().check
+    files = generated()
+    changed = differing(files)
+    if not check:
+        for path in changed:
+            target = DATA / path
+            if path in files:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(files[path])
+            else:
+                target.unlink()
+    for path in changed:
+        sys.stdout.write(f"{'differs' if check else 'written'}: specs/data/{path}\n")
+    sys.stdout.write(f"{len(files)} files, {sum(map(len, files.values())) / 1e6:.2f} MB, {len(changed)} changed\n")
+    return 1 if check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
