@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from generators import arithmetic
+from generators import arithmetic, gsm8k
 
 DATA = Path(__file__).resolve().parent / "data"
-GENERATORS = {"arithmetic": arithmetic.files}
+GENERATORS = {"arithmetic": arithmetic.files, "gsm8k": gsm8k.files}
 
 
 def generated() -> dict[str, bytes]:
