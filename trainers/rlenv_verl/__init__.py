@@ -1,0 +1,11 @@
+"""Train policies on rlenv environments with unmodified veRL.
+
+Importing this package is light: veRL, Ray and torch are imported by the modules that need them.
+"""
+
+from __future__ import annotations
+
+__all__ = ["VERL_RANGE"]
+
+VERL_RANGE = ">=0.9.1,<0.10"
+"""The releases of veRL whose interface the contract test covers."""

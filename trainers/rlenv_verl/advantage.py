@@ -1,0 +1,118 @@
+"""GRPO advantages that leave masked trajectories out of their group, registered with veRL's own decorator.
+
+Loaded by `VERL_USE_EXTERNAL_MODULES` in every process that imports verl; chosen by `algorithm.adv_estimator`.
+
+Why not veRL's `grpo`: its group mean and standard deviation run over every row of the group, so the placeholder
+reward 0 of a failed episode would lower the mean and raise its siblings' advantages, although its own tokens are all
+masked. Here such a row is outside of its group, and its own advantage is 0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est
+
+__all__ = ["GRPO", "GRPO_SHUFFLED", "group_advantages", "permuted"]
+
+GRPO = "rlenv_grpo"
+GRPO_SHUFFLED = "rlenv_grpo_shuffled"
+
+
+def group_advantages(
+    rewards: torch.Tensor, is_valid: torch.Tensor, groups: Sequence[Any], *, by_std: bool, epsilon: float = 1e-6
+) -> torch.Tensor:
+    """A_i = (r_i - mean(r)) / (std(r) + ε) over the valid rows of each group; 0 for invalid rows.
+
+    As in GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2), with the sample standard deviation as veRL computes it.
+    A group with fewer than two valid rows has nothing to compare: all its advantages are 0.
+
+    Args:
+        rewards: float, shape (rows,).
+        is_valid: bool, shape (rows,).
+        groups: one label a row.
+        by_std: divide by the standard deviation; without, as in Dr. GRPO (arXiv:2503.20783).
+        epsilon: keeps the division finite.
+
+    Returns:
+        Shape (rows,).
+    """
+    advantages = torch.zeros_like(rewards)
+    members: dict[Any, list[int]] = {}
+    for row, group in enumerate(groups):
+        if bool(is_valid[row]):
+            members.setdefault(group, []).append(row)
+    for rows in members.values():
+        if len(rows) < 2:
+            continue
+        values = rewards[rows]
+        centred = values - values.mean()
+        advantages[rows] = centred / (values.std() + epsilon) if by_std else centred
+    return advantages
+
+
+def permuted(rewards: torch.Tensor, is_valid: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The rewards of the valid rows in random order over the whole batch: same values, no tie to the episodes."""
+    shuffled = rewards.clone()
+    rows = is_valid.nonzero()[:, 0]
+    shuffled[rows] = rewards[rows[torch.randperm(len(rows), generator=generator)]]
+    return shuffled
+
+
+def _estimate(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any, *, shuffle: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        rewards = token_level_rewards.sum(dim=-1)
+        is_valid = response_mask.sum(dim=-1) > 0
+        if shuffle:
+            rewards = permuted(rewards, is_valid, _generator())
+        by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
+        advantages = group_advantages(rewards, is_valid, index.tolist(), by_std=by_std)
+        tokens = advantages[:, None] * response_mask
+    return tokens, tokens
+
+
+_GENERATORS: dict[int, torch.Generator] = {}
+
+
+def _generator() -> torch.Generator:
+    """The shuffle's own generator, seeded once a process with the run's seed."""
+    seed = int(os.environ.get("RLENV_SEED", "0"))
+    if seed not in _GENERATORS:
+        _GENERATORS[seed] = torch.Generator().manual_seed(seed)
+    return _GENERATORS[seed]
+
+
+@register_adv_est(GRPO)  # type: ignore[untyped-decorator]
+def grpo(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GRPO without masked rows.
+
+    Args:
+        token_level_rewards: shape (rows, response tokens); the sum of a row is its reward.
+        response_mask: same shape; a row of zeros is a failed episode.
+        index: the prompt's uid of each row.
+        config: veRL's `algorithm` section.
+
+    Returns:
+        Advantages and returns (the same), shape (rows, response tokens), 0 where the mask is 0.
+    """
+    return _estimate(token_level_rewards, response_mask, index, config, shuffle=False)
+
+
+@register_adv_est(GRPO_SHUFFLED)  # type: ignore[untyped-decorator]
+def grpo_shuffled(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any = None, **_other: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The control of an experiment: as `grpo`, with the batch's rewards permuted over its episodes.
+
+    The update sees the same rewards, but none says anything about the episode it stands on, so nothing can be
+    learned from them. Reported rewards and validation stay true.
+    """
+    return _estimate(token_level_rewards, response_mask, index, config, shuffle=True)

@@ -1,0 +1,46 @@
+"""Registers the CPU rollout and the CPU training engine.
+
+Named by `actor_rollout_ref.model.external_lib`, which veRL imports in every process that loads a model configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.rollout import base as rollout_base
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+__all__ = ["ROLLOUT_NAME", "CpuEngine"]
+
+ROLLOUT_NAME = "transformers_cpu"
+
+
+def _load_replica() -> type[Any]:
+    from rlenv_verl.cpu.replica import CpuReplica
+
+    return CpuReplica
+
+
+RolloutReplicaRegistry.register(ROLLOUT_NAME, _load_replica)
+
+# Expected: a public function that registers the trainer's side of a rollout, as there is for its servers. Actual:
+# `_ROLLOUT_REGISTRY` in verl/workers/rollout/base.py has none. Remove when veRL adds one.
+rollout_base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "rlenv_verl.cpu.adapter.CpuServerAdapter"
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """veRL's FSDP engine for the device `cpu`; veRL registers it for CUDA and NPU only."""
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        # Expected: no pinned memory without an accelerator. Actual: a forward-only engine (the reference policy)
+        # always gets CPUOffloadPolicy(pin_memory=True) (verl/workers/engine/fsdp/transformer_impl.py), and pinning
+        # fails here. The flag is read only for that choice. Remove when veRL pins where a device needs it.
+        forward_only = self.engine_config.forward_only
+        object.__setattr__(self.engine_config, "forward_only", False)
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            object.__setattr__(self.engine_config, "forward_only", forward_only)

@@ -1,0 +1,131 @@
+"""veRL's side of the rollout server: a replica that launches it as a Ray actor, and the actor's interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from rlenv_verl.cpu.server import CpuServer, read_sampling
+
+__all__ = ["CpuReplica", "CpuServerActor", "actor_name"]
+
+
+def actor_name(replica_rank: int) -> str:
+    """The name under which the trainer's worker finds the server of a replica."""
+    return f"rlenv_transformers_cpu_{replica_rank}"
+
+
+class CpuServerActor:
+    """What veRL calls on a rollout server; the work is `CpuServer`'s."""
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.set_num_threads(int(os.environ.get("RLENV_ROLLOUT_THREADS", "1")))
+        self.config = config
+        model_file = AutoConfig.from_pretrained(model_config.path)
+        model = AutoModelForCausalLM.from_config(model_file, attn_implementation="sdpa").float().eval()
+        ends = model_file.eos_token_id
+        tokenizer = model_config.tokenizer
+        self.stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        self.server = CpuServer(
+            model,
+            pad_id=model_file.pad_token_id or 0,
+            max_batch=config.max_num_seqs,
+            seed=config.seed + replica_rank,
+        )
+
+    async def ready(self) -> bool:
+        """Starts serving; True once it does."""
+        self.server.start()
+        return True
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
+        **_other: Any,
+    ) -> TokenOutput:
+        """veRL's generate: token ids in, token ids and their log-probabilities out."""
+        if image_data or video_data:
+            raise ValueError("this server generates from text alone")
+        config = self.config
+        response = min(config.response_length, config.prompt_length + config.response_length - len(prompt_ids))
+        sampling = read_sampling(
+            sampling_params,
+            prompt_tokens=len(prompt_ids),
+            max_model_len=config.max_model_len or config.prompt_length + config.response_length,
+            default_tokens=max(1, response),
+            stop_ids=self.stop_ids,
+        )
+        generated, version = await self.server.generate(prompt_ids, sampling)
+        return TokenOutput(
+            token_ids=list(generated.token_ids),
+            log_probs=list(generated.logprobs) if sampling_params.get("logprobs") else None,
+            # veRL's word for both a stop token and the length limit; an agent loop tells them apart by the last id.
+            stop_reason="aborted" if generated.finish == "aborted" else "completed",
+            num_preempted=0,
+            extra_fields={"global_steps": version},
+        )
+
+    async def update_weights(
+        self, named: Sequence[tuple[str, torch.Tensor]], is_last: bool, global_steps: int | None
+    ) -> None:
+        """A part of the new weights."""
+        await self.server.load_weights(named, is_last=is_last, version=global_steps)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Ends what runs; requests wait until `resume_generation`."""
+        await self.server.pause()
+
+    async def resume_generation(self) -> None:
+        """Serves again."""
+        self.server.resume()
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Serves again after `sleep`."""
+        self.server.resume()
+
+    async def sleep(self) -> None:
+        """There is no device memory to give back."""
+
+    async def clear_kv_cache(self) -> None:
+        """A cache lives as long as its batch, so none outlives a change of weights."""
+
+    async def release_kv_cache(self) -> None:
+        """See `clear_kv_cache`."""
+
+    async def resume_kv_cache(self) -> None:
+        """See `clear_kv_cache`."""
+
+    async def start_profile(self, **_options: Any) -> None:
+        """Not profiled."""
+
+    async def stop_profile(self) -> None:
+        """Not profiled."""
+
+
+class CpuReplica(RolloutReplica):  # type: ignore[misc]
+    """One server of the CPU rollout, a Ray actor that needs no GPU."""
+
+    async def launch_servers(self) -> None:
+        """Starts the server; veRL calls this once."""
+        if self.world_size != 1:
+            raise ValueError(f"the CPU rollout runs one process a replica, not {self.world_size}; unset the parallel sizes")
+        actor = ray.remote(num_cpus=0, max_concurrency=self.max_concurrency, name=actor_name(self.replica_rank))(
+            CpuServerActor
+        )
+        server = actor.remote(self.config, omega_conf_to_dataclass(self.model_config), self.replica_rank)
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = actor_name(self.replica_rank)  # only a key of veRL's load balancer

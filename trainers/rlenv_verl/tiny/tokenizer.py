@@ -1,0 +1,89 @@
+"""A tokenizer for one spec: byte-level BPE whose merges cover the constant parts of its conversations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["CONTROL_TOKENS", "MARKER_TOKENS", "build_tokenizer", "chat_template"]
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CONTROL_TOKENS = (PAD, START, END)
+MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+_CONTROLS = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + MARKER_TOKENS))
+
+
+def chat_template() -> str:
+    """The chat template of the tiny policy: Qwen3's layout with a short tools block."""
+    return (resources.files(__package__) / "chat_template.jinja").read_text(encoding="utf-8")
+
+
+def build_tokenizer(
+    conversations: Iterable[Sequence[Mapping[str, Any]]],
+    folder: Path,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    markers: Sequence[str] = (),
+    vocab_size: int = 2048,
+) -> PreTrainedTokenizerFast:
+    """Train a tokenizer on `conversations` and save it to `folder`.
+
+    Digits stand alone, so that numbers are copied digit by digit; everything else may merge across words, so that
+    whatever every conversation repeats (the tools block, the frame of a call) is a handful of tokens.
+
+    Args:
+        conversations: message lists as chat templates take them.
+        folder: where the tokenizer's files go.
+        tools: the tool schemas that every prompt shows.
+        markers: further strings that are one token each, such as an answer tag.
+        vocab_size: at most this many tokens; as many as the merges need.
+
+    Returns:
+        The tokenizer as transformers loads it from `folder`.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    fast.chat_template = chat_template()
+    split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
+    texts: list[str] = []
+    for messages in conversations:
+        rendered = fast.apply_chat_template(
+            [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, tokenize=False
+        )
+        texts.extend(piece for piece in split.split(str(rendered)) if piece)
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            # Only what repeats everywhere is worth a token; a merge seen in few episodes would split their numbers'
+            # surroundings in ways the rest never shows.
+            min_frequency=max(2, len(texts) // 100),
+            special_tokens=list(CONTROL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*MARKER_TOKENS, *markers)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=PAD, model_max_length=4096)
+    tokenizer.chat_template = chat_template()
+    tokenizer.save_pretrained(folder)
+    loaded: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+    return loaded

@@ -1,0 +1,120 @@
+"""The warm start: teaches each skill of an environment to a tiny policy, and that the right one is a minority."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Example", "WarmupReport", "warm_up"]
+
+IGNORE = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One encoded lesson. `len(labels) == len(ids)`; a label is the id itself where it is trained, else -100."""
+
+    ids: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupReport:
+    """What a warm start did. `clean_loss` and `mixed_loss` are means per trained token over the last 20 steps of
+    their phase."""
+
+    steps: int
+    seconds: float
+    clean_loss: float
+    mixed_loss: float
+
+
+def warm_up(
+    model: Any,
+    clean: Sequence[Example],
+    mixed: Sequence[Example],
+    *,
+    pad_id: int,
+    seed: int,
+    steps: int = 400,
+    clean_share: float = 0.5,
+    batch: int = 32,
+    learning_rate: float = 3e-3,
+    progress: Callable[[int, float], None] | None = None,
+) -> WarmupReport:
+    """Train `model` in place: first on `clean` examples alone, then on the `mixed` ones.
+
+    Copying a result digit by digit is the slow skill; it is learned first, from clean examples, since the majority of
+    the mixture never reads a result.
+
+    Args:
+        model: a causal language model of transformers, on the CPU in float32.
+        clean: gold episodes and drills.
+        mixed: the mixture of right and flawed episodes.
+        pad_id: fills the short examples of a batch.
+        seed: order of the examples.
+        steps: optimiser steps, at least 2.
+        clean_share: the share of steps on clean examples alone.
+        batch: examples a step.
+        learning_rate: peak of the schedule, reached after 30 steps, then falling linearly to a tenth.
+        progress: called with (step, loss) after each step.
+    """
+    rng = random.Random(seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    started = time.monotonic()
+    switch = round(steps * clean_share)
+    tokens_a_step = batch * sum(label != IGNORE for item in clean for label in item.labels) / len(clean)
+    losses: list[float] = []
+    buckets: list[list[Example]] = []
+    model.train()
+    for step in range(steps):
+        if step == switch:
+            buckets = []
+        if not buckets:
+            buckets = _buckets(clean if step < switch else mixed, batch=batch, rng=rng)
+        rows = buckets.pop()
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
+        ids = _pad([row.ids for row in rows], pad_id)
+        labels = _pad([row.labels for row in rows], IGNORE)
+        logits = model(input_ids=ids).logits[:, :-1]
+        targets = labels[:, 1:]
+        total = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORE, reduction="sum"
+        )
+        # A sum over a constant, not a mean over the batch: buckets of short guesses would otherwise weigh more per
+        # token than the long right episodes, and the policy would forget to call.
+        (total / tokens_a_step).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(float(total.detach()) / max(1, int((targets != IGNORE).sum())))
+        if progress is not None:
+            progress(step + 1, losses[-1])
+    model.eval()
+    clean_losses, mixed_losses = losses[:switch][-20:], losses[switch:][-20:]
+    return WarmupReport(
+        steps=steps,
+        seconds=time.monotonic() - started,
+        clean_loss=sum(clean_losses) / max(1, len(clean_losses)),
+        mixed_loss=sum(mixed_losses) / max(1, len(mixed_losses)),
+    )
+
+
+def _buckets(examples: Sequence[Example], *, batch: int, rng: random.Random) -> list[list[Example]]:
+    """Eight batches of examples of about the same length each (a third less padding), in random order."""
+    pool = sorted((rng.choice(examples) for _ in range(8 * batch)), key=lambda item: len(item.ids))
+    buckets = [pool[start : start + batch] for start in range(0, len(pool), batch)]
+    rng.shuffle(buckets)
+    return buckets
+
+
+def _pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    """Rows padded on the right: int64, shape (rows, longest)."""
+    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
