@@ -26,3 +26,14 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'rlenv' has no attribute '{name}'")
+
+
+def _register() -> None:
+    # Gymnasium loads no entry points: `gymnasium.make("rlenv:rlenv/NAME-v0")` only imports this package, so the names
+    # have to be there after an import. Only the names: the specs are loaded when an environment is made.
+    from rlenv.registration import register_shipped
+
+    register_shipped()
+
+
+_register()

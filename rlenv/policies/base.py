@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,11 @@ class PolicyContext:
     vars: Mapping[str, Any]
     prompt_text: str
     """The prompt as raw text, rendered by the dialect."""
+    render_observation: Callable[[Sequence[Message]], str]
+    """What a policy of raw text sees of the messages that follow its action."""
     seed: int = 0
+    task_index: int = -1
+    """The row's index in its split; -1 where the row was given itself."""
 
 
 class PolicySession(Protocol):

@@ -1,0 +1,161 @@
+"""`rlenv eval`: plays many episodes and reports."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rlenv import record
+from rlenv.cli.options import add_set, overrides
+from rlenv.cli.policies import add_policy, make_policy
+from rlenv.environment import Environment, load
+from rlenv.errors import UsageError
+from rlenv.evaluate import Summary, summarise
+from rlenv.rollout import Job, rollout
+from rlenv.trajectory import Trajectory
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv eval`."""
+    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
+    add_policy(parser)
+    parser.add_argument("--split", help="which tasks; by default test where there is one, else the first split")
+    parser.add_argument("-n", type=int, metavar="N", help="how many tasks; all by default")
+    parser.add_argument("-k", type=int, default=1, metavar="K", help="samples of each task")
+    parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
+    parser.add_argument("--min-success", type=float, metavar="RATE", help="exit 1 below this success rate")
+    parser.add_argument("--max-success", type=float, metavar="RATE", help="exit 1 above it (for a random policy)")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser.add_argument("-o", "--out", metavar="DIR", help="write trajectories.jsonl and summary.json there")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 where a share that was asked for is missed, 0 otherwise."""
+    if args.k < 1 or args.concurrency < 1 or (args.n is not None and args.n < 1):
+        raise UsageError("-n, -k and --concurrency are at least 1")
+    environment = load(args.spec, set=overrides(args.set))
+    splits = list(environment.spec.tasks)
+    split = args.split or ("test" if "test" in splits else splits[0])
+    count = len(environment.tasks(split))
+    tasks = min(args.n or count, count)
+    jobs = [Job(split, task, args.seed * args.k + sample) for task in range(tasks) for sample in range(args.k)]
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] | None = None
+        if args.out:
+            folder = Path(args.out)
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / "trajectories.jsonl").open("wb"))
+        begun = time.monotonic()
+        trajectories = asyncio.run(_play(environment, args, jobs, file))
+        summary = summarise(trajectories, seconds=time.monotonic() - begun)
+    figures = {
+        "environment": environment.id,
+        "spec": str(environment.loaded.path),
+        "digest": environment.loaded.digest,
+        "policy": args.policy,
+        "split": split,
+        "tasks": tasks,
+        "samples": args.k,
+        "seed": args.seed,
+        **record.plain(summary),
+    }
+    if args.out:
+        (Path(args.out) / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if args.json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+    else:
+        _show(Console(), environment, args.policy, split, summary, args.out)
+    return _verdict(args, summary)
+
+
+async def _play(
+    environment: Environment, args: argparse.Namespace, jobs: list[Job], file: IO[bytes] | None
+) -> list[Trajectory]:
+    policy = make_policy(args, environment)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        async with environment:
+            with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
+                bar = progress.add_task(f"{environment.spec.name} · {args.policy}", total=len(jobs))
+
+                def ended(index: int, trajectory: Trajectory) -> None:
+                    progress.advance(bar)
+                    if file is not None:  # written as they end, so that an interrupted run keeps what it has
+                        record.append(file, trajectory)
+
+                return await rollout(environment, policy, jobs, concurrency=args.concurrency, on_end=ended)
+    finally:
+        await policy.aclose()
+
+
+def _verdict(args: argparse.Namespace, summary: Summary) -> int:
+    problems = []
+    share = summary.invalid / summary.episodes if summary.episodes else 0.0
+    if share > args.max_invalid:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in summary.failures.items())
+        problems.append(f"{summary.invalid} of {summary.episodes} rewards are invalid ({reasons})")
+    rate = summary.success_rate
+    if args.min_success is not None and (rate is None or rate < args.min_success):
+        problems.append(f"success {_number(rate)} is below {args.min_success}")
+    if args.max_success is not None and rate is not None and rate > args.max_success:
+        problems.append(f"success {_number(rate)} is above {args.max_success}")
+    for problem in problems:
+        sys.stderr.write(f"rlenv eval: {problem}\n")
+    return 1 if problems else 0
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _show(
+    console: Console, environment: Environment, policy: str, split: str, summary: Summary, out: str | None
+) -> None:
+    title = f"{environment.id} · {policy} · {split} · {summary.episodes} episodes in {summary.seconds:.1f} s"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("reward", _number(summary.reward_mean), "")
+    for name, mean in summary.terms.items():
+        notes = [f"weight {environment.spec.rewards[name].weight:g}"]
+        notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
+        notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
+        table.add_row(f"  {name}", _number(mean), ", ".join(notes))
+    interval = summary.success_interval
+    table.add_row(
+        "success",
+        _number(summary.success_rate),
+        f"95 % interval {interval[0]:.3f} to {interval[1]:.3f}" if interval else "",
+    )
+    if summary.pass_at_k is not None:
+        table.add_row("any sample succeeds", _number(summary.pass_at_k), "share of tasks")
+    table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")
+    calls = f"an episode; {summary.calls_failed} failed, {summary.calls_malformed} malformed"
+    table.add_row("calls", f"{summary.calls_mean:.2f}", calls)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in summary.reasons.items())
+    table.add_row("truncated", str(summary.truncated), reasons)
+    failures = ", ".join(f"{reason} {count}" for reason, count in summary.failures.items())
+    table.add_row("invalid", str(summary.invalid), failures)
+    for name, latency in summary.latency.items():
+        times = " / ".join(f"{value * 1000:.2f}" for value in (latency.p50_s, latency.p90_s, latency.p99_s))
+        table.add_row(f"{name}", times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
+    console.print(table)
+    if out:
+        console.print(f"trajectories and summary in {out}")

@@ -1,0 +1,79 @@
+"""The `rlenv` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from rlenv.errors import RlenvError, SpecError
+
+__all__ = ["main"]
+
+# name: (module, one line for --help). A module has add_arguments(parser) and run(args) -> exit code; it is imported
+# only when its command is given, so that `rlenv validate` does not pay for what `rlenv train` needs.
+_COMMANDS = {
+    "init": ("rlenv.cli.init", "write a new environment that validates and runs"),
+    "validate": ("rlenv.cli.validate", "check specs and list every fault with its place"),
+    "tools": ("rlenv.cli.tools", "list the compiled tools with their schemas"),
+    "play": ("rlenv.cli.play", "play an episode by hand in the terminal"),
+    "eval": ("rlenv.cli.eval", "play many episodes with a policy and report"),
+    "train": ("rlenv.cli.train", "train a policy on veRL"),
+    "schema": ("rlenv.cli.schema", "write the JSON Schema that editors complete specs with"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0 fine, 1 faults found or a bar missed, 2 wrong usage."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="rlenv", description="One YAML file makes a multi-turn tool-use environment.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module, summary) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
+        if name == chosen:
+            importlib.import_module(module).add_arguments(command)
+    if chosen == "train":  # the trainer reads its own arguments: it takes key=value overrides of its configuration
+        from rlenv.cli import train
+
+        return _guard(lambda: train.run_argv(argv[argv.index("train") + 1 :]))
+    args = parser.parse_args(argv)
+    if args.version:
+        from rlenv import __version__
+
+        sys.stdout.write(f"rlenv {__version__}\n")
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 2
+    run = importlib.import_module(_COMMANDS[args.command][0]).run
+    return _guard(lambda: run(args))
+
+
+def _guard(run: object) -> int:
+    assert callable(run)
+    try:
+        return int(run())
+    except SpecError as error:
+        count = len(error.faults)
+        sys.stderr.write(f"{error}\n{count} fault{'s' if count != 1 else ''}\n")
+        return 1
+    except RlenvError as error:
+        sys.stderr.write(f"rlenv: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe went away (`| head`); Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rlenv.errors import UsageError
+
+__all__ = ["add_set", "overrides"]
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Adds `--set KEY=VALUE`."""
+    parser.add_argument(
+        "--set",
+        dest="set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="replace a key of the spec, such as tasks.test.path=rows.jsonl; may be given several times",
+    )
+
+
+def overrides(items: list[str]) -> dict[str, Any]:
+    """The `--set` options as a mapping of dotted paths to texts; the loader reads the texts as YAML.
+
+    Raises:
+        UsageError: an option without '='.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise UsageError(f"--set {item}: expected KEY=VALUE, such as --set limits.turns=4")
+        found[key] = value
+    return found

@@ -1,0 +1,101 @@
+"""`rlenv play`: an episode by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from rlenv.cli.options import add_set, overrides
+from rlenv.cli.policies import add_policy, make_policy
+from rlenv.environment import Environment, load
+from rlenv.messages import Message
+from rlenv.policies.base import PolicyContext
+from rlenv.trajectory import Trajectory
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv play`."""
+    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
+    add_policy(parser)
+    parser.set_defaults(policy="you")
+    parser.add_argument("--split")
+    parser.add_argument("--task", type=int, default=0, metavar="I", help="the row's index, from 0")
+    parser.add_argument("--seed", type=int, default=0)
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plays one episode: you write the actions, or watch a policy."""
+    environment = load(args.spec, set=overrides(args.set))
+    return asyncio.run(_play(args, environment, Console()))
+
+
+async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> int:
+    policy = None if args.policy == "you" else make_policy(args, environment)
+    async with environment, environment.start(task=args.task, split=args.split, seed=args.seed) as episode:
+        prompt = environment.prompt_text(episode.messages)
+        console.print(Panel(escape(prompt), title=f"{environment.id} · task {args.task}", title_align="left"))
+        messages = list(episode.messages)
+        session = None
+        if policy is not None:
+            context = PolicyContext(
+                episode.task,
+                environment.tool_schemas,
+                environment.spec.vars,
+                prompt,
+                environment.parts.dialect.render_observation,
+                args.seed,
+                args.task,
+            )
+            session = policy.start(context)
+        else:
+            console.print("[dim]Write an action and end it with an empty line; Ctrl-D leaves.[/dim]")
+        while not episode.is_ended:
+            action = await session.act(messages) if session is not None else _read(console)
+            if action is None:
+                await episode.truncate("left")
+                break
+            message = action if isinstance(action, Message) else Message("assistant", action)
+            if session is not None:
+                text = environment.parts.dialect.render_action(message) if message.tool_calls else message.content
+                console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
+            messages.append(message)
+            step = await episode.step(action)
+            messages.extend(step.observation.messages)
+            if step.observation.messages:
+                shown = "\n".join(message.content for message in step.observation.messages)
+                console.print(Panel(escape(shown), title="observation", title_align="left", border_style="green"))
+        _report(console, episode.trajectory)
+    if policy is not None:
+        await policy.aclose()
+    return 0
+
+
+def _read(console: Console) -> str | None:
+    console.print("[cyan]>[/cyan] ", end="")
+    lines: list[str] = []
+    for line in sys.stdin:
+        if line.strip() == "" and lines:
+            break
+        lines.append(line.rstrip("\n"))
+    return "\n".join(lines) if lines else None
+
+
+def _report(console: Console, trajectory: Trajectory) -> None:
+    state = "terminated" if trajectory.terminated else "truncated"
+    total = trajectory.reward.total
+    console.print(f"{state}: {trajectory.reason}; answer: {escape(repr(trajectory.answer))}")
+    console.print(f"reward: {'invalid' if total is None else f'{total:g}'}; success: {trajectory.success}")
+    for name, term in trajectory.reward.terms.items():
+        value = term.status if term.value is None else f"{term.value:g}"
+        notes = escape(term.error or term.evidence)
+        console.print(f"  {name}: {value} × {term.weight:g}  [dim]{notes}[/dim]")
+    if trajectory.failure is not None:
+        console.print(f"[red]{escape(trajectory.failure.message)}[/red]")

@@ -1,0 +1,77 @@
+"""`--policy` to a policy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from rlenv.environment import Environment
+from rlenv.errors import MissingExtra, UsageError
+from rlenv.policies.base import Policy
+
+__all__ = ["add_policy", "make_policy"]
+
+_HELP = "oracle, random, script:FILE, openai, or hf:FOLDER (a Hugging Face checkpoint, with the verl extra)"
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """Adds `--policy` and what the endpoint policy needs."""
+    parser.add_argument("--policy", default="oracle", help=_HELP)
+    endpoint = parser.add_argument_group("--policy openai")
+    endpoint.add_argument("--base-url", help="such as http://127.0.0.1:8000/v1")
+    endpoint.add_argument("--model", help="the model's name at the server")
+    endpoint.add_argument("--api-key-env", default="OPENAI_API_KEY", help="the variable that holds the key")
+    endpoint.add_argument(
+        "--mode", choices=("tools", "text"), default="tools", help="the server's own tool calls, or raw text"
+    )
+    endpoint.add_argument("--max-tokens", type=int, help="of one action")
+    endpoint.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
+    endpoint.add_argument("--retries", type=int, default=3, help="of a request that failed in passing")
+    sampling = parser.add_argument_group("--policy openai and hf")
+    sampling.add_argument("--temperature", type=float, help="0 is greedy")
+    sampling.add_argument("--top-p", type=float)
+
+
+def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
+    """The policy that the options name.
+
+    Raises:
+        UsageError: no such policy, or an option it needs is missing.
+    """
+    name, _, rest = str(args.policy).partition(":")
+    dialect = environment.parts.dialect
+    if name == "oracle":
+        from rlenv.policies.oracle import OraclePolicy
+
+        return OraclePolicy(environment.spec, dialect)
+    if name == "random":
+        from rlenv.policies.scripted import RandomPolicy
+
+        return RandomPolicy(dialect, environment.spec.answer)
+    if name == "script":
+        from rlenv.policies.scripted import ScriptPolicy
+
+        return ScriptPolicy(rest)
+    if name == "openai":
+        from rlenv.policies.openai import OpenAIPolicy, Sampling
+
+        if not args.base_url or not args.model:
+            raise UsageError("--policy openai needs --base-url and --model")
+        return OpenAIPolicy(
+            args.base_url,
+            args.model,
+            api_key=os.environ.get(args.api_key_env),
+            mode=args.mode,
+            sampling=Sampling(args.temperature, args.top_p, args.max_tokens),
+            timeout_s=args.request_timeout,
+            retries=args.retries,
+            concurrency=getattr(args, "concurrency", 64),
+        )
+    if name == "hf":
+        try:
+            from rlenv_verl.hf_policy import make
+        except ModuleNotFoundError as error:
+            raise MissingExtra("--policy hf:FOLDER", extra="verl") from error
+        policy: Policy = make(rest, environment, temperature=args.temperature, top_p=args.top_p)
+        return policy
+    raise UsageError(f"no policy '{args.policy}'; expected {_HELP}")

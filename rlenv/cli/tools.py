@@ -1,0 +1,88 @@
+"""`rlenv tools`: the tools as the model sees them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+from rich.console import Console
+from rich.markup import escape
+
+from rlenv.cli.options import add_set, overrides
+from rlenv.environment import Environment, load
+from rlenv.errors import UsageError
+from rlenv.messages import ToolCall, ToolResult
+from rlenv.tools.base import ToolContext
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv tools`."""
+    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
+    parser.add_argument("--json", action="store_true", help="print schemas and limits as JSON")
+    parser.add_argument("--call", nargs=2, metavar=("NAME", "ARGUMENTS"), help="run one tool; arguments are JSON")
+    parser.add_argument("--split")
+    parser.add_argument("--task", type=int, default=0, metavar="I", help="the row whose resources --call opens")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists the compiled tools, or runs one (exit code 1 where the call did not succeed)."""
+    environment = load(args.spec, set=overrides(args.set))
+    if args.call:
+        return _call(args, environment)
+    calls = environment.spec.calls
+    rows = [
+        {
+            **tool.schema["function"],
+            "timeout_s": tool.timeout_s or calls.timeout_s,
+            "concurrency": tool.concurrency or calls.concurrency,
+            "mutates": tool.mutates,
+            "runs": tool.mode,
+        }
+        for tool in environment.parts.tools.values()
+    ]
+    if args.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return 0
+    console = Console()
+    for row in rows:
+        console.print(
+            f"[bold]{row['name']}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
+            f"at most {row['concurrency']} at once{', mutates' if row['mutates'] else ''}[/dim]"
+        )
+        console.print(f"  {escape(row['description'])}")
+        required = set(row["parameters"].get("required", ()))
+        for name, schema in row["parameters"].get("properties", {}).items():
+            kind = schema.get("type", "any")
+            note = schema.get("description", "")
+            console.print(f"  [cyan]{name}[/cyan]: {kind}{'' if name in required else ' (optional)'}  {escape(note)}")
+    return 0
+
+
+def _call(args: argparse.Namespace, environment: Environment) -> int:
+    name, raw = args.call
+    try:
+        arguments = json.loads(raw)
+    except ValueError as error:
+        raise UsageError(f"--call {name}: the arguments are not JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise UsageError(f"--call {name}: the arguments are a JSON object, not {type(arguments).__name__}")
+    result = asyncio.run(_run(args, environment, ToolCall(name, arguments)))
+    sys.stdout.write(result.text + "\n")
+    sys.stderr.write(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n")
+    return 1 if result.is_error else 0
+
+
+async def _run(args: argparse.Namespace, environment: Environment, call: ToolCall) -> ToolResult:
+    async with environment, environment.start(task=args.task, split=args.split) as episode:
+        if episode.failure is not None:
+            raise UsageError(episode.failure.message)
+        deadline = time.monotonic() + environment.spec.limits.episode_s
+        context = ToolContext(episode.task, episode.resources, deadline)
+        (result,) = await environment.executor.run((call,), context)
+        return result

@@ -1,0 +1,105 @@
+"""A loaded spec to its working parts: tools, resources, reward terms, templates, dialect, oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlenv import dialects, registry
+from rlenv.dialects.base import Dialect
+from rlenv.errors import Fault, RlenvError, SpecError, UsageError
+from rlenv.resources.base import Resource
+from rlenv.rewards.base import Term, TermCompileContext
+from rlenv.scoring import Scorer
+from rlenv.spec import EnvSpec
+from rlenv.templates import Template, compile_template
+from rlenv.tools.base import CompileContext, Tool
+
+if TYPE_CHECKING:
+    from rlenv.load import LoadedSpec
+
+__all__ = ["Parts", "compile_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The compiled parts of one environment; stateless and shared."""
+
+    spec: EnvSpec
+    dialect: Dialect
+    tools: Mapping[str, Tool]
+    resources: Mapping[str, Resource]
+    terms: tuple[Term, ...]
+    scorer: Scorer
+    system: Template | None
+    user: Template
+    observation: Template | None
+
+
+def compile_parts(loaded: LoadedSpec) -> Parts:
+    """Compiles every entry of a spec.
+
+    Raises:
+        SpecError: with every entry that cannot be compiled, each at its place.
+    """
+    spec = loaded.spec
+    faults: list[Fault] = []
+
+    def attempt(path: str, build: Callable[[], Any]) -> Any:
+        try:
+            return build()
+        except (UsageError, RlenvError) as error:
+            if isinstance(error, SpecError):
+                faults.extend(error.faults)
+            else:
+                faults.append(loaded.document.fault(path, str(error)))
+            return None
+
+    def bases(path: str, entry: Any) -> dict[str, Path]:
+        return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
+
+    resources: dict[str, Resource] = {}
+    for name, entry in spec.resources.items():
+        path = f"resources.{name}"
+        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, entry))
+        kind = registry.get("resources", entry.kind)
+        built = attempt(path, lambda kind=kind, name=name, e=entry, context=context: kind.factory(name, e, context))
+        if built is not None:
+            resources[name] = built
+
+    tools: dict[str, Tool] = {}
+    for name, tool_entry in spec.tools.items():
+        path = f"tools.{name}"
+        context = CompileContext(loaded.base_of(path), spec.vars, resources, bases(path, tool_entry))
+        kind = registry.get("tools", tool_entry.kind)
+        made = attempt(path, lambda kind=kind, name=name, e=tool_entry, context=context: kind.factory(name, e, context))
+        for tool in made or ():
+            if tool.name in tools:
+                faults.append(loaded.document.fault(path, f"two tools are called '{tool.name}'"))
+            tools[tool.name] = tool
+
+    terms: list[Term] = []
+    for name, reward_entry in spec.rewards.items():
+        path = f"rewards.{name}"
+        term_context = TermCompileContext(
+            loaded.base_of(path), spec.vars, resources, bases(path, reward_entry), tools, spec.answer
+        )
+        kind = registry.get("rewards", reward_entry.kind)
+        term = attempt(
+            path, lambda kind=kind, name=name, e=reward_entry, context=term_context: kind.factory(name, e, context)
+        )
+        if term is not None:
+            terms.append(term)
+
+    dialect = attempt("dialect", lambda: dialects.get(spec.dialect))
+    prompt = spec.prompt
+    system = attempt("prompt.system", lambda: compile_template(prompt.system)) if prompt.system is not None else None
+    user = attempt("prompt.user", lambda: compile_template(prompt.user))
+    shown = spec.observation.template
+    observation = attempt("observation.template", lambda: compile_template(shown)) if shown is not None else None
+    scorer = attempt("success" if spec.success else "rewards", lambda: Scorer(terms, success=spec.success))
+    if faults:
+        raise SpecError(faults)
+    return Parts(spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation)

@@ -1,0 +1,159 @@
+"""A compiled spec, shared by all episodes of a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlenv.compile import Parts, compile_parts
+from rlenv.episode import Episode
+from rlenv.errors import UsageError
+from rlenv.executor import Executor
+from rlenv.load import LoadedSpec, load_spec
+from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
+from rlenv.observe import Cut, cut_chars, shower
+from rlenv.resources.base import Resource, ResourceContext
+from rlenv.rewards import answer as answers
+from rlenv.spec import EnvSpec
+from rlenv.tasks import load_tasks
+
+__all__ = ["Environment", "load"]
+
+
+def load(path: str | Path, *, set: Mapping[str, Any] | None = None) -> Environment:
+    """Loads and compiles a spec.
+
+    Args:
+        path: the YAML file, or the name of an environment that ships with rlenv (`arithmetic`).
+        set: values that replace keys of the file, by dotted path (`{"tasks.test.path": "rows.jsonl"}`).
+
+    Raises:
+        SpecError: with every fault at once, each with file, line and column.
+    """
+    from rlenv.shipped import find  # found late: only a name needs the folder of shipped specs
+
+    return Environment(load_spec(find(path), set=set))
+
+
+class Environment:
+    """Starts episodes. Safe to share between all tasks of one event loop; holds no state of any episode.
+
+    Use it as an async context manager, or call `aclose`, where the spec has resources of scope `process`.
+    """
+
+    def __init__(self, loaded: LoadedSpec) -> None:
+        self.loaded = loaded
+        self.spec: EnvSpec = loaded.spec
+        self.parts: Parts = compile_parts(loaded)
+        self.executor = Executor(self.parts.tools, calls=self.spec.calls)
+        self.tool_schemas: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in self.parts.tools.values())
+        self.answer_is_explicit = answers.is_explicit(self.spec.answer)
+        self.show = shower(self.spec.observation, self.parts.observation, self.spec.vars)
+        self._cut = cut_chars(self.spec.observation)
+        self._tasks: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._shared: dict[str, asyncio.Future[Any]] = {}
+        self._stack = AsyncExitStack()
+
+    @property
+    def id(self) -> str:
+        """The name it is registered under: rlenv/NAME-vVERSION."""
+        return f"rlenv/{self.spec.name}-v{self.spec.version}"
+
+    async def __aenter__(self) -> Environment:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the resources of scope `process`; may be called twice."""
+        self._shared.clear()
+        await self._stack.aclose()
+
+    def tasks(self, split: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of a split, loaded once.
+
+        Raises:
+            UsageError: no such split.
+            SpecError: a row cannot be read.
+        """
+        rows = self._tasks.get(split)
+        if rows is None:
+            if split not in self.spec.tasks:
+                raise UsageError(f"no split '{split}' in {self.spec.name}; it has {', '.join(self.spec.tasks)}")
+            rows = self._tasks[split] = load_tasks(self.loaded, split)
+        return rows
+
+    def start(
+        self, *, task: int | Mapping[str, Any] = 0, split: str | None = None, seed: int = 0, cut: Cut | None = None
+    ) -> Episode:
+        """A new episode; enter it with `async with`.
+
+        Args:
+            task: the row's index in the split (0-based), or a row of its own.
+            split: which split; by default the first of the spec.
+            seed: equal seeds give equal episodes for equal actions.
+            cut: how long results are cut, such as by a bound tokenizer's tokens; by characters otherwise.
+
+        Raises:
+            UsageError: no such split or row.
+        """
+        split = split if split is not None else next(iter(self.spec.tasks))
+        if isinstance(task, int):
+            rows = self.tasks(split)
+            if not 0 <= task < len(rows):
+                raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(rows) - 1}, not {task}")
+            return Episode(self, rows[task], split, task, seed, cut or self._cut)
+        return Episode(self, task, split, -1, seed, cut or self._cut)
+
+    def is_text_only(self, cut: Cut) -> bool:
+        """True where no tokenizer is bound, so that token limits are measured in characters."""
+        return cut is self._cut
+
+    def prompt(self, task: Mapping[str, Any], resources: Mapping[str, Any]) -> tuple[Message, ...]:
+        """The first messages of an episode."""
+        values = {"task": task, "resources": resources, "vars": self.spec.vars}
+        user = Message("user", self.parts.user.text(**values))
+        if self.parts.system is None:
+            return (user,)
+        return (Message("system", self.parts.system.text(**values)), user)
+
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        """The prompt as a policy of raw text sees it."""
+        return self.parts.dialect.render_prompt(messages, self.tool_schemas)
+
+    def parse(self, action: str | Message) -> tuple[str, ParsedAction]:
+        """The action's text and its reading; never raises for what a policy wrote."""
+        dialect = self.parts.dialect
+        if isinstance(action, str):
+            return action, dialect.parse(action, self.parts.tools)
+        read = dialect.parse(action.content, self.parts.tools)
+        if not action.tool_calls:
+            return action.content, read
+        text = dialect.render_action(action)
+        # Structured calls win over text that looks like a call: the server has already split the two.
+        calls: tuple[ToolCall | MalformedCall, ...] = tuple(action.tool_calls)
+        return text, ParsedAction(read.content, read.thinking, calls, read.is_cut)
+
+    async def open_resource(self, resource: Resource, context: ResourceContext, stack: AsyncExitStack) -> Any:
+        """The handle of a resource, entered on `stack` or, for scope `process`, once for the environment."""
+        if resource.scope == "episode":
+            return await stack.enter_async_context(resource.open(context))
+        future = self._shared.get(resource.name)
+        if future is None:
+            future = self._shared[resource.name] = asyncio.get_running_loop().create_future()
+            try:
+                shared = ResourceContext({}, context.vars, 0)
+                future.set_result(await self._stack.enter_async_context(resource.open(shared)))
+            except BaseException as error:
+                del self._shared[resource.name]  # the next episode tries again
+                future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+                future.exception()
+                raise
+        return await asyncio.shield(future)

@@ -1,0 +1,353 @@
+"""The state machine of one rollout: the only thing that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.messages import MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
+from rlenv.observe import CHARS_PER_TOKEN, Cut
+from rlenv.resources.base import ResourceContext
+from rlenv.rewards import answer as answers
+from rlenv.rewards.base import RewardContext
+from rlenv.tools.base import ToolContext
+from rlenv.trajectory import Failure, RewardBreakdown, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rlenv.environment import Environment
+
+__all__ = ["Episode", "Step"]
+
+_INVALID = frozenset({"unknown_tool", "bad_arguments", "malformed"})
+_NOTHING = Observation()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one action led to.
+
+    `reward` is what this turn earned: the shares of `RewardBreakdown.turn_rewards` that are known by now; over an
+    episode the rewards of all steps sum to its total. It is None where the reward is invalid. `reason` says why the
+    episode ended ("" while it runs). `observation` is empty where the episode terminated.
+    """
+
+    observation: Observation
+    reward: float | None
+    terminated: bool = False
+    truncated: bool = False
+    reason: str = ""
+
+    @property
+    def is_last(self) -> bool:
+        """True where the episode ended with this step."""
+        return self.terminated or self.truncated
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One rollout. Made by `Environment.start`, entered with `async with`, driven by `step`.
+
+    An infrastructure fault, while opening too, ends the episode as truncated with an invalid reward and `failure`
+    set; it is never raised out of `step`. What the policy writes can never raise.
+    """
+
+    environment: Environment
+    task: Mapping[str, Any]
+    split: str
+    task_index: int
+    seed: int
+    cut: Cut
+    messages: tuple[Message, ...] = ()
+    """The prompt; set by opening."""
+    turns: list[Turn] = field(default_factory=list)
+    _stack: AsyncExitStack | None = None
+    _resources: Mapping[str, Any] = field(default_factory=dict)
+    _turn_values: list[Mapping[str, Any]] = field(default_factory=list)
+    _paid: float = 0.0
+    _calls: int = 0
+    _chars: int = 0
+    _invalid_streak: int = 0
+    _started: float = 0.0
+    _trajectory: Trajectory | None = None
+    _is_open: bool = False
+    _is_stepping: bool = False
+
+    async def __aenter__(self) -> Episode:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Opens the resources and renders the prompt. Where a resource fails, the episode has ended on return."""
+        if self._is_open:
+            raise UsageError("the episode is open already; start a new one with environment.start()")
+        self._is_open = True
+        self._started = time.monotonic()
+        environment = self.environment
+        try:
+            if environment.parts.resources:
+                self._stack = AsyncExitStack()
+                context = ResourceContext(self.task, environment.spec.vars, self.seed)
+                opened: dict[str, Any] = {}
+                async with asyncio.timeout(environment.spec.limits.episode_s):
+                    for name, resource in environment.parts.resources.items():
+                        opened[name] = await environment.open_resource(resource, context, self._stack)
+                self._resources = opened
+            self.messages = environment.prompt(self.task, self._resources)
+        except TimeoutError:
+            limit = environment.spec.limits.episode_s
+            self._fail(Failure("resource", f"the resources did not open within {limit:g} s"))
+        except EpisodeError as error:
+            self._fail(Failure(error.reason, str(error)))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Closes the episode's resources in reverse order; may be called twice."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """The opened resources by name."""
+        return self._resources
+
+    @property
+    def is_ended(self) -> bool:
+        """True once the episode terminated or was truncated."""
+        return self._trajectory is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """True once a step has returned the episode's end."""
+        return self._trajectory is not None and self._is_stepping
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The frozen record.
+
+        Raises:
+            UsageError: the episode has not ended.
+        """
+        if self._trajectory is None:
+            raise UsageError("the episode has not ended; step until step.is_last, or call truncate()")
+        return self._trajectory
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the reward is invalid; None while the episode runs or where it is valid."""
+        return self._trajectory.failure if self._trajectory is not None else None
+
+    async def step(self, action: str | Message) -> Step:
+        """Takes one action: parses it, runs its calls, and answers or ends.
+
+        Args:
+            action: the policy's text, or an assistant message with structured calls.
+
+        Raises:
+            UsageError: the episode is not open, has ended, or another step is running.
+        """
+        self._check_can_step()
+        if self._trajectory is not None:  # opening failed; the first step reports it
+            self._is_stepping = True
+            return self._last_step()
+        self._is_stepping = True
+        try:
+            return await self._step(action)
+        except EpisodeError as error:
+            self._fail(Failure(error.reason, str(error)))
+            return self._last_step()
+        finally:
+            if self._trajectory is None:
+                self._is_stepping = False
+
+    async def truncate(self, reason: str) -> Trajectory:
+        """Ends the episode from outside, as a trainer does at its token budget, and scores it as it stands."""
+        if self._trajectory is None:
+            try:
+                await self._end(terminated=False, reason=reason)
+            except EpisodeError as error:
+                self._fail(Failure(error.reason, str(error)))
+        return self.trajectory
+
+    def fail(self, reason: str, message: str) -> Trajectory:
+        """Ends the episode with an invalid reward, as a driver does when its policy or its own code failed."""
+        if self._trajectory is None:
+            self._fail(Failure(reason, message))
+        return self.trajectory
+
+    def _check_can_step(self) -> None:
+        if not self._is_open:
+            raise UsageError("the episode is not open; use `async with environment.start(...) as episode`")
+        if self._is_stepping:
+            ended = "the episode has ended" if self._trajectory is not None else "another step is still running"
+            raise UsageError(f"{ended}; start a new one with environment.start()")
+
+    async def _step(self, action: str | Message) -> Step:
+        environment = self.environment
+        spec = environment.spec
+        limits = spec.limits
+        begun = time.monotonic()
+        deadline = self._started + limits.episode_s
+        text, parsed = environment.parse(action)
+        self._chars += len(text)
+        calls = parsed.calls
+        index = len(self.turns)
+        if begun >= deadline:
+            self.turns.append(Turn(index, text, parsed))
+            return await self._finish(terminated=False, reason="time")
+
+        found = answers.extract(spec.answer, parsed) if environment.answer_is_explicit or not calls else None
+        if found is not None or not calls:
+            self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
+            return await self._finish(terminated=True, reason="final_message" if found is None else "answer")
+
+        results = await self._invoke(calls, deadline)
+        malformed = 0
+        for result in results:
+            if result.outcome in _INVALID:
+                malformed += 1
+        self._calls += len(results)
+        self._invalid_streak = self._invalid_streak + 1 if malformed else 0
+        observation = self._observe(results, index)
+        self._chars += len(observation.text)
+        self.turns.append(Turn(index, text, parsed, results, observation, malformed, time.monotonic() - begun))
+
+        reason = ""
+        if index + 1 >= limits.turns:
+            reason = "turns"
+        elif self._calls >= limits.tool_calls:
+            reason = "tool_calls"
+        elif self._invalid_streak >= limits.invalid_actions:
+            reason = "invalid_actions"
+        elif time.monotonic() >= deadline:
+            reason = "time"
+        elif (
+            limits.response_tokens is not None
+            and environment.is_text_only(self.cut)
+            and self._chars >= limits.response_tokens * CHARS_PER_TOKEN
+        ):
+            reason = "response_tokens"
+        if reason:
+            return await self._finish(terminated=False, reason=reason, observation=observation)
+        reward = 0.0
+        if environment.parts.scorer.has_turn_terms:
+            reward = await self._score_turn()
+            self._paid += reward
+        return Step(observation, reward)
+
+    async def _invoke(self, calls: Sequence[ToolCall | MalformedCall], deadline: float) -> tuple[ToolResult, ...]:
+        limits = self.environment.spec.limits
+        allowed = min(limits.calls_per_turn, limits.tool_calls - self._calls)
+        context = ToolContext(self.task, self._resources, deadline, self.seed)
+        if len(calls) <= allowed:
+            return await self.environment.executor.run(calls, context)
+        results = await self.environment.executor.run(calls[:allowed], context)
+        text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
+        left_out = tuple(ToolResult(call.name or "", text, "skipped", call_id=call.id) for call in calls[allowed:])
+        return results + left_out
+
+    def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
+        show, cut, task = self.environment.show, self.cut, self.task
+        messages = tuple(
+            Message("tool", cut(show(result, task, turn)), (), result.name, result.call_id) for result in results
+        )
+        return Observation(messages, self.environment.parts.dialect.render_observation(messages), tuple(results))
+
+    def _context(self, *, answer: str | None, reason: str) -> RewardContext:
+        return RewardContext(
+            self.task,
+            self.messages,
+            self.turns,
+            answer,
+            self._resources,
+            self.environment.spec.vars,
+            self._call_for_reward,
+            reason,
+        )
+
+    async def _call_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        # A reward is measured after the episode's own time is over, so its calls get a budget of their own.
+        deadline = time.monotonic() + self.environment.spec.limits.episode_s
+        context = ToolContext(self.task, self._resources, deadline, self.seed)
+        (result,) = await self.environment.executor.run((ToolCall(name, arguments),), context)
+        return result
+
+    async def _score_turn(self) -> float:
+        scorer = self.environment.parts.scorer
+        values = await scorer.score_turn(self._context(answer=None, reason=""))
+        self._turn_values.append(values)
+        return scorer.paid_at_once(values)
+
+    async def _finish(self, *, terminated: bool, reason: str, observation: Observation = _NOTHING) -> Step:
+        await self._end(terminated=terminated, reason=reason)
+        return self._last_step(observation)
+
+    async def _end(self, *, terminated: bool, reason: str) -> None:
+        parts = self.environment.parts
+        scorer = parts.scorer
+        last: ParsedAction | None = self.turns[-1].parsed if self.turns else None
+        found = None
+        if last is not None and (self.environment.answer_is_explicit or not last.calls):
+            found = answers.extract(self.environment.spec.answer, last)
+        answer = found.text if found is not None else None
+        if scorer.has_turn_terms and len(self._turn_values) < len(self.turns):
+            self._turn_values.append(await scorer.score_turn(self._context(answer=answer, reason=reason)))
+        context = self._context(answer=answer, reason=reason)
+        breakdown, success = await scorer.score(context, self._turn_values)
+        failure = None
+        if breakdown.total is None:
+            bad = [term for term in breakdown.terms.values() if term.status == "invalid"]
+            failure = Failure("reward", "; ".join(f"{term.name}: {term.error}" for term in bad))
+        self._record(terminated, reason, answer, breakdown, success, failure)
+
+    def _fail(self, failure: Failure) -> None:
+        breakdown = self.environment.parts.scorer.failed(failure, turns=len(self.turns))
+        self._record(False, failure.reason, None, breakdown, None, failure)
+
+    def _record(
+        self,
+        terminated: bool,
+        reason: str,
+        answer: str | None,
+        breakdown: RewardBreakdown,
+        success: bool | None,
+        failure: Failure | None,
+    ) -> None:
+        spec = self.environment.spec
+        is_invalid = failure is not None
+        self._trajectory = Trajectory(
+            f"{spec.name}-v{spec.version}",
+            self.split,
+            self.task_index,
+            self.seed,
+            self.task,
+            self.messages,
+            tuple(self.turns),
+            answer,
+            terminated and not is_invalid,
+            is_invalid or not terminated,
+            reason if terminated is False or not is_invalid else "reward",
+            breakdown,
+            success,
+            failure,
+            time.monotonic() - self._started,
+        )
+
+    def _last_step(self, observation: Observation = _NOTHING) -> Step:
+        trajectory = self.trajectory
+        total = trajectory.reward.total
+        reward = None if total is None else total - self._paid
+        return Step(observation, reward, trajectory.terminated, trajectory.truncated, trajectory.reason)

@@ -1,0 +1,147 @@
+"""Policies without a model: random ones and recorded ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlenv.dialects.base import Dialect
+from rlenv.errors import UsageError
+from rlenv.messages import Message, ToolCall
+from rlenv.policies.base import PolicyContext
+from rlenv.spec import AnswerSpec
+
+__all__ = ["RandomPolicy", "ScriptPolicy", "random_value"]
+
+_WORDS = ("yes", "no", "the", "of", "Paris", "1", "42", "select", "name", "none", "total", "river", "2 + 2")
+
+
+def random_value(schema: Mapping[str, Any], rng: random.Random, *, depth: int = 0) -> Any:
+    """A value that fits the common parts of a JSON Schema (types, enum, bounds, properties, items)."""
+    if "enum" in schema:
+        return rng.choice(list(schema["enum"]))
+    if "const" in schema:
+        return schema["const"]
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return random_value(rng.choice(list(schema[key])), rng, depth=depth + 1)
+    kind = schema.get("type", "string")
+    kind = rng.choice(kind) if isinstance(kind, list) else kind
+    if kind == "integer":
+        low = int(schema.get("minimum", -1000))
+        return rng.randint(low, int(schema.get("maximum", max(low, 1000))))
+    if kind == "number":
+        low = float(schema.get("minimum", -1000))
+        return round(rng.uniform(low, float(schema.get("maximum", max(low, 1000)))), 3)
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "null":
+        return None
+    if kind == "array":
+        items = schema.get("items", {})
+        return [random_value(items, rng, depth=depth + 1) for _ in range(rng.randint(0, 3))] if depth < 4 else []
+    if kind == "object":
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        required = set(schema.get("required", ()))
+        return {
+            name: random_value(part, rng, depth=depth + 1)
+            for name, part in properties.items()
+            if name in required or (depth < 4 and rng.random() < 0.5)
+        }
+    return " ".join(rng.choice(_WORDS) for _ in range(rng.randint(1, 4)))
+
+
+class RandomPolicy:
+    """Random well-formed calls, random answers and now and then rubbish; equal seeds act equally."""
+
+    name = "random"
+
+    def __init__(self, dialect: Dialect, answer: AnswerSpec) -> None:
+        self._dialect = dialect
+        self._answer = answer
+
+    def start(self, context: PolicyContext) -> _Session:
+        """One episode of random actions."""
+        rng = random.Random(f"{context.seed}:{context.prompt_text}")
+        return _Session(lambda messages: self._act(rng, context))
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def _act(self, rng: random.Random, context: PolicyContext) -> str:
+        choice = rng.random()
+        if choice < 0.6 and context.tools:
+            function = rng.choice(list(context.tools))["function"]
+            call = ToolCall(function["name"], random_value(function["parameters"], rng))
+            return self._dialect.render_action(Message("assistant", "", (call,)))
+        if choice < 0.7:
+            return "".join(rng.choice(string.printable) for _ in range(rng.randint(0, 60)))
+        guess = str(rng.randint(0, 9999)) if rng.random() < 0.5 else rng.choice(_WORDS)
+        if self._answer.from_ == "tag":
+            return f"<{self._answer.tag}>{guess}</{self._answer.tag}>"
+        if self._answer.from_ == "boxed":
+            return f"\\boxed{{{guess}}}"
+        return guess
+
+
+class ScriptPolicy:
+    """Plays actions from a file.
+
+    A .jsonl file holds one JSON list of actions a line; episode i plays line i (modulo the number of lines). Any
+    other file holds one script for every episode, its actions separated by lines of three dashes. A script that is
+    over repeats its last action.
+
+    Raises:
+        UsageError: the file is missing, empty or not of that form.
+    """
+
+    name = "script"
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the script '{path}' cannot be read: {error}") from error
+        self._scripts: list[list[str]] = []
+        if path.suffix == ".jsonl":
+            for number, line in enumerate(text.splitlines(), 1):
+                if line.strip():
+                    self._scripts.append(_actions(path, number, line))
+        else:
+            actions = [part.strip("\n") for part in f"\n{text}".split("\n---\n")]
+            self._scripts.append(actions)
+        if not self._scripts:
+            raise UsageError(f"the script '{path}' is empty; write one JSON list of actions a line")
+
+    def start(self, context: PolicyContext) -> _Session:
+        """The script of the next episode."""
+        script = self._scripts[context.task_index % len(self._scripts) if context.task_index >= 0 else 0]
+        position = iter(range(1 << 62))
+        return _Session(lambda messages: script[min(next(position), len(script) - 1)])
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def _actions(path: Path, number: int, line: str) -> list[str]:
+    try:
+        actions = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}") from error
+    if not isinstance(actions, list) or not actions or not all(isinstance(action, str) for action in actions):
+        raise UsageError(f'{path}:{number}: expected a JSON list of actions (texts), such as ["<answer>4</answer>"]')
+    return actions
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    next_text: Callable[[Sequence[Message]], str]
+
+    async def act(self, messages: Sequence[Message]) -> str:
+        return self.next_text(messages)

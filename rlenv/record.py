@@ -1,0 +1,90 @@
+"""Trajectories as files: one JSON object a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rlenv.errors import UsageError
+from rlenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["append", "dump", "parse", "plain", "read", "write"]
+
+
+@cache
+def _adapter() -> TypeAdapter[Trajectory]:
+    from pydantic import TypeAdapter  # built on first use: an import of rlenv need not pay for it
+
+    return TypeAdapter(Trajectory)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: dataclasses become objects, numbers that are not finite null, anything else text."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def dump(trajectory: Trajectory) -> bytes:
+    """One line of JSON in ASCII, without its newline.
+
+    ASCII, so that text which UTF-8 cannot hold (the lone surrogates that a policy may write) survives as escapes.
+    """
+    return json.dumps(plain(trajectory), separators=(",", ":")).encode("ascii")
+
+
+def parse(line: bytes | str) -> Trajectory:
+    """The trajectory of one line.
+
+    Raises:
+        UsageError: the line is not a trajectory.
+    """
+    try:
+        return _adapter().validate_python(json.loads(line))
+    except ValueError as error:
+        raise UsageError(f"not a recorded trajectory: {error}") from error
+
+
+def write(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
+    """Writes a .jsonl file; the folder is made where it is missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for trajectory in trajectories:
+            append(file, trajectory)
+
+
+def append(file: IO[bytes], trajectory: Trajectory) -> None:
+    """Writes one trajectory to an open file."""
+    file.write(dump(trajectory) + b"\n")
+
+
+def read(path: str | Path) -> Iterator[Trajectory]:
+    """The trajectories of a .jsonl file, one by one.
+
+    Raises:
+        UsageError: a line is not a trajectory; the message names it.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield parse(line)
+                except UsageError as error:
+                    raise UsageError(f"{path}:{number}: {error}") from error

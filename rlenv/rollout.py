@@ -1,0 +1,91 @@
+"""Many episodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlenv.errors import EpisodeError
+from rlenv.messages import Message
+from rlenv.policies.base import Policy, PolicyContext
+from rlenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rlenv.environment import Environment
+
+__all__ = ["Job", "play", "rollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play."""
+
+    split: str
+    task: int
+    seed: int = 0
+
+
+async def play(environment: Environment, policy: Policy, job: Job) -> Trajectory:
+    """Plays one episode to its end. A policy that fails gives a trajectory with an invalid reward."""
+    async with environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
+        if episode.is_ended:
+            return episode.trajectory
+        context = PolicyContext(
+            episode.task,
+            environment.tool_schemas,
+            environment.spec.vars,
+            environment.prompt_text(episode.messages),
+            environment.parts.dialect.render_observation,
+            job.seed,
+            job.task,
+        )
+        messages = list(episode.messages)
+        limit_s = environment.spec.limits.episode_s
+        session = policy.start(context)
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    action = await session.act(messages)
+                    messages.append(action if isinstance(action, Message) else Message("assistant", action))
+                    step = await episode.step(action)
+                    if step.is_last:
+                        return episode.trajectory
+                    messages.extend(step.observation.messages)
+        except EpisodeError as error:
+            return episode.fail(error.reason, str(error))
+        except TimeoutError:
+            return await episode.truncate("time")
+
+
+async def rollout(
+    environment: Environment,
+    policy: Policy,
+    jobs: Sequence[Job],
+    *,
+    concurrency: int = 64,
+    on_end: Callable[[int, Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Plays all jobs, at most `concurrency` at once.
+
+    Args:
+        on_end: called with the job's index and its trajectory as soon as an episode ends.
+
+    Returns:
+        The trajectories in the order of `jobs`; `len(result) == len(jobs)`.
+    """
+    ended: list[Trajectory | None] = [None] * len(jobs)
+    queue = iter(range(len(jobs)))
+
+    async def work() -> None:
+        for index in queue:
+            trajectory = await play(environment, policy, jobs[index])
+            ended[index] = trajectory
+            if on_end is not None:
+                on_end(index, trajectory)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(jobs))):
+            group.create_task(work())
+    return [trajectory for trajectory in ended if trajectory is not None]

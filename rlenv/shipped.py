@@ -1,0 +1,40 @@
+"""Where the environments that ship with rlenv lie."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from rlenv.errors import UsageError
+
+__all__ = ["find", "shipped"]
+
+_HERE = Path(__file__).resolve().parent
+# In an installed wheel the specs lie inside the package; in a checkout, beside it.
+_FOLDERS = (_HERE / "specs", _HERE.parent / "specs")
+
+
+def shipped() -> dict[str, Path]:
+    """The shipped specs by name."""
+    for folder in _FOLDERS:
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def find(name: str | Path) -> Path:
+    """The spec file that `name` means: a path, or the name of a shipped environment.
+
+    Raises:
+        UsageError: neither exists; the message names the nearest.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = shipped()
+    if str(name) in known:
+        return known[str(name)]
+    nearby = [str(item) for item in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(str(name), [*nearby, *known], n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'?" if close else f"shipped: {', '.join(known)}"
+    raise UsageError(f"no spec at '{name}'; {hint}")
