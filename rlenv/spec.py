@@ -115,7 +115,7 @@ class CallsSpec(Spec):
 
     timeout_s: Annotated[Float, Field(gt=0)] = 10.0
     """A call is ended after this many seconds."""
-    concurrency: Annotated[Int, Field(ge=1)] = 64
+    concurrency: Annotated[Int, Field(ge=1)] = 256
     """At most this many calls of one tool at once in one process."""
 
 
