@@ -1,0 +1,136 @@
+"""The check of a call's arguments against a tool's schema, and what the model reads when they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from rlenv.errors import UsageError
+
+__all__ = ["ArgumentCheck", "nearest"]
+
+_TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a text",
+}
+_MAX_SHOWN = 60
+_MAX_FAULTS = 3
+# Keywords that can bring in arguments which `properties` does not name.
+_OPEN = frozenset(
+    ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "unevaluatedProperties")
+)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """`; did you mean 'x'?` where a known word is near, else the empty text."""
+    folded = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    return f"; did you mean '{folded[close[0]]}'?" if close else ""
+
+
+class ArgumentCheck:
+    """A tool's schema, compiled once.
+
+    Arguments that the schema does not name are refused, unless it says what to do with them
+    (`additionalProperties`, `patternProperties` or a combination of schemas).
+
+    Raises:
+        UsageError: the schema is not valid JSON Schema, or is not one of an object.
+    """
+
+    __slots__ = ("_schema", "_validator", "fits")
+
+    def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
+        strict = dict(schema)
+        if strict.setdefault("type", "object") != "object":
+            raise UsageError(f"the parameters of tool '{tool}' have type {schema['type']!r}; expected 'object'")
+        if not _OPEN & strict.keys():
+            strict["additionalProperties"] = False
+        try:
+            self._validator = jsonschema_rs.validator_for(strict)
+        except ValueError as error:
+            raise UsageError(f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}") from error
+        self._schema = strict
+        self.fits: Callable[[Any], bool] = self._validator.is_valid
+
+    def explain(self, arguments: Mapping[str, Any]) -> str:
+        """What is wrong with arguments that do not fit: which one, what was found, what is expected."""
+        lines: list[str] = []
+        for error in self._validator.iter_errors(arguments):
+            lines.extend(self._describe(error, arguments))
+            if len(lines) >= _MAX_FAULTS:
+                break
+        return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "the arguments do not fit the tool's parameters"
+
+    def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> list[str]:
+        known = list(self._schema.get("properties", {}))
+        place = _place(list(error.instance_path))
+        keyword = str(error.schema_path[-1]) if error.schema_path else ""
+        if not error.instance_path and keyword == "additionalProperties":
+            listed = f"expected: {', '.join(known)}" if known else "the tool takes no arguments"
+            extra = [name for name in arguments if name not in known]
+            return [f"unknown argument '{_short(name)}'{nearest(name, known) or f'; {listed}'}" for name in extra]
+        if keyword == "required":
+            missing = str(getattr(error.kind, "property", "?"))
+            inside = f" in {place}" if place else ""
+            return [f"missing argument '{missing}'{inside}{self._expected_of(missing) if not place else ''}"]
+        found = f"{place or 'the arguments'}: found {_shown(error.instance)}"
+        if keyword == "type":
+            return [f"{found}, expected {_type_words(getattr(error.kind, 'types', None) or self._types_at(error))}"]
+        if keyword == "enum":
+            options = getattr(error.kind, "options", None) or []
+            words = " or ".join(_shown(option) for option in options)
+            return [f"{found}, expected {_short(words, 200)}" if words else f"{found}: {_short(error.message, 160)}"]
+        return [f"{found}: {_short(error.message, 160)}"]
+
+    def _expected_of(self, name: str) -> str:
+        schema = self._schema.get("properties", {}).get(name, {})
+        types = schema.get("type") if isinstance(schema, Mapping) else None
+        return f" ({_type_words(types)})" if types else ""
+
+    def _types_at(self, error: jsonschema_rs.ValidationError) -> Any:
+        node: Any = self._schema
+        for step in error.schema_path:
+            try:
+                node = node[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return node
+
+
+def _type_words(types: Any) -> str:
+    listed = [types] if isinstance(types, str) else list(types or [])
+    return " or ".join(_TYPES.get(str(name), str(name)) for name in listed) or "another type"
+
+
+def _place(path: list[Any]) -> str:
+    if not path:
+        return ""
+    name, *rest = path
+    return f"argument '{_short(str(name))}'" + "".join(f"[{step!r}]" for step in rest)
+
+
+def _short(text: str, limit: int = _MAX_SHOWN) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):  # cut before rendering: a model may send megabytes
+        value = _short(value)
+    elif isinstance(value, list):
+        return f"a list of {len(value)}"
+    elif isinstance(value, dict):
+        return "an object"
+    try:
+        return _short(orjson.dumps(value).decode())
+    except TypeError:
+        return _short(repr(value))

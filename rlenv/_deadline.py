@@ -1,0 +1,95 @@
+"""A time limit for one coroutine that costs nothing unless the coroutine waits.
+
+`asyncio.timeout` arms a timer before the work begins. Most calls of a tool end without waiting for anything, so here
+the coroutine is started first, in the task that asks, and a timer is armed only once it gives the loop back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+__all__ = ["Expired", "drive"]
+
+_GRACE_S = 0.1
+"""How long a cancelled coroutine may take to clean up before it is left behind."""
+
+
+class Expired(Exception):
+    """The time limit was reached. `stray` is the task of a coroutine that would not end, None where it ended."""
+
+    def __init__(self, stray: asyncio.Task[Any] | None) -> None:
+        self.stray = stray
+        super().__init__()
+
+
+class _Alarm:
+    """Cancels the task at the limit and, where its coroutine goes on waiting, once more after the grace time."""
+
+    __slots__ = ("rung", "task", "timer")
+
+    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
+        self.task = task
+        self.rung = 0
+        self.timer = task.get_loop().call_later(seconds, self.ring)
+
+    def ring(self) -> None:
+        self.rung += 1
+        self.task.cancel()
+        if self.rung == 1:
+            self.timer = self.task.get_loop().call_later(_GRACE_S, self.ring)
+
+
+async def _finish(coroutine: Coroutine[Any, Any, Any]) -> None:
+    await coroutine
+
+
+@types.coroutine
+def drive(coroutine: Coroutine[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
+    """Runs `coroutine` in the current task and returns what it returns, unless `seconds` pass first.
+
+    At the limit the coroutine is cancelled. One that still waits after a short grace time goes on in a task of its
+    own, so that nobody waits for it. Cancelling the caller cancels the coroutine.
+
+    Raises:
+        Expired: the limit was reached.
+    """
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    alarm = _Alarm(task, seconds)
+    result: Any = None
+    error: BaseException | None = None
+    stray: asyncio.Task[Any] | None = None
+    try:
+        while True:
+            try:
+                yield waits_for
+            except BaseException as thrown:
+                if alarm.rung == 2 and isinstance(thrown, asyncio.CancelledError):
+                    stray = task.get_loop().create_task(_finish(coroutine))
+                    break
+                waits_for = coroutine.throw(thrown)
+            else:
+                waits_for = coroutine.send(None)
+    except StopIteration as stop:
+        result = stop.value
+    except BaseException as raised:
+        error = raised
+    finally:
+        alarm.timer.cancel()
+    for _ in range(alarm.rung):
+        task.uncancel()
+    if task.cancelling() > before:  # the caller was cancelled; a coroutine cannot keep that to itself
+        raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
+    if alarm.rung:
+        raise Expired(stray)
+    if error is not None:
+        raise error
+    return result

@@ -1,0 +1,215 @@
+"""A thread pool whose hung threads can be left behind.
+
+`concurrent.futures` joins its threads at interpreter exit and never replaces one that hangs. Here threads are
+daemons, spawned when needed and gone after a while without work; a job that is given up frees its place for a new
+thread, and its own thread ends when the job does. Many results that are ready at once wake the loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from rlenv.errors import ResourceError
+
+__all__ = ["Job", "ThreadPool"]
+
+_IDLE_S = 30.0
+
+
+class Job:
+    """One function call in a thread. `done` resolves, on the loop, when the call has ended or was given up.
+
+    After `done`: `is_ended` says whether the call came to its end; then `error` is what it raised, or None and
+    `result` what it returned. `after(job)` is called in the worker thread when a given-up call ends after all.
+    """
+
+    __slots__ = (
+        "after",
+        "arguments",
+        "done",
+        "error",
+        "function",
+        "is_ended",
+        "is_left_behind",
+        "is_running",
+        "is_withdrawn",
+        "result",
+    )
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], done: asyncio.Future[None]) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.done = done
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.is_ended = False
+        self.is_running = False
+        self.is_withdrawn = False
+        self.is_left_behind = False
+        self.after: Callable[[], None] | None = None
+
+
+class _Mailbox:
+    """Ended jobs of one loop: any number of them cost one wake-up."""
+
+    __slots__ = ("ended", "is_awake", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.ended: deque[Job] = deque()
+        self.is_awake = False
+
+    def put(self, job: Job) -> None:
+        self.ended.append(job)
+        if not self.is_awake:
+            self.is_awake = True
+            try:
+                self.loop.call_soon_threadsafe(self.deliver)
+            except RuntimeError:  # the loop was closed while the job ran: nobody waits for it any more
+                self.ended.clear()
+
+    def deliver(self) -> None:
+        # Cleared first: a job put while this runs either is taken below or asks for another wake-up.
+        self.is_awake = False
+        while self.ended:
+            job = self.ended.popleft()
+            if not job.done.done():
+                job.done.set_result(None)
+
+
+@dataclass(slots=True)
+class _State:
+    """What the threads share with the pool; they do not hold the pool itself, so that it can be collected."""
+
+    size: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    queue: SimpleQueue[tuple[Job, _Mailbox]] = field(default_factory=SimpleQueue)
+    threads: int = 0
+    """Threads in the pool: running a job that is still wanted, or waiting for one."""
+    idle: int = 0
+    """Threads that wait and have no job on its way to them."""
+    backlog: int = 0
+    """Jobs in the queue beyond the threads that wait."""
+    spawned: int = 0
+
+
+def _next_job(state: _State) -> tuple[Job, _Mailbox] | None:
+    """The next job for a thread that counts as waiting, or None where the thread has to end."""
+    while True:
+        try:
+            return state.queue.get(timeout=_IDLE_S)
+        except Empty:
+            with state.lock:
+                # No idle thread left means that a job is on its way to each of those that wait, this one included.
+                if state.idle:
+                    state.idle -= 1
+                    state.threads -= 1
+                    return None
+
+
+def _run(job: Job) -> None:
+    try:
+        job.result = job.function(*job.arguments)
+    except BaseException as error:  # handed to the caller whatever it is; a worker thread has nobody else to tell
+        job.error = error
+    job.is_ended = True
+
+
+def _work(state: _State) -> None:
+    while (taken := _next_job(state)) is not None:
+        job, mailbox = taken
+        with state.lock:
+            is_wanted = job.is_running = not job.is_withdrawn
+        if is_wanted:
+            _run(job)
+        with state.lock:
+            job.is_running = False
+            if not job.is_left_behind:
+                if state.backlog:
+                    state.backlog -= 1
+                else:
+                    state.idle += 1
+        if job.is_left_behind:
+            if job.after is not None:
+                job.after()
+            return  # another thread has taken this one's place
+        if is_wanted:
+            mailbox.put(job)
+        del job, mailbox, taken  # an idle thread must not keep the last call's arguments alive
+
+
+class ThreadPool:
+    """Runs blocking calls in at most `size` daemon threads, spawned when needed.
+
+    Safe to use from several event loops at once, and after a fork.
+    """
+
+    def __init__(self, *, size: int) -> None:
+        self._size = size
+        self._state = _State(size)
+        self._process = os.getpid()
+        self._mailboxes: dict[int, _Mailbox] = {}
+
+    @property
+    def threads(self) -> int:
+        """How many threads the pool counts as its own, without those left behind."""
+        return self._state.threads
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Job:
+        """Runs `function(*arguments)` in a thread, in the order of submission. Await the job's `done`."""
+        if os.getpid() != self._process:  # threads do not survive a fork
+            self._state = _State(self._size)
+            self._mailboxes = {}
+            self._process = os.getpid()
+        loop = asyncio.get_running_loop()
+        mailbox = self._mailboxes.get(id(loop))
+        if mailbox is None or mailbox.loop is not loop:
+            self._mailboxes = {key: box for key, box in self._mailboxes.items() if not box.loop.is_closed()}
+            mailbox = self._mailboxes[id(loop)] = _Mailbox(loop)
+        job = Job(function, arguments, loop.create_future())
+        state = self._state
+        with state.lock:
+            if state.idle:
+                state.idle -= 1
+            elif state.threads >= state.size or not self._spawn():
+                state.backlog += 1
+            state.queue.put((job, mailbox))
+        return job
+
+    def give_up(self, job: Job, *, after: Callable[[], None] | None = None) -> bool:
+        """Stops waiting for `job`; False where it had not started, or has ended: then no thread is left behind.
+
+        Its place goes to a new thread at once. `after` is called, in the job's thread, when the call ends after all.
+        """
+        state = self._state
+        with state.lock:
+            if not job.is_running or job.is_ended:
+                job.is_withdrawn = True
+                return False
+            job.is_left_behind = True
+            job.after = after
+            state.threads -= 1
+            if state.backlog and self._spawn():
+                state.backlog -= 1
+            return True
+
+    def _spawn(self) -> bool:
+        """Starts a thread; False where the system gives none but others are at work, which take its job later."""
+        state = self._state
+        thread = threading.Thread(target=_work, args=(state,), name=f"rlenv-tool-{state.spawned}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if state.threads:
+                return False
+            raise ResourceError(f"no thread can be started for a blocking tool: {error}") from error
+        state.threads += 1
+        state.spawned += 1
+        return True
