@@ -1,0 +1,164 @@
+"""Reads the answer out of one action.
+
+Only what the policy wrote outside thinking and calls is read (for `from: tool`, the arguments of its own well-formed
+call), so text that a tool, a user or the prompt put there can never be an answer. Every rule but the author's own
+pattern takes time linear in the text's length.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import orjson
+
+from rlenv.errors import UsageError
+from rlenv.messages import ParsedAction, ToolCall
+from rlenv.rewards.patterns import compile_pattern, last_match
+from rlenv.spec import AnswerSpec
+
+__all__ = ["Answer", "check", "extract", "is_explicit"]
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[-\u2212+]?[$€£]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?%?",
+    re.ASCII,
+)
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the policy gave as its answer: `text`, without white space around it; "" where it marked nothing."""
+
+    text: str
+
+
+def is_explicit(spec: AnswerSpec) -> bool:
+    """Whether an answer is marked as one.
+
+    A marked answer (`tag`, `boxed`, `regex`, `tool`) ends the episode wherever it stands, calls beside it or not.
+    The others (`last_number`, `final_message`) are read only from a message without calls, which ends the episode
+    by itself.
+    """
+    return spec.from_ in ("tag", "boxed", "regex", "tool")
+
+
+def check(spec: AnswerSpec) -> None:
+    """Checks what the types alone do not: that the keys which the rule needs are there and the pattern compiles.
+
+    Raises:
+        UsageError: the message names the key.
+    """
+    if spec.from_ == "regex":
+        if spec.pattern is None:
+            raise UsageError("answer: from is regex but there is no pattern; add `pattern:` with one group")
+        compile_pattern(spec.pattern)
+    if spec.from_ == "tool" and spec.tool is None:
+        raise UsageError("answer: from is tool but no tool is named; add `tool:` with the submit tool's name")
+    if spec.from_ == "tag" and not re.fullmatch(r"[^\s<>/]+", spec.tag):
+        raise UsageError(f"answer.tag: '{spec.tag}' is not a tag's name; write it without brackets, such as answer")
+
+
+def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
+    """The answer that one action gives, or None where it gives none.
+
+    The answer of an episode is that of its last action: pass that one. A tag, box or pattern counts once it is
+    closed, and the last one of the message counts; an empty tag is the answer "". The only argument of a submit
+    call is its answer where `argument` names none; a value that is not text is given as JSON.
+
+    Raises:
+        UsageError: the spec would not pass `check`.
+    """
+    text = _read(spec, action)
+    return None if text is None else Answer(text)
+
+
+def _read(spec: AnswerSpec, action: ParsedAction) -> str | None:
+    match spec.from_:
+        case "tag":
+            return _tagged(action.content, spec.tag)
+        case "boxed":
+            return _boxed(action.content)
+        case "regex":
+            if spec.pattern is None:
+                raise UsageError("answer: from is regex but there is no pattern")
+            return _matched(action.content, spec.pattern)
+        case "tool":
+            return _submitted(action, spec)
+        case "last_number":
+            return _last_number(action.content) if _is_final(action) else None
+        case "final_message":
+            return (action.content.strip() or None) if _is_final(action) else None
+
+
+def _is_final(action: ParsedAction) -> bool:
+    return not action.calls and not action.is_cut
+
+
+def _tagged(text: str, tag: str) -> str | None:
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    # Tags pair from the left, as in the pattern `<answer>(.*?)</answer>` of verl and Search-R1, so that an opening
+    # tag inside an answer is part of the answer there and here.
+    end = text.rfind(closing)
+    if end < 0:
+        return None
+    found: str | None = None
+    position = 0
+    while (start := text.find(opening, position, end)) >= 0:
+        start += len(opening)
+        stop = text.find(closing, start)
+        if stop < 0:
+            break
+        found = text[start:stop]
+        position = stop + len(closing)
+    return None if found is None else found.strip()
+
+
+def _boxed(text: str) -> str | None:
+    if "\\boxed" not in text:
+        return None
+    open_braces: list[int] = []  # where a box's content starts; -1 for any other brace
+    best_start = best_end = -1
+    for token in _BRACES.finditer(text):
+        symbol = token[0]
+        if symbol == "}":
+            start = open_braces.pop() if open_braces else -1
+            if start > best_start:
+                best_start, best_end = start, token.start()
+        elif symbol == "{":
+            open_braces.append(-1)
+        elif len(symbol) > 2:
+            open_braces.append(token.end())
+    return None if best_start < 0 else text[best_start:best_end].strip()
+
+
+def _matched(text: str, source: str) -> str | None:
+    match = last_match(compile_pattern(source), text)
+    if match is None:
+        return None
+    found: str | None = match[1] if match.re.groups else match[0]
+    return None if found is None else found.strip()
+
+
+def _last_number(text: str) -> str | None:
+    last: str | None = None
+    for token in _NUMBER.finditer(text):
+        last = token[0]
+    return last
+
+
+def _submitted(action: ParsedAction, spec: AnswerSpec) -> str | None:
+    for call in reversed(action.calls):
+        if not isinstance(call, ToolCall) or call.name != spec.tool:
+            continue
+        arguments = call.arguments
+        if spec.argument is not None:
+            if spec.argument not in arguments:
+                return None
+            value = arguments[spec.argument]
+        elif len(arguments) == 1:
+            value = next(iter(arguments.values()))
+        else:
+            return None
+        return value.strip() if isinstance(value, str) else orjson.dumps(value).decode()
+    return None

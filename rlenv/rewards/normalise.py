@@ -1,0 +1,78 @@
+"""What counts as the same text and the same number."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Literal
+
+__all__ = ["NORMALISERS", "Normalisation", "number", "qa", "token_f1"]
+
+Normalisation = Literal["none", "case", "qa"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Digits and exponent are bounded, so that no text makes arithmetic on its number slow.
+_NUMBER = re.compile(
+    r"\s*([-+\u2212]?)\s*\\?[$€£]?\s*([-+\u2212]?)(\d{1,3}(?:,\d{3}){1,20}|\d{1,64})?(\.\d{0,64})?([eE][-+]?\d{1,3})?\s*\\?%?\s*",
+    re.ASCII,
+)
+
+
+def qa(text: str) -> str:
+    """Lower case without ASCII punctuation, articles and extra white space, in the order of the SQuAD script.
+
+    Source: `normalize_answer` of the SQuAD 1.1 evaluation script, used unchanged by Search-R1 and
+    verl 0.9.1 `reward_score/search_r1_like_qa_em.py`.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _case(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+NORMALISERS: dict[Normalisation, Callable[[str], str]] = {"none": str.strip, "case": _case, "qa": qa}
+"""`none`: white space around the text is dropped; `case`: case is folded too, runs of white space are one space;
+`qa`: see `qa`."""
+
+
+def token_f1(answer: str, gold: str) -> float:
+    """The token F1 of two texts after `qa`, in [0, 1]; two texts without tokens are equal.
+
+    Source: Rajpurkar et al. 2016, SQuAD evaluation script, `f1_score`.
+    """
+    mine, theirs = qa(answer).split(), qa(gold).split()
+    if not mine or not theirs:
+        return float(mine == theirs)
+    common = sum((Counter(mine) & Counter(theirs)).values())
+    return 2 * common / (len(mine) + len(theirs))
+
+
+def number(value: Any) -> Decimal | None:
+    """The exact number that a value or a text writes, None where it writes none.
+
+    A text is one number in ASCII digits: sign, currency sign, thousands commas, a decimal point, an exponent and a
+    percent sign are read (the percent sign is dropped, so 45% is 45). `nan`, `inf` and booleans are not numbers.
+    """
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        if match is None:
+            return None
+        outer, inner, whole, fraction, exponent = match.groups("")
+        if (outer and inner) or not (whole or fraction.strip(".")):
+            return None
+        sign = "-" if "-" in outer + inner or "\u2212" in outer + inner else ""
+        return Decimal(f"{sign}{whole.replace(',', '')}{fraction}{exponent}")
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        # The shortest text that reads back as this float: 0.1 is meant as 0.1 and not as its binary neighbour.
+        value = Decimal(repr(value))
+    if isinstance(value, (int, Decimal)):
+        exact = Decimal(value)
+        return exact if exact.is_finite() else None
+    return None

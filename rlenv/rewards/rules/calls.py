@@ -1,0 +1,151 @@
+"""Rules over what the policy called and how long it took: valid_calls, tool_called, tool_call_count, turn_count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlenv.errors import UsageError
+from rlenv.messages import MalformedCall, ToolResult
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.rule import RuleSpec, check_range
+from rlenv.spec import Bool, Int, Text
+
+__all__ = [
+    "TOOL_CALLED",
+    "TOOL_CALL_COUNT",
+    "TURN_COUNT",
+    "VALID_CALLS",
+    "ToolCallCountSpec",
+    "ToolCalledSpec",
+    "TurnCountSpec",
+    "ValidCallsSpec",
+]
+
+_REFUSED = ("unknown_tool", "bad_arguments", "malformed")
+
+
+class ValidCallsSpec(RuleSpec):
+    """The share of calls, in [0, 1], that could be read, named a tool and fitted its schema.
+
+    A call that a tool accepted counts as valid even if it failed while running; one that was never looked at (over
+    a limit, or beside an answer) does not count at all. Where there are no calls there is nothing to measure.
+    """
+
+    rule: Literal["valid_calls"]
+
+
+class ToolCalledSpec(RuleSpec):
+    """1 if a tool was called as often as asked for, 0 otherwise."""
+
+    rule: Literal["tool_called"]
+    tool: Text
+    """The tool's name."""
+    min: Annotated[Int, Field(ge=0)] = 1
+    """At least this often."""
+    max: Annotated[Int, Field(ge=0)] | None = None
+    """At most this often."""
+    succeeded: Bool = True
+    """Count only calls that ran and returned."""
+
+
+class ToolCallCountSpec(RuleSpec):
+    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too."""
+
+    rule: Literal["tool_call_count"]
+    max: Annotated[Int, Field(ge=0)] | None = None
+    """The most calls."""
+    min: Annotated[Int, Field(ge=0)] | None = None
+    """The least calls."""
+
+
+class TurnCountSpec(RuleSpec):
+    """1 if the number of actions is within bounds, 0 otherwise."""
+
+    rule: Literal["turn_count"]
+    max: Annotated[Int, Field(ge=0)] | None = None
+    """The most actions."""
+    min: Annotated[Int, Field(ge=0)] | None = None
+    """The least actions."""
+
+
+def _results(context: RewardContext, *, last_only: bool) -> Iterator[ToolResult]:
+    for turn in context.turns[-1:] if last_only else context.turns:
+        yield from turn.results
+
+
+def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -> Term:
+    last_only = spec.when == "turn"
+
+    def measure(context: RewardContext) -> Measured:
+        seen = refused = 0
+        reason = ""
+        for turn in context.turns[-1:] if last_only else context.turns:
+            for result in turn.results:
+                if result.outcome == "skipped":
+                    continue
+                seen += 1
+                if result.outcome in _REFUSED:
+                    refused += 1
+                    reason = result.text
+            # An answer ends the turn before its calls are run; those that cannot be read are still the policy's.
+            for call in turn.parsed.calls[len(turn.results) :]:
+                if isinstance(call, MalformedCall):
+                    seen += 1
+                    refused += 1
+                    reason = call.reason
+        if not seen:
+            return Measured(None)
+        return Measured((seen - refused) / seen, reason, {"calls": seen, "refused": refused})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -> Term:
+    if spec.tool not in context.tools:
+        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+    check_range(spec.min, spec.max, keys="min, max")
+    last_only = spec.when == "turn"
+
+    def measure(context: RewardContext) -> Measured:
+        found = sum(
+            result.name == spec.tool and (result.outcome == "ok" or not spec.succeeded)
+            for result in _results(context, last_only=last_only)
+        )
+        fits = found >= spec.min and (spec.max is None or found <= spec.max)
+        return Measured(float(fits), f"{found} calls of {spec.tool}", {"calls": found})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
+    check_range(spec.min, spec.max, keys="min, max")
+    last_only = spec.when == "turn"
+
+    def measure(context: RewardContext) -> Measured:
+        turns = context.turns[-1:] if last_only else context.turns
+        found = sum(max(len(turn.results), len(turn.parsed.calls)) for turn in turns)
+        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
+        return Measured(float(fits), f"{found} calls", {"calls": found})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _turn_count(name: str, spec: TurnCountSpec, context: TermCompileContext) -> Term:
+    check_range(spec.min, spec.max, keys="min, max")
+
+    def measure(context: RewardContext) -> Measured:
+        found = len(context.turns)
+        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
+        return Measured(float(fits), f"{found} turns", {"turns": found})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+VALID_CALLS = Kind(ValidCallsSpec, _valid_calls)
+TOOL_CALLED = Kind(ToolCalledSpec, _tool_called)
+TOOL_CALL_COUNT = Kind(ToolCallCountSpec, _tool_call_count)
+TURN_COUNT = Kind(TurnCountSpec, _turn_count)

@@ -1,0 +1,198 @@
+"""Rules over what the policy answered, as text: exact_match, f1, contains, regex, answered, length."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlenv.errors import RewardError
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.normalise import NORMALISERS, Normalisation, token_f1
+from rlenv.rewards.patterns import SEARCHED_CHARS, compile_pattern
+from rlenv.rewards.rule import Reads, RuleSpec, check_range, gold_text, read
+from rlenv.rewards.templating import compile_accepted
+from rlenv.spec import Bool, Float, Int, Text
+
+__all__ = [
+    "ANSWERED",
+    "CONTAINS",
+    "EXACT_MATCH",
+    "F1",
+    "LENGTH",
+    "REGEX",
+    "AnsweredSpec",
+    "ContainsSpec",
+    "ExactMatchSpec",
+    "Expected",
+    "F1Spec",
+    "LengthSpec",
+    "RegexSpec",
+]
+
+Expected = Text | Int | Float | tuple[Text | Int | Float, ...]
+_NO_ANSWER = Measured(0.0, "no answer")
+
+
+class ExactMatchSpec(RuleSpec):
+    """1 if the answer is one of the accepted texts, 0 otherwise."""
+
+    rule: Literal["exact_match"]
+    expect: Expected = "{{ task.answer }}"
+    """The accepted text, or several; a template may give a list."""
+    normalise: Normalisation = "none"
+    """`none`: white space around the text is dropped; `case`: case is folded too; `qa`: as SQuAD does."""
+
+
+class F1Spec(RuleSpec):
+    """The token F1 of the answer with the accepted text that it is nearest to, in [0, 1], after `qa` normalisation."""
+
+    rule: Literal["f1"]
+    expect: Expected = "{{ task.answer }}"
+    """The accepted text, or several; a template may give a list."""
+
+
+class ContainsSpec(RuleSpec):
+    """1 if the answer contains an accepted text, 0 otherwise."""
+
+    rule: Literal["contains"]
+    expect: Expected = "{{ task.answer }}"
+    """The text to look for, or several; a template may give a list."""
+    match: Literal["any", "all"] = "any"
+    """`any`: one of the texts is enough; `all`: each has to stand there."""
+    normalise: Normalisation = "none"
+    """Applied to both sides: `none`, `case` or `qa`."""
+    of: Reads = "answer"
+    """Look in the `answer`, or in the whole last `message` outside thinking and calls."""
+
+
+class RegexSpec(RuleSpec):
+    """1 if a regular expression matches somewhere, 0 otherwise."""
+
+    rule: Literal["regex"]
+    pattern: Text
+    """A Python regular expression; the dot matches line ends too."""
+    full: Bool = False
+    """Match all of the text instead of some part of it."""
+    of: Reads = "answer"
+    """Match the `answer`, or the whole last `message` outside thinking and calls."""
+
+
+class AnsweredSpec(RuleSpec):
+    """1 if the policy's last message gave an answer in the form that `answer:` asks for, 0 otherwise."""
+
+    rule: Literal["answered"]
+
+
+class LengthSpec(RuleSpec):
+    """1 if a text's length is within bounds, 0 otherwise; a missing answer has no length and is skipped."""
+
+    rule: Literal["length"]
+    max: Annotated[Int, Field(ge=0)] | None = None
+    """The most that is allowed."""
+    min: Annotated[Int, Field(ge=0)] | None = None
+    """The least that is allowed."""
+    unit: Literal["chars", "words"] = "chars"
+    """Count characters, or words between white space."""
+    of: Literal["answer", "message", "episode"] = "message"
+    """Measure the `answer`, the last `message` outside thinking and calls, or all that was written in the `episode`."""
+
+
+def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+    normalise = NORMALISERS[spec.normalise]
+
+    def measure(context: RewardContext) -> Measured:
+        golds = accepted(context)
+        answer = context.answer
+        if answer is None:
+            return _NO_ANSWER
+        mine = normalise(answer)
+        for gold in golds:
+            if normalise(gold_text(gold)) == mine:
+                return Measured(1.0, answer)
+        return Measured(0.0, answer)
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+
+    def measure(context: RewardContext) -> Measured:
+        golds = accepted(context)
+        answer = context.answer
+        if answer is None:
+            return _NO_ANSWER
+        return Measured(max(token_f1(answer, gold_text(gold)) for gold in golds), answer)
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+    normalise = NORMALISERS[spec.normalise]
+
+    def measure(context: RewardContext) -> Measured:
+        golds = [normalise(gold_text(gold)) for gold in accepted(context)]
+        if "" in golds:
+            raise RewardError("expect: a text to look for is empty after normalisation; every answer contains it")
+        text = read(context, spec.of)
+        if text is None:
+            return _NO_ANSWER
+        mine = normalise(text)
+        found = [gold in mine for gold in golds]
+        return Measured(float(any(found) if spec.match == "any" else all(found)), text)
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
+    pattern = compile_pattern(spec.pattern)
+    search = pattern.fullmatch if spec.full else pattern.search
+
+    def measure(context: RewardContext) -> Measured:
+        text = read(context, spec.of)
+        if text is None:
+            return _NO_ANSWER
+        if spec.full and len(text) > SEARCHED_CHARS:
+            return Measured(0.0, f"longer than the {SEARCHED_CHARS} characters that a pattern may see")
+        match = search(text[-SEARCHED_CHARS:])
+        return Measured(0.0, text) if match is None else Measured(1.0, match[0])
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Term:
+    def measure(context: RewardContext) -> Measured:
+        # An empty tag is an answer to compare, yet it states nothing and earns nothing for its form.
+        return Measured(1.0, context.answer) if context.answer else _NO_ANSWER
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
+    check_range(spec.min, spec.max, keys="min, max")
+
+    def measure(context: RewardContext) -> Measured:
+        if spec.of == "episode":
+            texts = [turn.action for turn in context.turns]
+        else:
+            text = read(context, spec.of)
+            if text is None:
+                return Measured(None, "no answer")
+            texts = [text]
+        found = sum(len(text) if spec.unit == "chars" else len(text.split()) for text in texts)
+        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
+        return Measured(float(fits), f"{found} {spec.unit}", {spec.unit: found})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+EXACT_MATCH = Kind(ExactMatchSpec, _exact_match)
+F1 = Kind(F1Spec, _f1)
+CONTAINS = Kind(ContainsSpec, _contains)
+REGEX = Kind(RegexSpec, _regex)
+ANSWERED = Kind(AnsweredSpec, _answered)
+LENGTH = Kind(LengthSpec, _length)

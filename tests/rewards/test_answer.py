@@ -1,0 +1,174 @@
+"""Where an answer is read from, and where it is not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlenv.errors import UsageError
+from rlenv.messages import MalformedCall, ParsedAction, ToolCall
+from rlenv.rewards.answer import Answer, check, extract, is_explicit
+from rlenv.spec import AnswerSpec
+
+
+def spec(**keys: object) -> AnswerSpec:
+    return AnswerSpec.model_validate(keys)
+
+
+def read(text: str, **keys: object) -> str | None:
+    found = extract(spec(**keys), ParsedAction(text))
+    return None if found is None else found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> Paris </answer>", "Paris"),
+        ("<answer>one</answer> no, <answer>two</answer>", "two"),
+        ("<answer>one</answer> <answer>two", "one"),
+        ("<answer>two", None),
+        ("two</answer>", None),
+        ("</answer><answer>", None),
+        ("<answer></answer>", ""),
+        ("<answer>a\nb</answer>", "a\nb"),
+        ("<answer><answer>a</answer>", "<answer>a"),
+        ("<Answer>a</Answer>", None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_tag_is_the_answer(text: str, answer: str | None) -> None:
+    assert read(text, **{"from": "tag"}) == answer
+
+
+def test_the_tag_can_be_named() -> None:
+    assert read("<answer>a</answer><solution>b</solution>", **{"from": "tag", "tag": "solution"}) == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{42}", "42"),
+        (r"\boxed{1} and \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{ \{1, 2\} }", r"\{1, 2\}"),
+        (r"\boxed {3}", "3"),
+        (r"{ \boxed{3}", "3"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed 3", None),
+        (r"\boxed{a and {x}", None),
+        (r"}} \boxed{3} }}", "3"),
+        (r"\boxed{}", ""),
+    ],
+)
+def test_the_last_box_with_balanced_braces_is_the_answer(text: str, answer: str | None) -> None:
+    assert read(text, **{"from": "boxed"}) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("first 3, then 4.", "4"),
+        ("it costs $1,234.50.", "$1,234.50"),
+        ("x = -5", "-5"),
+        ("5-3", "3"),
+        ("about .5", ".5"),
+        ("45%", "45%"),
+        ("1.5e3 m", "1.5e3"),
+        ("7 of H2O", "7"),
+        ("none", None),
+    ],
+)
+def test_the_last_number_is_the_answer(text: str, answer: str | None) -> None:
+    assert read(text, **{"from": "last_number"}) == answer
+
+
+def test_the_first_group_of_the_last_match_is_the_answer() -> None:
+    keys = {"from": "regex", "pattern": r"Answer: (\w+)"}
+    assert read("Answer: a\nAnswer: b", **keys) == "b"
+    assert read("none", **keys) is None
+    assert read("x1 x2", **{"from": "regex", "pattern": r"x\d"}) == "x2"
+
+
+def test_a_whole_final_message_is_the_answer() -> None:
+    assert read("  It is Paris.\n", **{"from": "final_message"}) == "It is Paris."
+    assert read("  ", **{"from": "final_message"}) is None
+
+
+@pytest.mark.parametrize("rule", ["final_message", "last_number"])
+def test_a_message_with_calls_or_cut_short_is_not_final(rule: str) -> None:
+    call = ToolCall("add", {"a": 1})
+    assert extract(spec(**{"from": rule}), ParsedAction("4", calls=(call,))) is None
+    assert extract(spec(**{"from": rule}), ParsedAction("4", calls=(MalformedCall("{", "not JSON"),))) is None
+    assert extract(spec(**{"from": rule}), ParsedAction("4", is_cut=True)) is None
+    assert not is_explicit(spec(**{"from": rule}))
+
+
+def test_a_marked_answer_counts_beside_calls() -> None:
+    action = ParsedAction("<answer>4</answer>", calls=(ToolCall("add", {"a": 1}),))
+    assert extract(spec(), action) == Answer("4")
+    assert all(is_explicit(spec(**{"from": rule})) for rule in ("tag", "boxed", "regex", "tool"))
+
+
+def test_the_argument_of_the_last_well_formed_submit_call_is_the_answer() -> None:
+    submit = spec(**{"from": "tool", "tool": "submit", "argument": "answer"})
+    calls = (
+        ToolCall("submit", {"answer": " a "}),
+        ToolCall("submit", {"answer": "b", "note": "c"}),
+        ToolCall("other", {"answer": "d"}),
+        MalformedCall('{"name": "submit", "arguments": {"answer": "e"', "unclosed"),
+    )
+    assert extract(submit, ParsedAction("", calls=calls)) == Answer("b")
+    assert extract(submit, ParsedAction('submit(answer="x")')) is None
+    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"text": "b"}),))) is None
+
+
+def test_the_only_argument_of_a_submit_call_needs_no_name_and_json_stays_json() -> None:
+    submit = spec(**{"from": "tool", "tool": "submit"})
+    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": [1, True]}),))) == Answer("[1,true]")
+    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": 42}),))) == Answer("42")
+    assert extract(submit, ParsedAction("", calls=(ToolCall("submit", {"x": 1, "y": 2}),))) is None
+
+
+@pytest.mark.parametrize("rule", ["tag", "boxed", "last_number", "final_message"])
+def test_thinking_is_never_read(rule: str) -> None:
+    thinking = r"<answer>42</answer> \boxed{42} 42"
+    assert extract(spec(**{"from": rule}), ParsedAction("", thinking=thinking)) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"from": "regex"}, "no pattern"),
+        ({"from": "regex", "pattern": "("}, "does not compile"),
+        ({"from": "regex", "pattern": r"(\w+\s?)+x"}, "exponential"),
+        ({"from": "tool"}, "no tool is named"),
+        ({"from": "tag", "tag": "<answer>"}, "without brackets"),
+    ],
+)
+def test_a_rule_without_what_it_needs_is_refused(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(spec(**keys))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"#### (-?[\d,]+)", r"(\d+,)*\d+", r"(?:ab)+", r"[(a+)+]+", r"(a{2,3})+", r"\((a+)\)*"]
+)
+def test_ordinary_patterns_are_accepted(pattern: str) -> None:
+    check(spec(**{"from": "regex", "pattern": pattern}))
+
+
+@pytest.mark.parametrize("piece", ["<answer>", "</answer>", r"\boxed{", "{", "}", "1,", "-", "1.", "$"])
+@pytest.mark.parametrize("rule", ["tag", "boxed", "last_number", "final_message"])
+def test_degenerate_text_is_read_in_linear_time(piece: str, rule: str) -> None:
+    # A quadratic reading of this much text takes minutes and runs into the suite's time limit.
+    read(piece * 200_000, **{"from": rule})
+    read(piece * 200_000 + "</answer>", **{"from": rule})
+
+
+@given(
+    st.text(alphabet=st.sampled_from("<answer>/\\boxed{}0123456789.,-$% \n")),
+    st.sampled_from(["tag", "boxed", "last_number"]),
+)
+def test_reading_never_raises_and_gives_a_part_of_the_text(text: str, rule: str) -> None:
+    found = read(text, **{"from": rule})
+    assert found is None or found in text
