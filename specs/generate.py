@@ -12,10 +12,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from generators import arithmetic, gsm8k, nl2sql
+from generators import arithmetic, gsm8k, nl2sql, search_qa
 
 DATA = Path(__file__).resolve().parent / "data"
-GENERATORS = {"arithmetic": arithmetic.files, "gsm8k": gsm8k.files, "nl2sql": nl2sql.files}
+GENERATORS = {
+    "arithmetic": arithmetic.files,
+    "gsm8k": gsm8k.files,
+    "nl2sql": nl2sql.files,
+    "search-qa": search_qa.files,
+}
 
 
 def generated() -> dict[str, bytes]:
