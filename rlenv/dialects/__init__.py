@@ -1,1 +1,23 @@
-"""See the modules."""
+"""How model families write calls and read results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlenv import registry
+from rlenv.dialects.base import Dialect
+
+__all__ = ["Dialect", "get"]
+
+
+def get(name: str, **options: Any) -> Dialect:
+    """The dialect called `name`; `options` are the keys of its spec.
+
+    Raises:
+        KeyError: no dialect has that name.
+        UsageError: it comes from a plug-in that cannot be loaded.
+        pydantic.ValidationError: an option that the dialect does not take.
+    """
+    kind = registry.get("dialects", name)
+    dialect: Dialect = kind.factory(kind.spec(**options))
+    return dialect

@@ -1,0 +1,222 @@
+"""The body grammar `json`: one object that names a tool and gives its arguments, read strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+__all__ = ["MAX_DEPTH", "read_json_call"]
+
+MAX_DEPTH: Final = 128
+"""Arguments nested deeper than this are refused, so that nothing downstream meets a recursion limit."""
+
+_UNSURE: Final = -1
+_DEEP: Final = -2
+_EXACT: Final = 2.0**63  # a float this large may stand for an integer that the C parser could not keep
+_COMPLETE: Final = "expected a complete value"
+_WORDS: Final = {
+    "N": "null stands for no value, and NaN is not JSON",
+    "I": "Infinity is not JSON",
+    "T": "true and false are written in lower case",
+    "F": "true and false are written in lower case",
+    "u": "null stands for no value",
+    "`": "write the bare JSON without a code fence",
+    "'": 'names and strings stand in double quotes (")',
+}
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+("?)|[][{}]', re.DOTALL)
+_LONE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKey(key)
+            seen.add(key)
+    return found
+
+
+_careful = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def read_json_call(
+    body: str, *, name_key: str, arguments_key: str, arguments_as_text: bool = False
+) -> tuple[str, dict[str, Any]] | str:
+    """The tool's name and its arguments, or a reason, written for the model, why `body` gives none; never raises.
+
+    Integers keep every digit, up to the 308 that a double's range allows. Refused are duplicate keys anywhere, NaN
+    and infinities, numbers out of range, lone surrogates, more than `MAX_DEPTH` levels, a missing or empty name, and
+    arguments that are no object. Keys beside the two are ignored. Time is linear in `len(body)`.
+
+    Args:
+        arguments_as_text: also accept arguments given as a JSON text, as OpenAI's wire format has them.
+    """
+    data = _load(body)
+    if isinstance(data, str):
+        return data
+    read = data[0]
+    if type(read) is dict:
+        name, arguments = read.get(name_key), read.get(arguments_key)
+        if type(name) is str and type(arguments) is dict and name:
+            return name, arguments
+    expected = f'{{"{name_key}": …, "{arguments_key}": {{…}}}}'
+    if type(read) is not dict:
+        return f"the call is {_kind(read)}; expected one object: {expected}"
+    name = read.get(name_key)
+    if type(name) is not str or not name:
+        if name_key not in read:
+            return f'"{name_key}" is missing; expected {expected}'
+        found = "empty" if name == "" else _kind(name)
+        return f'"{name_key}" is {found}; expected the name of a tool as a string'
+    arguments = read.get(arguments_key)
+    if arguments_as_text and type(arguments) is str:
+        inner = _load(arguments)
+        if isinstance(inner, str):
+            return f'in the text of "{arguments_key}": {inner}'
+        arguments = inner[0]
+    if type(arguments) is not dict:
+        if arguments_key not in read:
+            return f'"{arguments_key}" is missing; expected {expected}, with {{}} where the tool takes none'
+        return f'"{arguments_key}" is {_kind(arguments)}; expected an object such as {{"key": "value"}}'
+    return name, arguments
+
+
+def _load(body: str) -> tuple[Any] | str:
+    """The value in a tuple of one, or the reason why there is none."""
+    try:
+        read = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return _reason(body, error.pos)
+    keys = _count_keys(read) if type(read) in (dict, list) else _UNSURE
+    if keys == _DEEP:
+        return f"the JSON is nested more than {MAX_DEPTH} levels deep; expected a flatter object"
+    # Every key brings a colon, and mostly one right behind a quote. Where the text has no more of them than the value
+    # has keys, no key stands twice; elsewhere a careful reading decides.
+    if keys >= 0 and (
+        body.count(":") == keys
+        or (
+            body.count('":') == keys
+            and '\\":' not in body
+            and " :" not in body
+            and "\n:" not in body
+            and "\t:" not in body
+            and "\r:" not in body
+        )
+    ):
+        return (read,)
+    try:
+        return (_careful.decode(body),)
+    except _DuplicateKey as error:
+        return f"the key {_quote(str(error))} stands twice in one object; expected it once"
+    except (ValueError, RecursionError) as error:
+        return f"the JSON cannot be read ({type(error).__name__}); expected one object"
+
+
+def _count_keys(read: Any) -> int:
+    """The keys of all objects in `read`; `_UNSURE` where a number may have lost digits, `_DEEP` beyond MAX_DEPTH."""
+    keys = 0
+    level: Sequence[Any] = (read,)
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                keys += len(item)
+                item = item.values()
+            for value in item:
+                kind = type(value)
+                if kind is str or kind is int:
+                    continue
+                if kind is dict or kind is list:
+                    below.append(value)
+                elif kind is float and not -_EXACT < value < _EXACT:
+                    return _UNSURE
+        if not below:
+            return keys
+        level = below
+    return _DEEP
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text if len(text) <= 40 else text[:40] + "…", ensure_ascii=False)
+
+
+def _reason(body: str, position: int) -> str:
+    """Why a strict parser stopped at `position`, in words that lead to the fix; characters are counted from 1."""
+    try:
+        body.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1} of the JSON is not valid Unicode (a lone surrogate)"
+    stripped = body.strip(" \t\r\n")
+    if not stripped:
+        return "the call is empty; expected one JSON object"
+    offset = len(body) - len(body.lstrip(" \t\r\n"))
+    at = min(max(position - offset, 0), len(stripped))
+    place = f"at character {at + 1}"
+    if at >= len(stripped):
+        return f"the JSON ends too early {place}; {_missing(stripped)}"
+    if stripped[at] in "0123456789-":
+        return f"the number {place} cannot be read; it is out of range or not written as JSON writes numbers"
+    found, before = stripped[at], stripped[:at].rstrip(" \t\r\n")[-1:]
+    near = _quote(stripped[at : at + 12])
+    if found < " ":
+        return (
+            f"a string holds a line break or control character {place}; expected it escaped, as \\n writes a line break"
+        )
+    if position > MAX_DEPTH and stripped[:at].count("[") + stripped[:at].count("{") > 1000:
+        return f"the JSON {place} is nested too deep; expected at most {MAX_DEPTH} levels"
+    if found in _WORDS:
+        return f"unexpected {near} {place}; {_WORDS[found]}"
+    if found == "\\" and _LONE_ESCAPE.match(stripped, at):
+        return f"the string holds half a surrogate pair {place}; expected both halves or the character itself"
+    if found == "\\":
+        return f'a string holds {near} {place}; expected one of \\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX'
+    if found == "," and stripped[at + 1 :].lstrip(" \t\r\n")[:1] in ("}", "]"):
+        return f"a comma stands behind the last item {place}; expected none before a closing bracket"
+    if found == "," or before == ",":
+        return f"unexpected {near} {place}; expected one value or key between commas"
+    if before in ("}", "]") and _missing(stripped[:at]) == _COMPLETE:
+        return f"unexpected {near} {place}, after the JSON has ended; expected nothing behind it"
+    return f"unexpected {near} {place}; {_wanted(before)}"
+
+
+def _missing(text: str) -> str:
+    """What an unfinished text still needs: the end of a string, or its closing brackets."""
+    stack: list[str] = []
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token[0] == '"':
+            if not match[1]:
+                return 'expected the closing " of a string'
+        elif token in "{[":
+            stack.append("}" if token == "{" else "]")
+        elif stack:
+            stack.pop()
+    if not stack:
+        return _COMPLETE
+    closing = "".join(reversed(stack[-8:]))
+    return f"expected {closing} to close it" if len(stack) <= 8 else f"expected {len(stack)} closing brackets"
+
+
+def _wanted(before: str) -> str:
+    if before == "{":
+        return "expected a key in double quotes"
+    if before in (":", "["):
+        return "expected a value"
+    if before == "":
+        return 'expected one JSON object that starts with "{"'
+    return "expected , or a closing bracket"
