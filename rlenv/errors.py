@@ -42,7 +42,7 @@ class Fault:
     `line` and `column` are 1-based and refer to `file`; `column` counts characters, not bytes. `path` is the
     dotted place in the document (`tools.add.timeout`). `message` says what was found and what was expected, `hint`
     the nearest fix ("" where there is none). `quote` is the source line without its newline ("" where the file
-    has none, such as an override).
+    has none, such as an override). Where `line` is 0, `file` names a place that has no lines (`--set limits.turns`).
     """
 
     file: str
@@ -54,12 +54,17 @@ class Fault:
     quote: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.column}"
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         text = f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
         if self.hint:
             text += f"; {self.hint}"
         if self.quote:
-            text += f"\n    {self.quote}\n    {' ' * (self.column - 1)}^"
+            quote, column = self.quote, self.column
+            if len(quote) > 160:  # a window around the place: rows of data can be very long
+                first = max(0, column - 81)
+                quote, column = quote[first : first + 160], column - first
+            padding = "".join("\t" if character == "\t" else " " for character in quote[: column - 1])
+            text += f"\n    {quote}\n    {padding.ljust(column - 1)}^"
         return text
 
 

@@ -1,0 +1,251 @@
+"""A document to a typed spec, or every fault in it at once.
+
+Entries under `tools`, `resources` and `rewards` and the steps of the oracle are dispatched to their own classes by
+hand: pydantic's own unions report a mistake once for each branch, and never at the right place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlenv import registry
+from rlenv.errors import Fault, SpecError, UsageError
+from rlenv.faults import found, from_pydantic, keys_of, listed
+from rlenv.source import SourceDocument, nearest, read_source
+from rlenv.spec import EnvSpec, OracleCall, OracleSay, ResourceSpec, RewardSpec, Spec, ToolSpec
+
+__all__ = ["LoadedSpec", "load_document", "load_spec", "type_document"]
+
+_BASES: dict[registry.Group, type[Spec]] = {"tools": ToolSpec, "resources": ResourceSpec, "rewards": RewardSpec}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSpec:
+    """A typed spec with the document that it came from.
+
+    `digest` is the SHA-256 (hexadecimal) of the spec's content after `extends` and overrides, as JSON with sorted
+    keys: equal content gives an equal digest, wherever the files stand.
+    """
+
+    spec: EnvSpec
+    document: SourceDocument
+    path: Path
+    digest: str
+
+    def base_of(self, path: str) -> Path:
+        """The folder that a relative path under the dotted key refers to; see `SourceDocument.base_of`."""
+        return self.document.base_of(path)
+
+
+def load_document(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
+    """Reads a spec file, what it extends and the overrides in `set` (values by dotted path).
+
+    Raises:
+        SpecError: the text cannot be read; see `rlenv.source`.
+    """
+    return read_source(path, set=set)
+
+
+def load_spec(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> LoadedSpec:
+    """A spec file to its typed form.
+
+    Args:
+        set: overrides by dotted path (`{"limits.turns": 4}`); relative paths in them refer to the working directory.
+
+    Raises:
+        SpecError: with every fault of the document, in order of place. Templates, functions and files are not looked
+            at yet: see `rlenv.validate`.
+    """
+    document = load_document(path, set=set)
+    spec = type_document(document)
+    content = {key: value for key, value in document.data.items() if key != "extends"}
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
+
+
+def type_document(document: SourceDocument) -> EnvSpec:
+    """A document to a typed spec.
+
+    Raises:
+        SpecError: with every fault, in order of place.
+    """
+    faults: list[Fault] = []
+    data = dict(document.data)
+    for group, placeholder in _BASES.items():
+        section = data.get(group)
+        if isinstance(section, Mapping):
+            data[group] = {
+                # A stand-in for a broken entry keeps the rest of the document checkable.
+                name: _entry(document, group, name, faults) or placeholder.model_construct(kind="")
+                for name in section
+            }
+    steps = data.get("oracle")
+    if isinstance(steps, list):
+        data["oracle"] = [
+            _oracle_step(document, index, faults) or OracleSay.model_construct(say="") for index in range(len(steps))
+        ]
+    spec: EnvSpec | None = None
+    try:
+        spec = EnvSpec.model_validate(data)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, (), EnvSpec))
+    faults.extend(_task_sources(document))
+    if faults or spec is None:
+        raise SpecError(in_order(faults, document))
+    return spec
+
+
+def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
+    """Faults by file (the document's own first), then by place, without repeats."""
+    ranks = {os.fspath(file): rank for rank, file in enumerate(document.files)}
+    unique = dict.fromkeys(faults)
+    return sorted(unique, key=lambda fault: (ranks.get(fault.file, len(ranks)), fault.file, fault.line, fault.column))
+
+
+def _entry(document: SourceDocument, group: registry.Group, name: str, faults: list[Fault]) -> Spec | None:
+    path = (group, name)
+    value = document.get(path)
+    if not isinstance(value, Mapping):
+        close = nearest(value, registry.names(group)) if isinstance(value, str) else None
+        hint = f"write {{kind: {close or registry.names(group)[0]}}}"
+        faults.append(document.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint))
+        return None
+    model = _model(document, group, path, value, faults)
+    if model is None:
+        return None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, model))
+        return None
+
+
+def _model(
+    document: SourceDocument,
+    group: registry.Group,
+    path: tuple[str, ...],
+    value: Mapping[str, Any],
+    faults: list[Fault],
+) -> type[Spec] | None:
+    """The class of an entry, by its `kind` and, for a rule, by its `rule`."""
+    kind = _named(document, group, path, "kind", value.get("kind"), faults)
+    if kind is None:
+        return None
+    if group != "rewards" or value["kind"] != "rule" or not registry.names("rules"):
+        return kind.spec
+    if "rule" not in value and "python" in value:
+        rule = registry.get("rules", "python") if "python" in registry.names("rules") else kind
+    else:
+        named = _named(document, "rules", path, "rule", value.get("rule"), faults)
+        if named is None:
+            return None
+        rule = named
+    return rule.spec
+
+
+def _named(
+    document: SourceDocument, group: registry.Group, path: tuple[str, ...], key: str, name: Any, faults: list[Fault]
+) -> registry.Kind | None:
+    known = registry.names(group)
+    if key not in document.get(path):
+        wrong = next((other for other in document.get(path) if nearest(other, [key])), None)
+        shown = ".".join((*path, key))
+        if wrong is not None and isinstance(document.get((*path, wrong)), str):
+            fault = document.fault((*path, wrong), "unknown key", f"did you mean '{key}'?", at="key")
+        else:
+            message = f"the key '{key}' is missing; expected one of {listed(known, most=30)}"
+            fault = document.fault(path, message, f"add '{key}: {known[0]}'", at="key", shown=shown)
+        faults.append(fault)
+        return None
+    if isinstance(name, str):
+        try:
+            return registry.get(group, name)
+        except KeyError:
+            close = nearest(name, known)
+            hint = f"did you mean '{close}'?" if close else f"known: {listed(known, most=30)}"
+            message = f"found '{name}'; expected a known {key}"
+            faults.append(document.fault((*path, key), message, hint))
+            return None
+        except UsageError as error:
+            faults.append(document.fault((*path, key), str(error), "reinstall or remove that distribution"))
+            return None
+    faults.append(document.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}"))
+    return None
+
+
+def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> Spec | None:
+    path = ("oracle", index)
+    step = document.get(path)
+    if not isinstance(step, Mapping):
+        message = f"found {found(step)}; expected a mapping with 'call' or 'say'"
+        faults.append(document.fault(path, message, "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"))
+        return None
+    if "call" in step and "say" in step:
+        faults.append(document.fault((*path, "say"), "found 'call' and 'say' in one step", "make two steps", at="key"))
+        return None
+    if "call" not in step and "say" not in step:
+        known = dict.fromkeys((*keys_of(OracleCall), *keys_of(OracleSay)))
+        close = next((nearest(key, known) for key in step), None)
+        hint = f"did you mean '{close}'?" if close else "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"
+        target = (*path, next(iter(step))) if step else path
+        faults.append(
+            document.fault(target, "expected a step with 'call' or 'say'", hint, at="key" if step else "value")
+        )
+        return None
+    model: type[Spec] = OracleCall if "call" in step else OracleSay
+    if model is OracleCall:
+        before = len(faults)
+        _check_calls(document, (*path, "call"), faults)
+        if len(faults) > before:
+            return None
+    try:
+        return model.model_validate(step)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, model))
+        return None
+
+
+def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> None:
+    value = document.get(path)
+    hint = "write {TOOL: {ARGUMENT: …}}"
+    calls = [(*path, index) for index in range(len(value))] if isinstance(value, list) else [path]
+    for at in calls:
+        call = document.get(at)
+        if not isinstance(call, Mapping) or not call:
+            faults.append(document.fault(at, f"found {found(call)}; expected {{tool: {{argument: value}}}}", hint))
+            continue
+        for tool, arguments in call.items():
+            if not isinstance(arguments, Mapping):
+                message = f"found {found(arguments)}; expected a mapping of arguments"
+                faults.append(document.fault((*at, tool), message, f"write {{{tool}: {{ARGUMENT: …}}}}"))
+
+
+def _task_sources(document: SourceDocument) -> list[Fault]:
+    """Each split names exactly one source."""
+    faults: list[Fault] = []
+    splits = document.get("tasks")
+    for split in splits if isinstance(splits, Mapping) else ():
+        source = splits[split]
+        if not isinstance(source, Mapping):
+            continue
+        given = [key for key in ("path", "python", "rows") if source.get(key) is not None]
+        path = ("tasks", split)
+        if not given:
+            unknown = any(key not in ("path", "python", "rows", "limit", "shuffle") for key in source)
+            if not unknown:  # a misspelt key is reported already
+                hint = "add 'path: FILE.jsonl'"
+                faults.append(document.fault(path, "expected 'path', 'python' or 'rows'; found none", hint, at="key"))
+        elif len(given) > 1:
+            message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"
+            faults.append(document.fault((*path, given[1]), message, f"remove '{given[1]}'", at="key"))
+        if source.get("rows") == []:
+            faults.append(document.fault((*path, "rows"), "found no rows; expected at least one", "add one"))
+    return faults

@@ -1,0 +1,245 @@
+"""Task rows: one row is one episode.
+
+The rows of a file are indexed once and parsed when they are asked for, so that a large file costs neither its size in
+memory nor a second reading. Every row is a mapping with text keys; columns are whatever the file calls them.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import orjson
+
+from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
+from rlenv.functions import import_function
+from rlenv.load import LoadedSpec
+from rlenv.source import nearest
+from rlenv.templates import TemplateError, compile_template
+
+__all__ = ["Tasks", "load_tasks", "shuffled"]
+
+Row = Mapping[str, Any]
+
+
+def shuffled(count: int, *, seed: int) -> list[int]:
+    """The numbers 0 to count-1 in an order that depends on nothing but `seed`.
+
+    They are sorted by the BLAKE2b digest (8 bytes) of "SEED:NUMBER" in decimal. The order is the same on every machine
+    and version of Python, and rows that are added at the end leave the order of the others as it is.
+    """
+
+    def rank(number: int) -> bytes:
+        return hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
+
+    return sorted(range(count), key=rank)
+
+
+class Tasks(Sequence[Row]):
+    """The rows of one split, in the order in which they are played.
+
+    Reading a row raises SpecError where its line is broken; the fault names FILE:LINE:COLUMN.
+    """
+
+    def __init__(self, read: Callable[[int], Row], order: Sequence[int], *, source: str) -> None:
+        self._read = read
+        self._order = order
+        self.source = source
+        """Where the rows come from, for people."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return Tasks(self._read, self._order[index], source=self.source)
+        return self._read(self._order[index])
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._read, self._order)
+
+
+def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
+    """The rows of a split: `limit` of them, after `shuffle`.
+
+    Raises:
+        SpecError: the source cannot be read, or gives no row.
+        KeyError: no such split.
+        MissingExtra: a parquet file without the extra that reads it.
+    """
+    source = loaded.spec.tasks[split]
+    key = f"tasks.{split}"
+    read: Callable[[int], Row]
+    if source.rows is not None:
+        rows = source.rows
+        read, count, name = rows.__getitem__, len(rows), f"{loaded.path}, {key}.rows"
+    elif source.python is not None:
+        most = source.limit if source.shuffle is None else None
+        made = _from_python(loaded, f"{key}.python", source.python, most)
+        read, count, name = made.__getitem__, len(made), source.python
+    else:
+        assert source.path is not None
+        path = _file(loaded, f"{key}.path", source.path)
+        read, count = _open(loaded, f"{key}.path", path)
+        name = str(path)
+    if count == 0:
+        at = next(f"{key}.{part}" for part in ("rows", "python", "path") if getattr(source, part) is not None)
+        raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
+    order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
+    return Tasks(read, order[: source.limit], source=name)
+
+
+def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
+    try:
+        shown = compile_template(value).text(vars=loaded.spec.vars)
+    except TemplateError as error:
+        raise SpecError([loaded.document.fault(key, str(error), "a path may read vars only")]) from error
+    path = loaded.base_of(key) / shown
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = f"'{shown}' is a folder; expected a .jsonl, .csv or .parquet file"
+        inside = sorted(item.name for item in path.iterdir() if item.suffix in (".jsonl", ".csv", ".parquet"))
+        hint = f"did you mean '{value.rstrip('/')}/{inside[0]}'?" if inside else "name a file in it"
+        raise SpecError([loaded.document.fault(key, found, hint)])
+    folder = path.parent
+    while not folder.is_dir():
+        folder = folder.parent
+    wanted = path.relative_to(folder).parts[0]
+    close = nearest(wanted, sorted(item.name for item in folder.iterdir()))
+    hint = f"did you mean '{close}'?" if close else "paths are relative to the file that names them"
+    raise SpecError([loaded.document.fault(key, f"there is no file '{shown}' in {loaded.base_of(key)}", hint)])
+
+
+def _open(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return _jsonl(path)
+    if suffix == ".csv":
+        rows = _csv(path)
+        return rows.__getitem__, len(rows)
+    if suffix == ".parquet":
+        return _parquet(loaded, key, path)
+    found = f"found a file of kind '{path.suffix}'; expected .jsonl, .csv or .parquet"
+    raise SpecError([loaded.document.fault(key, found, "convert it to .jsonl: one JSON object a line")])
+
+
+def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
+    return SpecError([Fault(str(path), line, column, "", message, hint, quote)])
+
+
+def _jsonl(path: Path) -> tuple[Callable[[int], Row], int]:
+    starts, lines = array("Q"), array("Q")
+    position = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                starts.append(position)
+                lines.append(number)
+            position += len(line)
+
+    def read(index: int) -> Row:
+        with path.open("rb") as file:
+            file.seek(starts[index])
+            line = file.readline()
+        if starts[index] == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            shown = line.decode(errors="replace").rstrip("\r\n")
+            column = min(error.colno, len(shown) + 1)
+            words = error.msg.partition(":")[0]
+            raise _broken(
+                path, lines[index], column, f"not JSON: {words}", shown, "write one JSON object a line"
+            ) from error
+        if not isinstance(row, dict):
+            shown = line.decode(errors="replace").rstrip("\r\n")
+            found = f"found a {type(row).__name__}; expected an object of columns"
+            raise _broken(path, lines[index], 1, found, shown, 'write {"question": …} on each line')
+        return row
+
+    return read, len(starts)
+
+
+def _csv(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, None)
+            if header is None:
+                return rows
+            twice = next((name for index, name in enumerate(header) if name in header[:index]), None)
+            if twice is not None:
+                found = f"the column '{twice}' stands twice in the header"
+                raise _broken(path, 1, 1, found, ",".join(header), "rename one of them")
+            last = reader.line_num
+            for cells in reader:
+                line, last = last + 1, reader.line_num
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    found = f"found {len(cells)} cells; expected {len(header)}, one for each column of the header"
+                    raise _broken(path, line, 1, found, ",".join(cells), "quote cells that hold commas")
+                rows.append(dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        message = f"not CSV: {error}"
+        raise _broken(
+            path, reader.line_num, 1, message, "", 'quote cells with "…" and double quotes in them'
+        ) from error
+    except UnicodeDecodeError as error:
+        raise _broken(path, 1, 1, f"not UTF-8: {error.reason}", "", "save the file as UTF-8") from error
+    return rows
+
+
+def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtra("reading .parquet files", extra="parquet") from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        found = f"'{path.name}' cannot be read as parquet: {error}"
+        raise SpecError([loaded.document.fault(key, found, "write the file again")]) from error
+
+    def read(index: int) -> Row:
+        row: Row = table.slice(index, 1).to_pylist()[0]
+        return row
+
+    return read, table.num_rows
+
+
+def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) -> list[Row]:
+    def refuse(message: str, hint: str) -> SpecError:
+        return SpecError([loaded.document.fault(key, message, hint)])
+
+    try:
+        function = import_function(target, base=loaded.base_of(key))
+    except UsageError as error:
+        message, _, hint = str(error).partition("; ")
+        raise refuse(message, hint) from error
+    try:
+        made = function()
+        if not isinstance(made, Iterable) or isinstance(made, (str, bytes, Mapping)):
+            raise refuse(f"'{target}' gave a {type(made).__name__}; expected an iterable of mappings", "return a list")
+        rows = list(itertools.islice(made, most))
+    except SpecError:
+        raise
+    except Exception as error:  # an author's function may fail in any way
+        raise refuse(f"'{target}' failed: {type(error).__name__}: {error}", "call it by itself to see why") from error
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+            raise refuse(f"row {index} of '{target}' is no mapping with text keys", "yield {'question': …}")
+    return rows
