@@ -1,0 +1,200 @@
+"""From a Python function to the JSON Schema of its parameters, and from JSON arguments to what it takes."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.json_schema import JsonSchemaMode
+
+from rlenv.errors import ToolFailed, UsageError
+from rlenv.tools._docstring import read_docstring
+
+__all__ = ["Signature", "read_signature", "shorthand"]
+
+_WORDS: dict[str, str] = {
+    "text": "string",
+    "string": "string",
+    "str": "string",
+    "number": "number",
+    "float": "number",
+    "integer": "integer",
+    "int": "integer",
+    "boolean": "boolean",
+    "bool": "boolean",
+    "list": "array",
+    "array": "array",
+    "object": "object",
+}
+# JSON values that such parameters take as they are.
+_AS_THEY_ARE = (str, bool, float, dict, list, Any, object, type(None))
+_MODE: JsonSchemaMode = "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a function takes: `parameters` as JSON Schema, `convert` from fitting JSON arguments to Python values."""
+
+    description: str
+    parameters: Mapping[str, Any]
+    convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def shorthand(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """`{text: string, limit: integer}` as JSON Schema; a mapping that is a schema already is returned as it stands.
+
+    Raises:
+        UsageError: a type's name is not known.
+    """
+    if parameters.get("type") == "object" or isinstance(parameters.get("properties"), Mapping):
+        return {"type": "object", **parameters}
+    properties: dict[str, Any] = {}
+    for name, given in parameters.items():
+        if isinstance(given, Mapping):
+            properties[name] = dict(given)
+        elif isinstance(given, str) and given.rstrip("?") in _WORDS:
+            properties[name] = {"type": _WORDS[given.rstrip("?")]}
+        else:
+            known = ", ".join(dict.fromkeys(_WORDS.values()))
+            raise UsageError(f"parameter '{name}' has type {given!r}; expected one of {known}, or a JSON Schema")
+    required = [
+        name
+        for name, given in parameters.items()
+        if not (isinstance(given, str) and given.endswith("?"))
+        and not (isinstance(given, Mapping) and "default" in given)
+    ]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def read_signature(
+    function: Callable[..., Any], *, name: str, injected: Sequence[str], parameters: Mapping[str, Any] | None = None
+) -> Signature:
+    """The signature of `function` without its injected parameters; `parameters`, where given, replace its types.
+
+    Raises:
+        UsageError: a parameter has no type, or one that JSON cannot give; an injected name is not a parameter.
+    """
+    description, described = read_docstring(inspect.getdoc(function))
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the signature of '{name}' cannot be read ({error}); give its parameters") from error
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    for hidden in injected:
+        if hidden not in signature.parameters and not takes_any:
+            raise UsageError(
+                f"'{name}' has no parameter '{hidden}' to inject; it has: {', '.join(signature.parameters)}"
+            )
+    shown = {key: one for key, one in signature.parameters.items() if key not in injected}
+    if parameters is not None:
+        schema = shorthand(parameters)
+        _check_names(schema, shown, name=name, takes_any=takes_any)
+        return Signature(description, schema, lambda arguments: arguments)
+    for key, one in shown.items():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
+            raise UsageError(f"'{name}' takes '{one}', which a call by name cannot give; name its parameters")
+        if one.annotation is inspect.Parameter.empty:
+            raise UsageError(f"parameter '{key}' of '{name}' has no type; write one, or give the tool's parameters")
+    return _from_types(function, shown, name=name, description=description, described=described)
+
+
+def _check_names(
+    schema: Mapping[str, Any], shown: Mapping[str, inspect.Parameter], *, name: str, takes_any: bool
+) -> None:
+    given = schema.get("properties", {})
+    if not takes_any and (unknown := [key for key in given if key not in shown]):
+        raise UsageError(f"'{name}' has no parameter '{unknown[0]}'; it has: {', '.join(shown) or 'none'}")
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for key, one in shown.items():
+        if one.kind in plain and one.default is one.empty and key not in given:
+            raise UsageError(f"parameter '{key}' of '{name}' is missing in the tool's parameters")
+
+
+def _from_types(
+    function: Callable[..., Any],
+    shown: Mapping[str, inspect.Parameter],
+    *,
+    name: str,
+    description: str,
+    described: Mapping[str, str],
+) -> Signature:
+    try:
+        target = function if inspect.isroutine(function) else type(function).__call__
+        hints = typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise UsageError(f"the types of '{name}' cannot be read: {error}") from error
+    adapters: dict[str, TypeAdapter[Any]] = {}
+    for key in shown:
+        try:
+            adapters[key] = TypeAdapter(hints[key])
+            adapters[key].json_schema(mode=_MODE)
+        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
+            raise UsageError(
+                f"parameter '{key}' of '{name}' has a type that JSON cannot give ({_word(hints[key])}); "
+                "use a JSON type, or inject it"
+            ) from error
+    by_key, extra = TypeAdapter.json_schemas([(key, _MODE, adapter) for key, adapter in adapters.items()])
+    properties: dict[str, Any] = {}
+    for key, one in shown.items():
+        schema = {word: value for word, value in by_key[(key, _MODE)].items() if word != "title"}
+        if key in described and "description" not in schema:
+            schema["description"] = described[key]
+        if one.default is not one.empty and one.default is not None and _is_json(one.default):
+            schema.setdefault("default", one.default)
+        properties[key] = schema
+    required = [key for key, one in shown.items() if one.default is one.empty]
+    whole: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
+    if extra.get("$defs"):
+        whole["$defs"] = extra["$defs"]
+    return Signature(description, whole, _converter(hints, adapters))
+
+
+def _converter(
+    hints: Mapping[str, Any], adapters: Mapping[str, TypeAdapter[Any]]
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    rich = {
+        key: adapter for key, adapter in adapters.items() if hints[key] not in _AS_THEY_ARE and hints[key] is not int
+    }
+    whole = frozenset(key for key in adapters if hints[key] is int)
+    if not rich and not whole:
+        return lambda arguments: arguments
+
+    def convert(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        changed: dict[str, Any] | None = None
+        for key, value in arguments.items():
+            if key in whole:
+                if type(value) is not float:
+                    continue
+                new: Any = int(value)  # JSON Schema takes 3.0 for an integer
+            elif key in rich:
+                try:
+                    new = rich[key].validate_python(value)
+                except ValidationError as error:
+                    first = error.errors(include_url=False, include_context=False)[0]
+                    place = "".join(f"[{step!r}]" for step in first["loc"])
+                    raise ToolFailed(f"argument '{key}'{place}: {first['msg']}", reason="bad_arguments") from error
+            else:
+                continue
+            changed = dict(arguments) if changed is None else changed
+            changed[key] = new
+        return arguments if changed is None else changed
+
+    return convert
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return isinstance(value, (str, int, float, bool, list, dict))
+
+
+def _word(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint)

@@ -1,0 +1,167 @@
+"""The `python` tool: a function of the author's, shown by its types and its docstring."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel
+
+from rlenv.errors import EpisodeError, ToolFailed, UsageError
+from rlenv.registry import Kind
+from rlenv.spec import Text, ToolSpec
+from rlenv.tools._functions import load_function, load_module
+from rlenv.tools._signature import read_signature
+from rlenv.tools.base import CompileContext, Mode, Tool, ToolContext, ToolOutput, common
+
+__all__ = ["KIND", "PythonSpec"]
+
+_MAX_VALUE_BYTES = 4_000_000
+_MAX_MESSAGE = 500
+
+
+class PythonSpec(ToolSpec):
+    """Calls a Python function; its types and its docstring make the schema."""
+
+    kind: Literal["python"]
+    function: Text
+    """`file.py:function`, relative to the spec, or `package.module:function`."""
+    parameters: Mapping[str, Any] | None = None
+    """Instead of the function's types: `{text: string, limit: integer?}`, or a JSON Schema of an object."""
+    run_in: Literal["loop", "thread"] | None = None
+    """`thread` for functions that may block (the default of a plain function); `loop` for quick ones."""
+    inject: tuple[Text, ...] = ()
+    """Parameters that the environment fills and the model does not see: names of resources, `task`, `context`."""
+    errors: tuple[Text, ...] = ()
+    """Exceptions whose message the model may see: `ValueError`, or `module:Name`; others show a plain failure."""
+
+
+def _value_of(result: Any) -> Any:
+    """An object that JSON has no word for, as one that it has."""
+    if isinstance(result, BaseModel):
+        return result.model_dump(mode="json")
+    if isinstance(result, (set, frozenset)):
+        return sorted(result, key=repr)
+    raise TypeError(f"a {type(result).__name__} is not a JSON value")
+
+
+def _output(result: Any) -> ToolOutput:
+    """What the function returned, as text and value.
+
+    Raises:
+        TypeError: it is not a JSON value.
+    """
+    if type(result) is str:
+        return ToolOutput(result, result)
+    if type(result) is ToolOutput:
+        return result
+    if result is None:
+        return ToolOutput("(no result)")
+    if type(result) in (int, float):  # orjson knows neither big integers nor nan
+        return ToolOutput(str(result), result)
+    encoded = orjson.dumps(result, default=_value_of, option=orjson.OPT_NON_STR_KEYS)
+    # A copy, since the function may go on changing what it returned.
+    value = orjson.loads(encoded) if len(encoded) <= _MAX_VALUE_BYTES else None
+    return ToolOutput(encoded.decode(), value)
+
+
+def _shown_errors(
+    spec: PythonSpec, function: Callable[..., Any], context: CompileContext
+) -> tuple[type[Exception], ...]:
+    found: list[type[Exception]] = []
+    for word in spec.errors:
+        place, _, name = word.rpartition(":")
+        source: Mapping[str, Any] = (
+            vars(load_module(place, base=context.base)) if place else getattr(function, "__globals__", {})
+        )
+        kind = source.get(name, getattr(builtins, name, None))
+        if not isinstance(kind, type) or not issubclass(kind, Exception):
+            raise UsageError(f"errors: '{word}' is not an exception that '{spec.function}' knows")
+        found.append(kind)
+    return tuple(found)
+
+
+def _injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
+    for name in spec.inject:
+        if name not in context.resources and name not in ("task", "context"):
+            known = ", ".join((*context.resources, "task", "context"))
+            raise UsageError(f"inject: there is no resource '{name}'; expected one of {known}")
+    return spec.inject
+
+
+def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
+    is_async = inspect.iscoroutinefunction(function) or (
+        not inspect.isroutine(function) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    )
+    if is_async:
+        if spec.run_in == "thread":
+            raise UsageError(f"run_in: '{spec.function}' is a coroutine function and runs in the loop, not in a thread")
+        return "async"
+    return "inline" if spec.run_in == "loop" else "thread"
+
+
+def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequence[Tool]:
+    """One tool that calls the function.
+
+    It may return a text, a number, any JSON value, None or a ToolOutput; the value is what it returned.
+
+    Raises:
+        UsageError: the function, its types, an exception or a resource does not fit the spec.
+    """
+    function = load_function(spec.function, base=context.base)
+    injected = _injections(spec, context)
+    shown_errors = _shown_errors(spec, function, context)
+    signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
+    convert = signature.convert
+    mode = _mode(spec, function)
+
+    def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
+        values = convert(arguments)
+        if not injected:
+            return values
+        hidden: dict[str, Any] = {}
+        for key in injected:
+            # A resource's own name wins: a spec may well call one of them "task".
+            if key in call.resources:
+                hidden[key] = call.resources[key]
+            else:
+                hidden[key] = call.task if key == "task" else call
+        return {**values, **hidden}
+
+    def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        try:
+            return _output(function(**given(arguments, call)))
+        except (ToolFailed, EpisodeError):
+            raise
+        except shown_errors as error:
+            raise ToolFailed(_message(error)) from error
+
+    async def run_async(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        try:
+            return _output(await function(**given(arguments, call)))
+        except (ToolFailed, EpisodeError):
+            raise
+        except shown_errors as error:
+            raise ToolFailed(_message(error)) from error
+
+    return (
+        Tool(
+            name=name,
+            description=spec.description or signature.description,
+            parameters=signature.parameters,
+            run=run_async if mode == "async" else run,
+            mode=mode,
+            **common(spec),
+        ),
+    )
+
+
+def _message(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
+
+
+KIND = Kind(PythonSpec, compile_python)
