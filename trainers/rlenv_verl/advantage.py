@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-__all__ = ["GRPO", "GRPO_SHUFFLED", "group_advantages", "permuted"]
+from rlenv_verl.names import GRPO, GRPO_SHUFFLED
 
-GRPO = "rlenv_grpo"
-GRPO_SHUFFLED = "rlenv_grpo_shuffled"
+__all__ = ["group_advantages", "grpo", "grpo_shuffled", "permuted"]
 
 
 def group_advantages(

@@ -82,6 +82,8 @@ class CpuServer:
     pad_id: int
     max_batch: int
     seed: int
+    has_weights: bool = False
+    """Whether `model` holds weights to serve with; True once `load_weights` saw the last part."""
     weights_version: int | None = None
     _queue: asyncio.Queue[_Request] = field(default_factory=asyncio.Queue)
     _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -99,6 +101,16 @@ class CpuServer:
         """Begin to serve, in the running event loop."""
         self._loop_task = asyncio.create_task(self._serve())
 
+    async def aclose(self) -> None:
+        """Stop serving; returns when the batch that runs has ended. May be called twice."""
+        task, self._loop_task = self._loop_task, None
+        if task is None:
+            return
+        self._abort = True
+        async with self._model_lock:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
     async def generate(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Generated, int | None]:
         """What the model writes after `prompt`, and the version of the weights that wrote it.
 
@@ -109,7 +121,7 @@ class CpuServer:
             RuntimeError: no weights have been loaded yet.
         """
         await self._resumed.wait()
-        if not self._loaded:
+        if not self.has_weights:
             raise RuntimeError("generation was asked for before the first weights came")
         answer: asyncio.Future[tuple[Generated, int | None]] = asyncio.get_running_loop().create_future()
         await self._queue.put(_Request(list(prompt), sampling, answer))
@@ -138,6 +150,8 @@ class CpuServer:
                 missing = [name for name, tensor in state.items() if tensor.data_ptr() not in storage]
                 if missing:
                     raise RuntimeError(f"weights were not sent: {', '.join(missing[:5])}")
+                self._loaded.clear()
+                self.has_weights = True
                 self.weights_version = version
 
     async def pause(self) -> None:

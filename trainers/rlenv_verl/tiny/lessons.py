@@ -6,17 +6,19 @@ in a lesson is what the real environment answered to the edited action.
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import orjson
-
 from rlenv import Environment
+from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation
+from rlenv.policies.base import Policy
+from rlenv.rollout import Job, play
 
 __all__ = ["MIXTURE", "Flaw", "Gold", "Lesson", "gold_of", "make_lesson"]
 
@@ -76,28 +78,18 @@ class Lesson:
     trained: tuple[bool, ...]
 
 
-async def gold_of(
-    environment: Environment,
-    *,
-    task: int,
-    split: str,
-    seed: int,
-    act: Callable[[Sequence[Message]], Awaitable[str]],
-) -> Gold:
-    """The oracle's episode on one task."""
-    actions: list[str] = []
-    last_result = ""
-    async with environment.start(task=task, split=split, seed=seed) as episode:
-        messages = list(episode.messages)
-        while True:
-            action = await act(messages)
-            step = await episode.step(action)
-            actions.append(action)
-            if step.terminated or step.truncated:
-                break
-            messages += [Message("assistant", action), *step.observation.messages]
-            last_result = step.observation.messages[-1].content
-    return Gold(task, seed, tuple(actions), last_result)
+async def gold_of(environment: Environment, oracle: Policy, *, task: int, split: str, seed: int) -> Gold:
+    """The oracle's episode on one task.
+
+    Raises:
+        UsageError: the oracle does not solve its own task, so there is nothing right to learn from it.
+    """
+    trajectory = await play(environment, oracle, Job(split, task, seed))
+    if not trajectory.success:
+        why = trajectory.failure.message if trajectory.failure is not None else f"it ended with '{trajectory.reason}'"
+        raise UsageError(f"the oracle of {environment.spec.name} does not solve task {task} of '{split}': {why}")
+    results = [result.text for turn in trajectory.turns for result in turn.results]
+    return Gold(task, seed, tuple(turn.action for turn in trajectory.turns), results[-1] if results else "")
 
 
 async def make_lesson(
@@ -178,7 +170,7 @@ def _edit_call(action: str, edit: Callable[[str], str]) -> str:
     match = _CALL.search(action)
     if match is None:
         return action
-    call = orjson.loads(match.group(1))
+    call = json.loads(match.group(1))
     arguments = {key: edit(value) if isinstance(value, str) else value for key, value in call["arguments"].items()}
     return action[: match.start()] + _call_text(call["name"], arguments) + action[match.end() :]
 
@@ -186,7 +178,7 @@ def _edit_call(action: str, edit: Callable[[str], str]) -> str:
 def _other_call(schemas: Sequence[Mapping[str, Any]], calls: Sequence[str], rng: random.Random) -> str:
     """A call of a tool that the oracle does not use, with its text arguments taken from the oracle's call."""
     match = _CALL.search(calls[0])
-    gold = orjson.loads(match.group(1)) if match else {"name": "", "arguments": {}}
+    gold = json.loads(match.group(1)) if match else {"name": "", "arguments": {}}
     others = [schema["function"] for schema in schemas if schema["function"]["name"] != gold["name"]]
     if not others:
         return calls[0]
@@ -197,7 +189,5 @@ def _other_call(schemas: Sequence[Mapping[str, Any]], calls: Sequence[str], rng:
 
 
 def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call in the Hermes format, spaced as chat templates write it (`json.dumps` defaults, not orjson's)."""
-    import json
-
+    """A call in the Hermes format, spaced as chat templates write it (`json.dumps` defaults)."""
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False) + "\n</tool_call>"

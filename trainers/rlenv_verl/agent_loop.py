@@ -1,0 +1,237 @@
+"""The agent loop that veRL runs for each sample: drives one rlenv episode, token by token exact.
+
+Named by `actor_rollout_ref.rollout.agent.agent_loop_config_path`, a YAML list of entries such as
+
+    - name: rlenv
+      _target_: rlenv_verl.agent_loop.RlenvAgentLoop
+      spec: /path/to/spec.yaml
+      seed: 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.utils.profiler import simple_timer
+
+import rlenv
+from rlenv import Environment, record
+from rlenv.episode import Episode
+from rlenv.tokens import TokenEncoder, TokenTrajectory
+from rlenv.trajectory import Trajectory
+from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
+
+__all__ = ["RlenvAgentLoop"]
+
+
+class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
+    """Plays one episode of a spec with veRL's rollout server as the policy.
+
+    A fault of the environment gives a trajectory whose mask is all zeros, never an exception: veRL would fail the
+    sample's whole group for one. A fault of the rollout server, or of the spec itself, is raised: it concerns every
+    sample alike, and training on masked samples would hide it.
+
+    Args (beyond veRL's own, from the agent loop's YAML):
+        spec: path or name of the spec.
+        spec_set: values that replace keys of the spec, by dotted path.
+        seed: the run's seed; episodes of one task in one step share a seed, so that a group differs in nothing but
+            what the policy sampled.
+        turn_tokens: the most tokens of one action; None leaves all that is left of the response.
+        template_kwargs: what the chat template is given, such as `enable_thinking: false`.
+        record_dir: where trajectories of validation and failures are written; None writes none.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        spec: str,
+        spec_set: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        turn_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        record_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.environment = _environment(spec, _plain(spec_set))
+        self.encoder = _encoder(self.tokenizer, {**self.apply_chat_template_kwargs, **_plain(template_kwargs)})
+        self.seed = seed
+        self.turn_tokens = turn_tokens
+        self.record_dir = Path(record_dir) if record_dir is not None else None
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """One sample: `row` is the data set's row, with veRL's `global_steps` added."""
+        where = row["extra_info"]
+        split, task = str(where["split"]), int(where["task"])
+        step = int(row.get("global_steps", 0))
+        is_validation = bool(where["is_validation"])
+        if where["greedy"]:
+            sampling_params = {**sampling_params, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
+        play = _Play(metrics={})
+        terms = tuple(self.environment.spec.rewards)
+        filler = self._filler_id()
+        try:
+            # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
+            seed = _seed(self.seed, -1 if is_validation else step, split, task)
+            async with self.environment.start(task=task, split=split, seed=seed, cut=self.encoder.cut) as episode:
+                trajectory = await self._play(episode, sampling_params, play)
+        except _ServerFault as fault:
+            raise fault.cause from None
+        except Exception as error:  # the episode's boundary: a fault of one episode may not end its group
+            self._record_failure(split, task, step, type(error).__name__, str(error))
+            outcome = failed_outcome(terms=terms, filler_id=filler)
+        else:
+            tokens = play.tokens
+            outcome = outcome_of(
+                trajectory,
+                terms=terms,
+                prompt_ids=tokens.prompt_ids if tokens else (),
+                response_ids=tokens.response_ids if tokens else (),
+                mask=tokens.mask if tokens else (),
+                logprobs=tokens.logprobs if tokens else (),
+                filler_id=filler,
+            )
+            if trajectory.failure is not None:
+                self._record_failure(split, task, step, trajectory.failure.reason, trajectory.failure.message)
+            if is_validation:
+                self._record(trajectory, step, "greedy" if where["greedy"] else "sampled")
+        return _output(outcome, play, first_version=max(0, step - 1))
+
+    async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: _Play) -> Trajectory:
+        """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
+        if episode.is_ended:
+            return episode.trajectory
+        budget = int(self.rollout_config.response_length)
+        play.tokens = tokens = self.encoder.start(
+            episode.messages,
+            tools=self.environment.tool_schemas,
+            max_prompt_tokens=int(self.rollout_config.prompt_length),
+            max_response_tokens=budget,
+        )
+        request = uuid4().hex
+        while True:
+            room = budget - len(tokens.response_ids)
+            if room < 1:
+                return await episode.truncate("response_tokens")
+            limit = room if self.turn_tokens is None else min(self.turn_tokens, room)
+            with simple_timer("generate_sequences", play.metrics):
+                answer = await self._generate(request, tokens, {**sampling, "max_tokens": limit})
+            play.versions.append((answer.extra_fields.get("min_global_steps"), answer.extra_fields.get("max_global_steps")))
+            if answer.stop_reason in ("aborted", "abort"):
+                # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
+                return episode.fail("aborted", "the rollout server aborted the generation")
+            action = tokens.add_sampled(answer.token_ids, answer.log_probs)
+            with simple_timer("tool_calls", play.metrics):
+                step = await episode.step(action)
+            if step.is_last:
+                return episode.trajectory
+            if not tokens.add_observation(step.observation):
+                return await episode.truncate("response_tokens")
+
+    async def _generate(self, request: str, tokens: TokenTrajectory, params: dict[str, Any]) -> Any:
+        try:
+            return await self.server_manager.generate(
+                request_id=request, prompt_ids=list(tokens.context_ids), sampling_params=params
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # marked, so that the episode's boundary does not mistake it for its own
+            raise _ServerFault(error) from error
+
+    def _filler_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.tokenizer.eos_token_id)
+
+    def _record(self, trajectory: Trajectory, step: int, mode: str) -> None:
+        if self.record_dir is not None:
+            self.record_dir.mkdir(parents=True, exist_ok=True)
+            with (self.record_dir / f"step-{step:05d}-{mode}.{os.getpid()}.jsonl").open("ab") as file:
+                record.append(file, trajectory)
+
+    def _record_failure(self, split: str, task: int, step: int, reason: str, message: str) -> None:
+        if self.record_dir is not None:
+            self.record_dir.mkdir(parents=True, exist_ok=True)
+            entry = {"step": step, "split": split, "task": task, "reason": reason, "message": message}
+            with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
+                file.write(orjson.dumps(entry) + b"\n")
+
+
+class _ServerFault(Exception):
+    """Carries a fault of the rollout server past the episode's boundary."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
+
+
+@dataclass(slots=True)
+class _Play:
+    """What the loop learns on the way, kept outside of the episode so that a fault does not lose it."""
+
+    metrics: dict[str, float]
+    tokens: TokenTrajectory | None = None
+    versions: list[tuple[int | None, int | None]] = field(default_factory=list)
+
+
+def _output(outcome: Outcome, play: _Play, *, first_version: int) -> AgentLoopOutput:
+    versions = [version for pair in play.versions for version in pair if version is not None]
+    return AgentLoopOutput(
+        prompt_ids=list(outcome.prompt_ids),
+        response_ids=list(outcome.response_ids),
+        response_mask=list(outcome.mask),
+        response_logprobs=list(outcome.logprobs),
+        reward_score=outcome.reward,
+        num_turns=int(outcome.info["turns"] or 0),
+        metrics=AgentLoopMetrics(**play.metrics),
+        extra_fields={
+            "reward_extra_info": dict(outcome.info),
+            "turn_scores": list(outcome.turn_rewards),
+            "tool_rewards": [],
+            # veRL computes staleness from these and needs numbers, also where nothing was generated.
+            "global_steps": max(versions, default=first_version),
+            "min_global_steps": min(versions, default=first_version),
+            "max_global_steps": max(versions, default=first_version),
+        },
+    )
+
+
+def _seed(*parts: object) -> int:
+    """A seed of 31 bits, the same in every process (`hash` of a str is not)."""
+    return zlib.crc32("/".join(str(part) for part in parts).encode()) & 0x7FFFFFFF
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """A mapping without OmegaConf's containers, into which Hydra wraps an agent loop's arguments."""
+    plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return dict(plain or {})
+
+
+# veRL builds one loop object a sample. Compiling a spec and deriving a template's program take milliseconds to
+# seconds, so both are kept for the life of the process.
+_ENVIRONMENTS: dict[bytes, Environment] = {}
+_ENCODERS: dict[tuple[int, bytes], tuple[Any, TokenEncoder]] = {}
+
+
+def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
+    key = orjson.dumps([spec, spec_set])
+    if key not in _ENVIRONMENTS:
+        _ENVIRONMENTS[key] = rlenv.load(spec, set=spec_set or None)
+    return _ENVIRONMENTS[key]
+
+
+def _encoder(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> TokenEncoder:
+    key = (id(tokenizer), orjson.dumps(template_kwargs))
+    if key not in _ENCODERS:
+        # The tokenizer is kept beside the encoder: its id stays taken as long as the entry lives.
+        _ENCODERS[key] = (tokenizer, TokenEncoder(tokenizer, template_kwargs=template_kwargs))
+    return _ENCODERS[key][1]

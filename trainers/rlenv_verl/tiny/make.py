@@ -1,0 +1,187 @@
+"""Make a tiny policy for a spec: tokenizer, network and warm start, in about a minute on one core."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlenv import Environment
+from rlenv.errors import UsageError
+from rlenv.messages import Message
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.tokens import TokenEncoder
+from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, gold_of, make_lesson
+from rlenv_verl.tiny.model import new_model, save_model
+from rlenv_verl.tiny.tokenizer import build_tokenizer
+from rlenv_verl.tiny.warmup import IGNORE, Example, WarmupReport, warm_up
+
+__all__ = ["TinyReport", "WarmupSettings", "make_tiny_policy"]
+
+DEFAULT_SPLIT = "warmup"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSettings:
+    """How much the warm start sees. `golds` oracle episodes are played; `clean` and `mixed` lessons are drawn from
+    them; `drill_share` of the clean ones are drills."""
+
+    steps: int = 400
+    clean_share: float = 0.5
+    drill_share: float = 0.5
+    golds: int = 1500
+    clean: int = 3000
+    mixed: int = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class TinyReport:
+    """What was made. `seconds` is wall time of everything; `longest` the tokens of the longest lesson."""
+
+    parameters: int
+    vocabulary: int
+    lessons: int
+    longest: int
+    longest_prompt: int
+    seconds: float
+    warmup: WarmupReport
+
+
+def make_tiny_policy(
+    environment: Environment,
+    folder: Path,
+    *,
+    seed: int,
+    split: str | None = None,
+    settings: WarmupSettings = WarmupSettings(),  # noqa: B008 - frozen
+    threads: int = 1,
+    progress: Callable[[int, float], None] | None = None,
+) -> TinyReport:
+    """Write a warm-started policy for `environment` to `folder`, loadable by `from_pretrained`.
+
+    Equal arguments give equal weights on one machine.
+
+    Args:
+        environment: a spec with an `oracle` and the hermes dialect.
+        folder: where the policy goes; made where it is missing.
+        seed: weights, lessons and their order.
+        split: where the lessons' tasks come from; by default `warmup` where the spec has it, else its first split.
+        settings: how much is learned.
+        threads: for torch. Two are faster on an idle machine and slower on a busy one.
+        progress: called with (step, loss) after each optimiser step.
+
+    Raises:
+        UsageError: the spec has no oracle, another dialect, or an oracle that fails.
+    """
+    import torch
+
+    if environment.spec.dialect != "hermes":
+        raise UsageError(
+            f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
+            f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
+        )
+    started = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    if split is None:
+        split = DEFAULT_SPLIT if DEFAULT_SPLIT in environment.spec.tasks else next(iter(environment.spec.tasks))
+    clean, mixed = asyncio.run(_collect(environment, split, settings, random.Random(seed)))
+    answer = environment.spec.answer
+    tokenizer = build_tokenizer(
+        [_conversation(lesson) for lesson in (*mixed, *clean[: len(mixed) // 2])],
+        folder,
+        tools=environment.tool_schemas,
+        markers=(f"<{answer.tag}>", f"</{answer.tag}>") if answer.from_ == "tag" else (),
+    )
+    encoder = TokenEncoder(tokenizer)
+    clean_examples = [_encode(lesson, encoder, tokenizer, environment) for lesson in clean]
+    mixed_examples = [_encode(lesson, encoder, tokenizer, environment) for lesson in mixed]
+    model = new_model(tokenizer)
+    report = warm_up(
+        model,
+        clean_examples,
+        mixed_examples,
+        pad_id=int(tokenizer.pad_token_id),
+        seed=seed,
+        steps=settings.steps,
+        clean_share=settings.clean_share,
+        progress=progress,
+    )
+    save_model(model, tokenizer, folder)
+    everything = clean_examples + mixed_examples
+    return TinyReport(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        vocabulary=len(tokenizer),
+        lessons=len(everything),
+        longest=max(len(example.ids) for example in everything),
+        longest_prompt=max(_prompt_length(example) for example in everything),
+        seconds=time.monotonic() - started,
+        warmup=report,
+    )
+
+
+async def _collect(
+    environment: Environment, split: str, settings: WarmupSettings, rng: random.Random
+) -> tuple[list[Lesson], list[Lesson]]:
+    rows = len(environment.tasks(split))
+    oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+    golds = [
+        await gold_of(environment, oracle, task=task, split=split, seed=0)
+        for task in rng.sample(range(rows), min(rows, settings.golds))
+    ]
+    groups = _by_answer_length(golds)
+    flaws, shares = list(MIXTURE), list(MIXTURE.values())
+
+    async def lesson(gold: Gold, flaw: Flaw) -> Lesson:
+        return await make_lesson(environment, gold, flaw, split=split, rng=rng, other=rng.choice(golds))
+
+    clean = [
+        # Lengths of answers are drawn evenly: a length that few tasks have would hardly be practised otherwise.
+        await lesson(
+            rng.choice(rng.choice(groups)), Flaw.DRILL if rng.random() < settings.drill_share else Flaw.NONE
+        )
+        for _ in range(settings.clean)
+    ]
+    mixed = [await lesson(rng.choice(golds), rng.choices(flaws, shares)[0]) for _ in range(settings.mixed)]
+    return clean, mixed
+
+
+def _by_answer_length(golds: Sequence[Gold]) -> list[list[Gold]]:
+    groups: dict[int, list[Gold]] = {}
+    for gold in golds:
+        groups.setdefault(len(gold.actions[-1]), []).append(gold)
+    return [groups[length] for length in sorted(groups)]
+
+
+def _conversation(lesson: Lesson) -> list[dict[str, Any]]:
+    messages = [message.as_dict() for message in lesson.prompt]
+    for action, observation in lesson.turns:
+        messages.append(Message("assistant", action).as_dict())
+        if observation is not None:
+            messages.extend(message.as_dict() for message in observation.messages)
+    return messages
+
+
+def _encode(lesson: Lesson, encoder: TokenEncoder, tokenizer: Any, environment: Environment) -> Example:
+    """The lesson in the very tokens that training sees, by the same encoder."""
+    tokens = encoder.start(lesson.prompt, tools=environment.tool_schemas)
+    trained: list[bool] = []
+    for (action, observation), is_trained in zip(lesson.turns, lesson.trained, strict=True):
+        ids = [*tokenizer(action, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)]
+        tokens.add_sampled(ids, None)
+        trained += [is_trained] * len(ids)
+        if observation is not None and observation.messages:
+            tokens.add_observation(observation)
+            trained += [False] * (len(tokens.response_ids) - len(trained))
+    ids = [*tokens.prompt_ids, *tokens.response_ids]
+    flags = [False] * len(tokens.prompt_ids) + trained
+    return Example(tuple(ids), tuple(token if flag else IGNORE for token, flag in zip(ids, flags, strict=True)))
+
+
+def _prompt_length(example: Example) -> int:
+    return next(index for index, label in enumerate(example.labels) if label != IGNORE)
