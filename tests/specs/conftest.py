@@ -1,0 +1,84 @@
+"""Shared by the tests of the shipped environments: how to play them, and where the public data sets are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rlenv.environment import Environment
+from rlenv.policies.base import Policy
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import RandomPolicy
+from rlenv.rollout import Job, rollout
+from rlenv.trajectory import Trajectory
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLIC = ROOT.parent / "shared" / "data"
+
+Play = Callable[[Environment, str], Sequence[Trajectory]]
+
+
+@pytest.fixture
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture
+def public() -> Callable[[str], Path]:
+    """Gives a file or folder of the public data sets; skips the test where they are not there."""
+
+    def find(path: str) -> Path:
+        if not (PUBLIC / path).exists():
+            pytest.skip(f"no {path} in ../shared/data; put the data set there to run this test")
+        return PUBLIC / path
+
+    return find
+
+
+def _play(environment: Environment, policy: Policy, split: str) -> Sequence[Trajectory]:
+    async def run() -> Sequence[Trajectory]:
+        async with environment:
+            jobs = [Job(split, index, seed=index) for index in range(len(environment.tasks(split)))]
+            return await rollout(environment, policy, jobs, concurrency=16)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def play_oracle() -> Play:
+    """Plays the oracle on every task of a split, once."""
+    return lambda env, split: _play(env, OraclePolicy(env.spec, env.parts.dialect), split)
+
+
+@pytest.fixture
+def play_random() -> Play:
+    """Plays random actions on every task of a split, once."""
+    return lambda env, split: _play(env, RandomPolicy(env.parts.dialect, env.spec.answer), split)
+
+
+@pytest.fixture
+def assert_all_earn_maximum() -> Callable[[Environment, Sequence[Trajectory]], None]:
+    """Asserts that each episode succeeded, with the highest reward that the spec's weights allow and no failed call."""
+
+    def check(environment: Environment, trajectories: Sequence[Trajectory]) -> None:
+        most = sum(term.weight for term in environment.spec.rewards.values())
+        below = [
+            (trajectory.task_index, trajectory.reason, trajectory.reward.total, trajectory.failure, trajectory.answer)
+            for trajectory in trajectories
+            if not trajectory.success or trajectory.reward.total != pytest.approx(most)
+        ]
+        failed = [
+            (trajectory.task_index, result.name, result.text)
+            for trajectory in trajectories
+            for turn in trajectory.turns
+            for result in turn.results
+            if result.outcome != "ok"
+        ]
+        assert trajectories
+        assert not below, f"{len(below)} of {len(trajectories)} below {most}, such as {below[:3]}"
+        assert not failed, f"{len(failed)} failed calls, such as {failed[:3]}"
+
+    return check
