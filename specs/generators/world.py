@@ -139,4 +139,4 @@ def make_world(rng: random.Random) -> World:
         town, architect = towns[index % 60], people_left[60 + index % 66]
         house = _HOUSES[(index + index // 60) % len(_HOUSES)]
         buildings.append(Building(f"{town.name} {house}", town, architect, architect.born + rng.randint(28, 60)))
-    return World(*map(tuple, (rivers, towns, people, companies, festivals, buildings)))
+    return World(tuple(rivers), tuple(towns), tuple(people), tuple(companies), tuple(festivals), tuple(buildings))
