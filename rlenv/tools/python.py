@@ -11,9 +11,9 @@ import orjson
 from pydantic import BaseModel
 
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
+from rlenv.functions import import_function
 from rlenv.registry import Kind
 from rlenv.spec import Text, ToolSpec
-from rlenv.tools._functions import load_function, load_module
 from rlenv.tools._signature import read_signature
 from rlenv.tools.base import CompileContext, Mode, Tool, ToolContext, ToolOutput, common
 
@@ -74,10 +74,10 @@ def _shown_errors(
     found: list[type[Exception]] = []
     for word in spec.errors:
         place, _, name = word.rpartition(":")
-        source: Mapping[str, Any] = (
-            vars(load_module(place, base=context.base)) if place else getattr(function, "__globals__", {})
-        )
-        kind = source.get(name, getattr(builtins, name, None))
+        if place:
+            kind: Any = import_function(word, base=context.bases.get("errors", context.base))
+        else:
+            kind = getattr(function, "__globals__", {}).get(name, getattr(builtins, name, None))
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise UsageError(f"errors: '{word}' is not an exception that '{spec.function}' knows")
         found.append(kind)
@@ -111,7 +111,7 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
     Raises:
         UsageError: the function, its types, an exception or a resource does not fit the spec.
     """
-    function = load_function(spec.function, base=context.base)
+    function = import_function(spec.function, base=context.bases.get("function", context.base))
     injected = _injections(spec, context)
     shown_errors = _shown_errors(spec, function, context)
     signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
