@@ -1,0 +1,48 @@
+"""What tests of whole environments share."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.environment import Environment, load
+
+BASE = """
+rlenv: 1
+name: toy
+tasks:
+  train:
+    rows:
+      - {question: "What is 2 + 3?", answer: 5}
+      - {question: "What is 4 + 4?", answer: 8}
+prompt:
+  system: Use the tools.
+  user: "{{ task.question }}"
+tools:
+  calculate: {kind: calculator}
+limits: {turns: 4}
+rewards:
+  correct: {kind: rule, rule: numeric_match}
+oracle:
+  - call: {calculate: {expression: "1 + 1"}}
+  - say: "<answer>{{ task.answer }}</answer>"
+"""
+
+Make = Callable[..., Environment]
+
+
+@pytest.fixture
+def make_environment(tmp_path: Path) -> Make:
+    """Compiles a spec: the base above, another text, functions in tools.py, overrides."""
+
+    def make(text: str = BASE, *, tools: str = "", **overrides: Any) -> Environment:
+        (tmp_path / "spec.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
+        if tools:
+            (tmp_path / "tools.py").write_text(textwrap.dedent(tools), encoding="utf-8")
+        return load(tmp_path / "spec.yaml", set={key.replace("__", "."): value for key, value in overrides.items()})
+
+    return make

@@ -1,0 +1,307 @@
+"""The state machine of one rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rlenv.environment import Environment
+from rlenv.episode import Step
+from rlenv.errors import UsageError
+from rlenv.messages import MalformedCall, Message, ToolCall
+from rlenv.trajectory import Trajectory
+
+FUNCTIONS = '''
+import asyncio
+import time
+import threading
+
+from rlenv.errors import EpisodeError, ToolFailed
+
+never = threading.Event()
+
+
+async def hang() -> str:
+    """Never returns."""
+    await asyncio.Event().wait()
+    return ""
+
+
+def block() -> str:
+    """Blocks its thread."""
+    never.wait(30)
+    return ""
+
+
+def fail() -> str:
+    """Fails."""
+    raise RuntimeError("/secret/path: boom")
+
+
+def declared() -> str:
+    """Fails in a declared way."""
+    raise ToolFailed("the shop is closed")
+
+
+def huge() -> str:
+    """Returns ten megabytes."""
+    return "x" * 10_000_000
+
+
+def outage() -> str:
+    """Loses its backend."""
+    raise EpisodeError("the backend is gone", reason="backend")
+
+
+def echo(text: str) -> str:
+    """Gives the text back."""
+    return text
+'''
+
+SPEC = """
+rlenv: 1
+name: toy
+tasks:
+  train:
+    rows: [{question: "Say five", answer: 5}, {question: "Say eight", answer: 8}]
+prompt: {user: "{{ task.question }}"}
+tools:
+  calculate: {kind: calculator}
+  hang: {kind: python, function: "tools.py:hang", timeout_s: 0.05}
+  block: {kind: python, function: "tools.py:block", timeout_s: 0.05}
+  fail: {kind: python, function: "tools.py:fail"}
+  declared: {kind: python, function: "tools.py:declared"}
+  huge: {kind: python, function: "tools.py:huge"}
+  outage: {kind: python, function: "tools.py:outage"}
+  echo: {kind: python, function: "tools.py:echo", run_in: loop}
+limits: {turns: 5, tool_calls: 8, calls_per_turn: 3, invalid_actions: 2}
+rewards:
+  correct: {kind: rule, rule: numeric_match}
+  format: {kind: rule, rule: valid_calls, weight: 0.1, when: turn}
+success: correct >= 1
+"""
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def run(environment: Environment, actions: Sequence[str | Message], *, task: int = 0) -> tuple[list[Step], Trajectory]:
+    async def main() -> tuple[list[Step], Trajectory]:
+        steps = []
+        async with environment.start(task=task) as episode:
+            for action in actions:
+                steps.append(await episode.step(action))
+            return steps, await episode.truncate("left") if not episode.is_ended else episode.trajectory
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def environment(make_environment: Any) -> Environment:
+    made: Environment = make_environment(SPEC, tools=FUNCTIONS)
+    return made
+
+
+def test_a_call_then_an_answer_terminates_with_the_full_reward(environment: Environment) -> None:
+    steps, trajectory = run(environment, [call("calculate", expression="2+3"), "so <answer>5</answer>"])
+    assert [message.content for message in steps[0].observation.messages] == ["5"]
+    assert (steps[0].terminated, steps[0].truncated, steps[0].reason) == (False, False, "")
+    assert (steps[1].terminated, steps[1].truncated, steps[1].reason) == (True, False, "answer")
+    assert trajectory.answer == "5"
+    assert trajectory.success is True
+    assert trajectory.reward.total == pytest.approx(1.1)
+    assert sum(step.reward or 0.0 for step in steps) == pytest.approx(1.1)
+    assert sum(trajectory.reward.turn_rewards) == pytest.approx(1.1)
+
+
+def test_results_stand_in_call_order_whatever_ends_first(environment: Environment) -> None:
+    action = call("hang") + call("echo", text="a") + call("calculate", expression="6*7")
+    steps, _ = run(environment, [action])
+    results = steps[0].observation.results
+    assert [result.name for result in results] == ["hang", "echo", "calculate"]
+    assert [result.outcome for result in results] == ["timeout", "ok", "ok"]
+    assert [result.text for result in results[1:]] == ["a", "42"]
+
+
+def test_a_message_without_call_or_answer_terminates_and_earns_nothing(environment: Environment) -> None:
+    steps, trajectory = run(environment, ["I give up."])
+    assert (steps[0].terminated, steps[0].reason) == (True, "final_message")
+    assert trajectory.answer is None
+    assert trajectory.reward.terms["correct"].value == 0.0
+
+
+def test_an_answer_ends_the_episode_and_calls_beside_it_are_not_run(environment: Environment) -> None:
+    steps, trajectory = run(environment, [call("calculate", expression="1+1") + "<answer>5</answer>"])
+    assert steps[0].terminated
+    assert trajectory.turns[0].results == ()
+    assert trajectory.success is True
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        ('<tool_call>\n{"name": "calculate"', "malformed"),
+        (call("calculator", expression="1"), "unknown_tool"),
+        (call("calculate", expresion="1"), "bad_arguments"),
+        (call("calculate", expression=["1"]), "bad_arguments"),
+    ],
+)
+def test_a_models_mistake_becomes_an_observation_that_helps(
+    environment: Environment, action: str, expected: str
+) -> None:
+    steps, trajectory = run(environment, [action, call("calculate", expression="2+3"), "<answer>5</answer>"])
+    (result,) = steps[0].observation.results
+    assert result.outcome == expected
+    assert not steps[0].is_last
+    assert trajectory.success is True
+    assert trajectory.turns[0].calls_malformed == 1
+    if expected == "unknown_tool":
+        assert "calculate" in result.text
+    if expected == "bad_arguments":
+        assert "expression" in result.text
+
+
+def test_mistakes_in_a_row_truncate_and_a_good_call_resets_the_count(environment: Environment) -> None:
+    bad, good = call("nothing"), call("calculate", expression="1")
+    steps, _ = run(environment, [bad, good, bad, bad])
+    assert [step.reason for step in steps] == ["", "", "", "invalid_actions"]
+    assert steps[-1].truncated
+
+
+def test_the_turn_limit_truncates_with_the_last_observation(environment: Environment) -> None:
+    steps, trajectory = run(environment, [call("calculate", expression="1")] * 5)
+    assert [step.reason for step in steps] == ["", "", "", "", "turns"]
+    assert trajectory.truncated
+    assert not trajectory.terminated
+    assert steps[-1].observation.messages[0].content == "1"
+    assert trajectory.reward.total == pytest.approx(0.1)
+
+
+def test_more_calls_than_a_turn_may_make_are_answered_not_run(environment: Environment) -> None:
+    steps, _ = run(environment, [call("calculate", expression="1") * 5])
+    assert [result.outcome for result in steps[0].observation.results] == ["ok"] * 3 + ["skipped"] * 2
+
+
+def test_the_call_limit_truncates(environment: Environment) -> None:
+    steps, _ = run(environment, [call("calculate", expression="1") * 3] * 3)
+    assert [step.reason for step in steps] == ["", "", "tool_calls"]
+
+
+@pytest.mark.parametrize("tool", ["hang", "block"])
+def test_a_tool_that_hangs_costs_its_own_timeout_and_the_episode_goes_on(environment: Environment, tool: str) -> None:
+    steps, trajectory = run(environment, [call(tool), "<answer>5</answer>"])
+    assert steps[0].observation.results[0].outcome == "timeout"
+    assert trajectory.success is True
+
+
+def test_an_exception_of_a_tool_is_never_shown_to_the_model(environment: Environment) -> None:
+    steps, trajectory = run(environment, [call("fail"), "<answer>5</answer>"])
+    text = steps[0].observation.text
+    assert "Traceback" not in text
+    assert "/secret" not in text
+    assert steps[0].observation.results[0].outcome == "failed"
+    assert trajectory.success is True
+
+
+def test_a_declared_failure_is_shown_as_it_stands(environment: Environment) -> None:
+    steps, _ = run(environment, [call("declared")])
+    assert "the shop is closed" in steps[0].observation.messages[0].content
+
+
+def test_ten_megabytes_are_cut_and_the_structure_stands(environment: Environment) -> None:
+    steps, _ = run(environment, [call("huge")])
+    observation = steps[0].observation
+    assert len(observation.messages[0].content) <= 16_384
+    assert observation.text.endswith("</tool_response><|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_infrastructure_fault_makes_the_reward_invalid_never_zero(environment: Environment) -> None:
+    steps, trajectory = run(environment, [call("calculate", expression="1"), call("outage")])
+    assert steps[-1].reward is None
+    assert steps[-1].truncated
+    assert trajectory.reward.total is None
+    assert trajectory.success is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.reason == "backend"
+    assert set(trajectory.reward.terms) == {"correct", "format"}
+
+
+def test_structured_calls_of_a_message_are_run_and_broken_ones_answered(environment: Environment) -> None:
+    message = Message(
+        "assistant",
+        "",
+        (ToolCall("calculate", {"expression": "2+2"}, "c1"), MalformedCall("{", "not JSON", name="echo", id="c2")),
+    )
+    steps, _ = run(environment, [message])
+    good, bad = steps[0].observation.results
+    assert (good.text, good.call_id) == ("4", "c1")
+    assert (bad.outcome, bad.call_id) == ("malformed", "c2")
+
+
+def test_an_answer_inside_thinking_or_a_tool_result_earns_nothing(environment: Environment) -> None:
+    _, thought = run(environment, ["<think><answer>5</answer></think> unsure"])
+    _, planted = run(environment, [call("echo", text="<answer>5</answer>"), "done"])
+    _, early = run(environment, ["<think>x</think>" + call("echo", text="<answer>5</answer>"), "it said so"])
+    for trajectory in (thought, planted, early):
+        assert trajectory.answer is None
+        assert trajectory.reward.terms["correct"].value == 0.0
+
+
+def test_stepping_after_the_end_or_before_opening_is_a_usage_error(environment: Environment) -> None:
+    async def main() -> None:
+        unopened = environment.start(task=0)
+        with pytest.raises(UsageError, match="not open"):
+            await unopened.step("x")
+        async with environment.start(task=0) as episode:
+            with pytest.raises(UsageError, match="has not ended"):
+                _ = episode.trajectory
+            await episode.step("bye")
+            with pytest.raises(UsageError, match="has ended"):
+                await episode.step("again")
+
+    asyncio.run(main())
+
+
+def test_truncating_from_outside_scores_what_there_is(environment: Environment) -> None:
+    async def main() -> Trajectory:
+        async with environment.start(task=0) as episode:
+            await episode.step(call("calculate", expression="1"))
+            return await episode.truncate("response_tokens")
+
+    trajectory = asyncio.run(main())
+    assert trajectory.truncated
+    assert trajectory.reason == "response_tokens"
+    assert trajectory.reward.terms["correct"].value == 0.0
+
+
+def test_a_hanging_tool_delays_none_of_sixty_four_others(environment: Environment) -> None:
+    order: list[str] = []
+
+    async def one(name: str, action: str) -> None:
+        async with environment.start(task=0) as episode:
+            await episode.step(action)
+            await episode.step("<answer>5</answer>")
+            order.append(name)
+
+    async def main() -> None:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            group.create_task(one("block", call("block")))
+            group.create_task(one("hang", call("hang")))
+            for _ in range(64):
+                group.create_task(one("other", call("echo", text="x")))
+
+    asyncio.run(main())
+    assert sorted(order[-2:]) == ["block", "hang"]
+    assert len(order) == 66
+
+
+def test_equal_seeds_and_actions_give_equal_trajectories_but_for_clocks(environment: Environment) -> None:
+    actions = [call("calculate", expression="2**10"), "<answer>5</answer>"]
+    (first, one), (second, two) = run(environment, actions), run(environment, actions)
+    assert [step.observation.text for step in first] == [step.observation.text for step in second]
+    assert one.reward.total == two.reward.total
