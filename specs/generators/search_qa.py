@@ -33,7 +33,8 @@ def passages(world: World, rng: random.Random) -> dict[str, str]:
     for town in world.towns:
         made[town.name] = (
             f"{town.name} is a town on the river {town.river.name}. {town.name} was founded in {town.founded} and has "
-            f"{town.population:,} inhabitants, most of whom live {rng.choice(('uphill', 'by the water', 'downtown'))}."
+            f"{town.population:,} inhabitants; most people in {town.name} live "
+            f"{rng.choice(('uphill', 'by the water', 'downtown'))}."
         )
     for person in world.people:
         article = "an" if person.trade[0] in "aeiou" else "a"
