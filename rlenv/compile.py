@@ -18,7 +18,7 @@ from rlenv.templates import Template, compile_template
 from rlenv.tools.base import CompileContext, Tool
 
 if TYPE_CHECKING:
-    from rlenv.load import LoadedSpec
+    from rlenv.loader import LoadedSpec
 
 __all__ = ["Parts", "compile_parts"]
 

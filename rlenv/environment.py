@@ -13,7 +13,7 @@ from rlenv.compile import Parts, compile_parts
 from rlenv.episode import Episode
 from rlenv.errors import UsageError
 from rlenv.executor import Executor
-from rlenv.load import LoadedSpec, load_spec
+from rlenv.loader import LoadedSpec, load_spec
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.observe import Cut, cut_chars, shower
 from rlenv.resources.base import Resource, ResourceContext

@@ -18,7 +18,7 @@ import orjson
 
 from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
 from rlenv.functions import import_function
-from rlenv.load import LoadedSpec
+from rlenv.loader import LoadedSpec
 from rlenv.source import nearest
 from rlenv.templates import TemplateError, compile_template
 

@@ -30,7 +30,7 @@ LAYERS: dict[str, int] = {
     "rlenv.faults": 1,
     "rlenv.trajectory": 1,
     "rlenv.registry": 1,
-    "rlenv.load": 1,
+    "rlenv.loader": 1,
     "rlenv.shipped": 1,
     "rlenv.tools": 2,
     "rlenv.dialects": 2,
