@@ -24,8 +24,8 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
-import rlenv
-from rlenv import Environment, record
+from rlenv import record
+from rlenv.environment import Environment, load
 from rlenv.episode import Episode
 from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv.trajectory import Trajectory
@@ -225,7 +225,7 @@ _ENCODERS: dict[tuple[int, bytes], tuple[Any, TokenEncoder]] = {}
 def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
     key = orjson.dumps([spec, spec_set])
     if key not in _ENVIRONMENTS:
-        _ENVIRONMENTS[key] = rlenv.load(spec, set=spec_set or None)
+        _ENVIRONMENTS[key] = load(spec, set=spec_set or None)
     return _ENVIRONMENTS[key]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlenv import Environment
+from rlenv.environment import Environment
 from rlenv_verl.names import AGENT_NAME
 
 __all__ = ["Mode", "data_source", "training_rows", "validation_rows", "write_rows"]

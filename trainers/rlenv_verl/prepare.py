@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import rlenv
-from rlenv import Environment
+from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv_verl.datasets import Mode, data_source, training_rows, validation_rows, write_rows
 from rlenv_verl.names import AGENT_NAME, GRPO_SHUFFLED, LOOP_CLASS

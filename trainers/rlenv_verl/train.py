@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 import rlenv
-from rlenv import Environment
+from rlenv.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged
@@ -33,7 +33,7 @@ _EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
 
 def main(argv: list[str]) -> int:
     """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     console = Console(highlight=False, soft_wrap=True)
     try:
         return _train(arguments, console)
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 def _train(arguments: argparse.Namespace, console: Console) -> int:
     started = time.monotonic()
     spec_set = _assignments(arguments.set)
-    environment = rlenv.load(arguments.spec, set=spec_set or None)
+    environment = load(arguments.spec, set=spec_set or None)
     preset = load_preset(arguments.preset)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = (arguments.output or Path("runs") / f"{environment.spec.name}-{stamp}").resolve()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rlenv import Environment
+from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation
 from rlenv.policies.base import Policy

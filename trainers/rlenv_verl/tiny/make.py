@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv import Environment
+from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
