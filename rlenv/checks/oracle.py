@@ -1,0 +1,227 @@
+"""The oracle: its calls fit the tools, it ends with an answer, and it stays within the limits, for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlenv._arguments import ArgumentCheck
+from rlenv.checks.sites import Site, Stub, check_site
+from rlenv.checks.subject import Split, Subject
+from rlenv.errors import Fault, UsageError
+from rlenv.messages import ParsedAction
+from rlenv.rewards import answer as answers
+from rlenv.source import nearest
+from rlenv.spec import OracleCall, OracleSay
+from rlenv.templates import TemplateError, compile_template, compile_value, expression
+
+__all__ = ["check_oracle"]
+
+Path = tuple[str | int, ...]
+Call = tuple[Path, str, Mapping[str, Any]]
+
+
+def check_oracle(subject: Subject) -> Iterator[Fault]:
+    """Faults of `oracle`."""
+    steps = subject.loaded.spec.oracle
+    if steps is None:
+        subject.not_checked.append("no oracle: whether the environment can be solved was not checked")
+        return
+    if not steps:
+        yield subject.document.fault("oracle", "found no steps; expected at least one", "add {say: …}, or remove it")
+        return
+    faults = [*_order(subject, steps), *_calls_exist(subject, steps), *_templates(subject, steps)]
+    yield from faults
+    if not faults:
+        for split in subject.splits.values():
+            yield from _play(subject, steps, split)
+
+
+def _calls(index: int, step: OracleCall) -> Iterator[Call]:
+    if isinstance(step.call, tuple):
+        for number, group in enumerate(step.call):
+            for tool, arguments in group.items():
+                yield ("oracle", index, "call", number, tool), tool, arguments
+    else:
+        for tool, arguments in step.call.items():
+            yield ("oracle", index, "call", tool), tool, arguments
+
+
+def _order(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
+    answer = subject.loaded.spec.answer
+    for index, step in enumerate(steps[:-1]):
+        if isinstance(step, OracleSay):
+            message = "text without a call ends the episode, so the steps after it are never played"
+            yield subject.document.fault(("oracle", index), message, "make it the last step")
+    last = steps[-1]
+    if isinstance(last, OracleSay):
+        return
+    if answer.from_ == "tool" and any(tool == answer.tool for _, tool, _ in _calls(len(steps) - 1, last)):
+        return
+    wanted = f"a call of '{answer.tool}'" if answer.from_ == "tool" else "'say'"
+    message = f"the oracle ends with a call and gives no answer; expected {wanted} as the last step"
+    yield subject.document.fault(("oracle", len(steps) - 1), message, "add {say: …}")
+
+
+def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
+    for index, step in enumerate(steps):
+        if isinstance(step, OracleSay):
+            continue
+        for path, name, arguments in _calls(index, step):
+            tool = subject.tools.get(name)
+            if tool is None:
+                if subject.tools_are_known or name not in subject.loaded.spec.tools:
+                    close = nearest(name, subject.tools)
+                    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tools) or 'none'}"
+                    yield subject.document.fault(path, f"there is no tool '{name}'", hint, at="key")
+                continue
+            properties = tool.parameters.get("properties", {})
+            for argument in arguments:
+                if properties and argument not in properties:
+                    close = nearest(argument, properties)
+                    hint = f"did you mean '{close}'?" if close else f"it takes: {', '.join(properties)}"
+                    yield subject.document.fault((*path, argument), f"'{name}' takes no '{argument}'", hint, at="key")
+            for needed in tool.parameters.get("required", ()):
+                if needed not in arguments:
+                    message = f"'{name}' needs the argument '{needed}'"
+                    yield subject.document.fault(path, message, f"add '{needed}: …'", at="key")
+
+
+def _templates(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
+    names = ("task", "vars", "results")
+    for index, step in enumerate(steps):
+        if isinstance(step, OracleSay):
+            yield from check_site(subject, Site(("oracle", index, "say"), step.say, names, {"results": _Results()}))
+            continue
+        if step.for_each is not None:
+            wrapped = "{{" + step.for_each + "}}"
+            allowed = (*names[:2],)
+            yield from check_site(subject, Site(("oracle", index, "for_each"), wrapped, allowed, {}))
+        inner = (*names, "item") if step.for_each is not None else names
+        for path, _, arguments in _calls(index, step):
+            for at, text in _texts(arguments, path):
+                # With `item` the text is rendered below, for each element.
+                stand_ins = {"results": _Results(), "item": Stub()}
+                yield from check_site(subject, Site(at, text, inner, stand_ins))
+
+
+class _Results(list[Stub]):
+    """Texts of results that are not there yet: any index gives one."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return Stub()
+
+
+def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, str):
+        if "{" in value:
+            yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _texts(item, (*path, index))
+
+
+def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Split) -> Iterator[Fault]:
+    """Renders the script for each row and checks what does not depend on results; the first fault of a step ends it."""
+    document, spec = subject.document, subject.loaded.spec
+    checks: dict[str, ArgumentCheck] = {}
+    for name, tool in subject.tools.items():
+        try:
+            checks[name] = ArgumentCheck(tool.parameters, tool=name)
+        except UsageError:
+            continue  # reported with the tool
+    for number, row in enumerate(split.rows):
+        where = f"row {number + 1} of split '{split.name}'"
+        turns = calls = 0
+        for index, step in enumerate(steps):
+            values: dict[str, Any] = {"task": row, "vars": spec.vars}
+            if isinstance(step, OracleSay):
+                turns += 1
+                if fault := _answer_fault(subject, step, index, values, where):
+                    yield fault
+                    return
+                continue
+            try:
+                items = [None] if step.for_each is None else expression(step.for_each)(**values)
+                if isinstance(items, (str, Mapping)) or not hasattr(items, "__iter__"):
+                    message = f"for_each gives a {type(items).__name__} for {where}; expected a list"
+                    yield document.fault(("oracle", index, "for_each"), message, "name a column that holds a list")
+                    return
+                items = list(items)
+            except TemplateError as error:
+                message = f"for_each fails for {where}: {error}"
+                yield document.fault(("oracle", index, "for_each"), message, "name a column that holds a list")
+                return
+            made = list(_calls(index, step))
+            turns += len(items)
+            calls += len(items) * len(made)
+            if len(made) > spec.limits.calls_per_turn and items:
+                message = f"the step makes {len(made)} calls; limits.calls_per_turn is {spec.limits.calls_per_turn}"
+                hint = f"raise limits.calls_per_turn to {len(made)}"
+                yield document.fault(("oracle", index, "call"), message, hint)
+                return
+            for path, name, arguments in made:
+                fault = _arguments_fault(subject, path, checks.get(name), name, arguments, items, values, where)
+                if fault is not None:
+                    yield fault
+                    return
+        for key, count, word in (("turns", turns, "actions"), ("tool_calls", calls, "calls")):
+            limit = getattr(spec.limits, key)
+            if count > limit:
+                message = f"the oracle needs {count} {word} for {where}; the limit is {limit}"
+                at = f"limits.{key}" if document.has(f"limits.{key}") else "oracle"
+                yield document.fault(at, message, f"raise limits.{key} to {count}", at="value" if "." in at else "key")
+                return
+
+
+def _arguments_fault(
+    subject: Subject,
+    path: Path,
+    check: ArgumentCheck | None,
+    name: str,
+    arguments: Mapping[str, Any],
+    items: list[Any],
+    values: Mapping[str, Any],
+    where: str,
+) -> Fault | None:
+    reads = {part for _, text in _texts(arguments, path) for part in compile_template(text).names}
+    if "results" in reads or check is None:
+        return None
+    fill = compile_value(arguments)
+    for item in items:
+        try:
+            filled = fill(item=item, **values)
+        except TemplateError as error:
+            return subject.document.fault(path, f"the arguments fail for {where}: {error}", "guard the template")
+        if not check.fits(filled):
+            reason = check.explain(filled)
+            hint = "a lone {{ … }} keeps its type; add a filter such as |int or |string"
+            return subject.document.fault(path, f"the arguments do not fit '{name}' for {where}: {reason}", hint)
+    return None
+
+
+def _answer_fault(subject: Subject, step: OracleSay, index: int, values: Mapping[str, Any], where: str) -> Fault | None:
+    spec = subject.loaded.spec.answer
+    template = compile_template(step.say)
+    path = ("oracle", index, "say")
+    try:
+        text = template.text(results=_Results(), **values)
+    except TemplateError as error:
+        if "results" in template.names:
+            return None
+        return subject.document.fault(path, f"the text fails for {where}: {error}", "guard the template")
+    # An environment that names no answer rule may be solved by calls alone.
+    if not subject.document.has("answer") or (spec.from_ not in ("tag", "boxed") and "results" in template.names):
+        return None
+    try:
+        answer = answers.extract(spec, ParsedAction(text))
+    except UsageError:
+        return None  # reported with the answer rule
+    if answer is not None:
+        return None
+    wanted = {"tag": f"write <{spec.tag}>…</{spec.tag}>", "boxed": "write \\boxed{…}", "tool": f"call '{spec.tool}'"}
+    message = f"the text gives no answer by the rule '{spec.from_}' for {where}"
+    return subject.document.fault(path, message, wanted.get(spec.from_, "write what the rule reads"))

@@ -1,0 +1,238 @@
+"""Templates: they compile, every name that they read exists, and they render for every row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlenv.checks.subject import Split, Subject
+from rlenv.errors import Fault
+from rlenv.source import nearest
+from rlenv.spec import Spec
+from rlenv.templates import Template, TemplateError, compile_template
+
+__all__ = ["Site", "Stub", "check_site", "check_templates", "listed_names"]
+
+_MARK = re.compile(r"\{\{|\{%")
+# Text that is shown or matched as it stands, and never rendered.
+_LITERAL = frozenset(("kind", "description", "pattern", "function", "python", "rule", "gate", "scope"))
+_DICT_METHODS = frozenset(dir(dict))
+_PROMPT = ("task", "resources", "vars")
+_OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")
+_REWARD = ("task", "resources", "vars", "answer", "item")
+
+
+class Stub:
+    """Stands for a value that is known only while an episode runs; any attribute or item of it is one too."""
+
+    def __getattr__(self, name: str) -> Stub:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, key: object) -> Stub:
+        return self
+
+    def __str__(self) -> str:
+        return "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One template: where it stands, what it may read, and stand-ins for what only an episode knows."""
+
+    path: tuple[str | int, ...]
+    source: str
+    names: tuple[str, ...]
+    stand_ins: Mapping[str, Any]
+
+
+def listed_names(options: tuple[str, ...] | list[str]) -> str:
+    """Options for a hint."""
+    return ", ".join(options) if options else "none"
+
+
+def check_templates(subject: Subject) -> Iterator[Fault]:
+    """Faults of all templates outside the oracle."""
+    for site in _sites(subject):
+        yield from check_site(subject, site)
+    yield from _process_scope(subject)
+
+
+def _sites(subject: Subject) -> Iterator[Site]:
+    spec, document = subject.loaded.spec, subject.document
+    stubs: dict[str, Any] = {"resources": dict.fromkeys(spec.resources, Stub())}
+    for split, source in spec.tasks.items():
+        if source.path is not None:
+            yield Site(("tasks", split, "path"), source.path, ("vars",), {})
+    for key in ("system", "user"):
+        text = getattr(spec.prompt, key)
+        if text is not None:
+            yield Site(("prompt", key), text, _PROMPT, stubs)
+    if spec.observation.template is not None:
+        shown = {"result": "text", "tool": "tool", "is_error": False, "turn": 1}
+        yield Site(("observation", "template"), spec.observation.template, _OBSERVATION, shown)
+    entries: list[tuple[str, Mapping[str, Spec], tuple[str, ...], dict[str, Any]]] = [
+        ("resources", spec.resources, ("task", "vars"), {}),
+        ("rewards", spec.rewards, _REWARD, {**stubs, "answer": "1", "item": Stub()}),
+    ]
+    for group, section, names, stand_ins in entries:
+        for name in section:
+            for path, text in _texts(document.get((group, name)), (group, name)):
+                yield Site(path, text, names, stand_ins)
+    for name in spec.tools:
+        # What a tool's templates may read depends on its kind, which checks it: constants alone are looked at here.
+        for path, text in _texts(document.get(("tools", name)), ("tools", name)):
+            yield Site(path, text, (), {})
+
+
+def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if isinstance(value, str):
+        if _MARK.search(value) and path[-1] not in _LITERAL:
+            yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, (*path, index))
+
+
+def check_site(subject: Subject, site: Site) -> Iterator[Fault]:
+    """Faults of one template."""
+    document = subject.document
+    try:
+        template = compile_template(site.source)
+    except TemplateError as error:
+        hint = "write {{ name }} for a value and {% if … %} for a condition"
+        yield document.fault(site.path, f"the template cannot be read: {error}", hint, line=error.line)
+        return
+    broken = list(_unknown_names(subject, site, template))
+    yield from broken
+    if broken:
+        return
+    yield from _constants(subject, template, site)
+    if site.names and "task" in site.names:
+        for split in subject.splits.values():
+            yield from _rows(subject, site, template, split)
+
+
+def _unknown_names(subject: Subject, site: Site, template: Template) -> Iterator[Fault]:
+    if not site.names:
+        return
+    for name in sorted(template.names - set(site.names)):
+        columns = [column for split in subject.splits.values() for column in split.columns]
+        close = nearest(name, site.names)
+        if close:
+            hint = f"did you mean '{close}'?"
+        elif name in columns and "task" in site.names:
+            hint = f"did you mean 'task.{name}'?"
+        elif name in subject.loaded.spec.vars:
+            hint = f"did you mean 'vars.{name}'?"
+        else:
+            hint = f"known names: {listed_names(site.names)}"
+        yield subject.document.fault(site.path, f"'{name}' is not known here", hint, find=name)
+
+
+def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fault]:
+    spec = subject.loaded.spec
+    known: dict[str, tuple[Mapping[str, Any], str]] = {
+        "vars": (spec.vars, "constant"),
+        "resources": (spec.resources, "resource"),
+    }
+    for path in sorted(template.paths):
+        if path[0] not in known or len(path) < 2:
+            continue
+        options, word = known[path[0]]
+        if path[1] not in options:
+            close = nearest(path[1], options)
+            named = f"known: {listed_names(list(options))}" if options else f"add it under '{path[0]}:'"
+            hint = f"did you mean '{path[0]}.{close}'?" if close else named
+            found = ".".join(path[:2])
+            yield subject.document.fault(site.path, f"there is no {word} '{path[1]}'", hint, find=found)
+            continue
+        published = getattr(subject.resources.get(path[1]), "template_attributes", None)
+        if path[0] == "resources" and published is not None and len(path) > 2 and path[2] not in published:
+            close = nearest(path[2], published)
+            hint = f"did you mean '{close}'?" if close else f"it has: {listed_names(sorted(published))}"
+            message = f"the resource '{path[1]}' shows no '{path[2]}'"
+            yield subject.document.fault(site.path, message, hint, find=".".join(path[:3]))
+
+
+def _rows(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Fault]:
+    document = subject.document
+    is_gold = site.path[0] == "rewards" and "expect" in site.path
+    render: Callable[..., Any] = template.value if site.path[0] == "rewards" else template.text
+    constants = {"vars": subject.loaded.spec.vars, **site.stand_ins}
+    lost: set[str] = set()
+    for index, row in enumerate(split.rows):
+        try:
+            value = render(task=row, **constants)
+        except TemplateError as error:
+            faults = list(_columns(subject, site, template, split))
+            if faults:
+                yield from faults
+            elif not _needs_episode(template):
+                where = f"row {index + 1} of split '{split.name}'"
+                yield document.fault(site.path, f"the template fails for {where}: {error}", "guard it with {% if %}")
+            return
+        if is_gold and not _needs_episode(template) and (value is None or value == [] or value == ()):
+            shown = "an empty list" if value is not None else "null"
+            lost.add(f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value")
+            break
+    for message in lost:
+        found, _, wanted = message.partition("; ")
+        yield document.fault(site.path, f"{found}; {wanted}", "drop such rows, or fill the column")
+    yield from _shadowed(subject, site, template, split)
+
+
+def _needs_episode(template: Template) -> bool:
+    return bool(template.names & {"resources", "answer", "item", "result", "results"})
+
+
+def _columns(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Fault]:
+    """Columns that the template reads and that some row of the split lacks."""
+    total = len(split.rows)
+    for path in sorted(template.paths):
+        if path[0] != "task" or len(path) < 2 or split.columns.get(path[1], 0) == total:
+            continue
+        count = split.columns.get(path[1], 0)
+        close = nearest(path[1], (column for column in split.columns if column != path[1]))
+        if count == 0:
+            message = f"split '{split.name}' has no column '{path[1]}'"
+            known = f"its columns: {listed_names(list(split.columns))}"
+            hint = f"did you mean 'task.{close}'?" if close else known
+        else:
+            first = next(index for index, row in enumerate(split.rows) if path[1] not in row)
+            message = f"{total - count} of {total} rows of split '{split.name}' lack the column '{path[1]}'"
+            message += f" (first: row {first + 1})"
+            hint = f"add it, or guard it: {{% if task.{path[1]} is defined %}}"
+        yield subject.document.fault(site.path, message, hint, find=f"task.{path[1]}")
+
+
+def _shadowed(subject: Subject, site: Site, template: Template, split: Split) -> Iterator[Fault]:
+    """`task.items` is the method of the mapping, not the column of that name."""
+    for path in sorted(template.paths):
+        if path[0] != "task" or len(path) < 2 or path[1] not in _DICT_METHODS or path[1] not in split.columns:
+            continue
+        dotted = ".".join(path[:2])
+        if re.search(rf"\b{re.escape(dotted)}\b(?!\()", site.source):
+            message = f"'{dotted}' is a method of every mapping, not the column of split '{split.name}'"
+            yield subject.document.fault(site.path, message, f"write task['{path[1]}']", find=dotted)
+
+
+def _process_scope(subject: Subject) -> Iterator[Fault]:
+    """A resource that is opened once for all episodes cannot read a task."""
+    for name, spec in subject.loaded.spec.resources.items():
+        if spec.scope != "process":
+            continue
+        for path, text in _texts(subject.document.get(("resources", name)), ("resources", name)):
+            try:
+                reads_task = "task" in compile_template(text).names
+            except TemplateError:
+                continue
+            if reads_task:
+                message = "a resource of scope 'process' is opened once, without a task"
+                yield subject.document.fault(path, message, "set scope: episode", find="task")

@@ -1,0 +1,162 @@
+"""What the checks look at: a typed spec with its rows and with every part of it that compiles."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlenv import registry
+from rlenv.errors import Fault, RlenvError, SpecError
+from rlenv.loader import LoadedSpec
+from rlenv.resources.base import Resource
+from rlenv.rewards.base import Term, TermCompileContext
+from rlenv.source import SourceDocument
+from rlenv.spec import Spec
+from rlenv.tasks import load_tasks
+from rlenv.tools.base import CompileContext, Tool
+
+__all__ = ["MAX_BROKEN", "MAX_ROWS", "Split", "Subject", "split_message", "subject_of"]
+
+MAX_ROWS = 10_000
+"""So many rows of a split are looked at."""
+MAX_BROKEN = 20
+"""So many broken lines of a split are listed."""
+
+_KEYED = re.compile(r"([a-z_]+(?:\.[\w-]+)*): (.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The rows of a split that were read; `columns` counts in how many of them each column is."""
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+    columns: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Subject:
+    """A spec under validation. Parts that do not compile are absent and have their faults in `faults`."""
+
+    loaded: LoadedSpec
+    splits: dict[str, Split] = field(default_factory=dict)
+    resources: dict[str, Resource] = field(default_factory=dict)
+    tools: dict[str, Tool] = field(default_factory=dict)
+    terms: list[Term] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    tools_are_known: bool = True
+    """False where a tool does not compile, so that the names of all tools are not known."""
+
+    @property
+    def document(self) -> SourceDocument:
+        """The document behind the spec."""
+        return self.loaded.document
+
+
+def split_message(text: str) -> tuple[str, str]:
+    """A message of the form `what is wrong; the nearest fix` in its two parts."""
+    message, _, hint = text.rpartition("; ")
+    return (message, hint) if message else (text, "")
+
+
+def subject_of(loaded: LoadedSpec) -> Subject:
+    """Reads the rows and compiles every part by itself, so that one broken entry does not hide the others."""
+    subject = Subject(loaded)
+    for name in loaded.spec.tasks:
+        _read_split(subject, name)
+    _compile(subject)
+    return subject
+
+
+def _read_split(subject: Subject, name: str) -> None:
+    try:
+        tasks = load_tasks(subject.loaded, name)
+    except SpecError as error:
+        subject.faults.extend(error.faults)
+        return
+    except RlenvError as error:
+        subject.faults.append(subject.document.fault(f"tasks.{name}", *split_message(str(error))))
+        return
+    rows: list[Mapping[str, Any]] = []
+    broken = 0
+    for index in range(min(len(tasks), MAX_ROWS)):
+        try:
+            rows.append(tasks[index])
+        except SpecError as error:
+            broken += 1
+            if broken <= MAX_BROKEN:
+                subject.faults.extend(error.faults)
+    if broken > MAX_BROKEN:
+        subject.not_checked.append(f"split {name}: {broken - MAX_BROKEN} more broken rows are not listed")
+    if len(tasks) > MAX_ROWS:
+        subject.not_checked.append(f"split {name}: only the first {MAX_ROWS:,} of {len(tasks):,} rows were looked at")
+    columns = Counter(column for row in rows for column in row)
+    if rows:
+        subject.splits[name] = Split(name, rows, columns)
+
+
+def _compile(subject: Subject) -> None:
+    loaded, spec = subject.loaded, subject.loaded.spec
+
+    def attempt(path: str, entry: Spec, build: Callable[[], Any]) -> Any:
+        try:
+            return build()
+        except SpecError as error:
+            subject.faults.extend(error.faults)
+        except RlenvError as error:
+            subject.faults.append(_entry_fault(subject.document, path, str(error)))
+        return None
+
+    def bases(path: str, entry: Spec) -> dict[str, Path]:
+        return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
+
+    for name, resource_spec in spec.resources.items():
+        path = f"resources.{name}"
+        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, resource_spec))
+        factory = registry.get("resources", resource_spec.kind).factory
+        built = attempt(path, resource_spec, lambda f=factory, n=name, s=resource_spec, c=context: f(n, s, c))  # type: ignore[misc]
+        if built is not None:
+            subject.resources[name] = built
+    for name, tool_spec in spec.tools.items():
+        path = f"tools.{name}"
+        context = CompileContext(loaded.base_of(path), spec.vars, subject.resources, bases(path, tool_spec))
+        factory = registry.get("tools", tool_spec.kind).factory
+        made = attempt(path, tool_spec, lambda f=factory, n=name, s=tool_spec, c=context: f(n, s, c))  # type: ignore[misc]
+        if made is None:
+            subject.tools_are_known = False
+        for tool in made or ():
+            if tool.name in subject.tools:
+                fault = subject.document.fault(path, f"two tools are called '{tool.name}'", "rename one", at="key")
+                subject.faults.append(fault)
+            subject.tools[tool.name] = tool
+    for name, reward_spec in spec.rewards.items():
+        path = f"rewards.{name}"
+        wanted = getattr(reward_spec, "tool", None)
+        if isinstance(wanted, str) and wanted not in subject.tools:
+            continue  # reported at its own place, or the tool itself is at fault
+        term_context = TermCompileContext(
+            loaded.base_of(path), spec.vars, subject.resources, bases(path, reward_spec), subject.tools, spec.answer
+        )
+        factory = registry.get("rewards", reward_spec.kind).factory
+        term = attempt(path, reward_spec, lambda f=factory, n=name, s=reward_spec, c=term_context: f(n, s, c))  # type: ignore[misc]
+        if term is not None:
+            subject.terms.append(term)
+
+
+def _entry_fault(document: SourceDocument, path: str, text: str) -> Fault:
+    """A factory's message at the key that it names (`inject: there is no …`), at the entry otherwise."""
+    match = _KEYED.fullmatch(text)
+    message, hint = split_message(text)
+    if match is not None and document.has(f"{path}.{match[1]}"):
+        message, hint = split_message(match[2])
+        return document.fault(f"{path}.{match[1]}", message, hint)
+    for key in ("function", "python", "path", "corpus", "resource", "pattern"):
+        value = document.get(f"{path}.{key}")
+        if isinstance(value, str) and value and (value in text or value.rpartition(":")[2] in text):
+            return document.fault(f"{path}.{key}", message, hint)
+    return document.fault(path, message, hint, at="key")

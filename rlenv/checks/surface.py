@@ -1,0 +1,105 @@
+"""What the model meets: tools, dialect, answer rule and observations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rlenv import dialects, registry
+from rlenv._arguments import ArgumentCheck
+from rlenv.checks.subject import Subject, split_message
+from rlenv.errors import Fault, UsageError
+from rlenv.rewards import answer as answers
+from rlenv.source import nearest
+
+__all__ = ["check_surface"]
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def check_surface(subject: Subject) -> Iterator[Fault]:
+    """Faults of tool names and schemas, `dialect`, `answer` and `observation`."""
+    yield from _tools(subject)
+    yield from _dialect(subject)
+    yield from _answer(subject)
+    yield from _observation(subject)
+
+
+def _tools(subject: Subject) -> Iterator[Fault]:
+    for name in subject.loaded.spec.tools:
+        if not _TOOL_NAME.fullmatch(name):
+            message = f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'"
+            hint = f"write '{re.sub(r'[^a-zA-Z0-9_-]+', '_', name)[:64].strip('_') or 'tool'}'"
+            yield subject.document.fault(("tools", name), message, hint, at="key")
+    for name, tool in subject.tools.items():
+        try:
+            ArgumentCheck(tool.parameters, tool=name)
+        except UsageError as error:
+            place = f"tools.{name}.parameters" if subject.document.has(f"tools.{name}.parameters") else f"tools.{name}"
+            yield subject.document.fault(place, str(error), "see https://json-schema.org", at="key")
+
+
+def _dialect(subject: Subject) -> Iterator[Fault]:
+    name = subject.loaded.spec.dialect
+    try:
+        dialects.get(name)
+    except KeyError:
+        known = registry.names("dialects")
+        close = nearest(name, known)
+        hint = f"did you mean '{close}'?" if close else f"known: {', '.join(known)}"
+        yield subject.document.fault("dialect", f"there is no dialect '{name}'", hint)
+    except UsageError as error:
+        yield subject.document.fault("dialect", *split_message(str(error)))
+
+
+def _answer(subject: Subject) -> Iterator[Fault]:
+    spec, document = subject.loaded.spec.answer, subject.document
+    rule = spec.from_
+    for key, owner in (("pattern", "regex"), ("tool", "tool"), ("argument", "tool"), ("tag", "tag")):
+        if document.has(f"answer.{key}") and rule != owner:
+            message = f"'{key}' is read only with 'from: {owner}'; found 'from: {rule}'"
+            yield document.fault(f"answer.{key}", message, f"write from: {owner}, or remove '{key}'", at="key")
+    if rule == "tool":
+        yield from _answer_tool(subject)
+    try:
+        answers.check(spec)
+    except UsageError as error:
+        key = {"regex": "pattern", "tag": "tag", "tool": "tool"}.get(rule, "from")
+        message, hint = split_message(str(error).removeprefix("answer.tag: ").removeprefix("answer: "))
+        yield document.fault(f"answer.{key}", message, hint)
+        return
+    if rule == "regex" and spec.pattern is not None and re.compile(spec.pattern).groups == 0:
+        message = "the pattern has no group; its first group is the answer"
+        yield document.fault("answer.pattern", message, f"write ({spec.pattern})")
+
+
+def _answer_tool(subject: Subject) -> Iterator[Fault]:
+    spec, document = subject.loaded.spec.answer, subject.document
+    if spec.tool is None or (not subject.tools_are_known and spec.tool in subject.loaded.spec.tools):
+        return
+    tool = subject.tools.get(spec.tool)
+    if tool is None:
+        close = nearest(spec.tool, subject.tools)
+        hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tools) or 'none'}"
+        yield document.fault("answer.tool", f"there is no tool '{spec.tool}'", hint)
+        return
+    properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
+    if spec.argument is None and len(properties) != 1:
+        found = f"'{spec.tool}' takes {len(properties)} arguments, so which one is the answer must be named"
+        hint = f"add 'argument: {next(iter(properties), 'NAME')}'"
+        yield document.fault("answer.tool", found, hint)
+    elif spec.argument is not None and spec.argument not in properties:
+        close = nearest(spec.argument, properties)
+        hint = f"did you mean '{close}'?" if close else f"it takes: {', '.join(properties) or 'none'}"
+        yield document.fault("answer.argument", f"'{spec.tool}' takes no '{spec.argument}'", hint)
+
+
+def _observation(subject: Subject) -> Iterator[Fault]:
+    spec, document = subject.loaded.spec.observation, subject.document
+    if spec.template is not None and spec.format != "template":
+        message = f"'template' is read only with 'format: template'; found 'format: {spec.format}'"
+        yield document.fault("observation.template", message, "add 'format: template'", at="key")
+    if spec.template is None and spec.format == "template":
+        message = "'format: template' needs a template"
+        yield document.fault("observation.format", message, "add 'template: \"{{ result }}\"'")
