@@ -1,0 +1,141 @@
+"""The endpoint policy against a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rlenv.policies.openai import OpenAIPolicy, Sampling
+from rlenv.rollout import Job, rollout
+from rlenv.trajectory import Trajectory
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def chat(message: dict[str, Any]) -> web.Response:
+    return web.json_response({"choices": [{"index": 0, "finish_reason": "stop", "message": message}]})
+
+
+def run(environment: Any, handler: Handler, *, path: str = "/v1/chat/completions", **options: Any) -> Trajectory:
+    async def main() -> Trajectory:
+        app = web.Application()
+        app.router.add_post(path, handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        policy = OpenAIPolicy(f"http://127.0.0.1:{port}/v1", "toy", **options)
+        try:
+            async with asyncio.timeout(30):
+                (trajectory,) = await rollout(environment, policy, [Job("train", 0, 3)])
+            return trajectory
+        finally:
+            await policy.aclose()
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+def test_the_servers_own_tool_calls_are_run_and_answered_by_id(make_environment: Any) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        body = await request.json()
+        bodies.append(body)
+        assert request.headers["Authorization"] == "Bearer k"
+        if len(bodies) == 1:
+            function = {"name": "calculate", "arguments": '{"expression": "2+3"}'}
+            calls = [{"id": "c1", "type": "function", "function": function}]
+            return chat({"role": "assistant", "content": None, "tool_calls": calls})
+        return chat({"role": "assistant", "content": "<answer>5</answer>"})
+
+    sampling = Sampling(temperature=0.5, max_tokens=64)
+    trajectory = run(make_environment(), handler, api_key="k", sampling=sampling)
+    assert trajectory.success is True
+    assert [tool["function"]["name"] for tool in bodies[0]["tools"]] == ["calculate"]
+    assert (bodies[0]["temperature"], bodies[0]["max_tokens"], bodies[0]["seed"]) == (0.5, 64, 3)
+    assistant, tool = bodies[1]["messages"][-2:]
+    assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"expression": "2+3"}
+    assert (tool["role"], tool["tool_call_id"], tool["content"]) == ("tool", "c1", "5")
+
+
+def test_arguments_that_are_not_json_are_answered_to_the_model(make_environment: Any) -> None:
+    turns = iter(["{broken", '["a list"]'])
+
+    async def handler(request: web.Request) -> web.Response:
+        arguments = next(turns, None)
+        if arguments is None:
+            return chat({"role": "assistant", "content": "<answer>5</answer>"})
+        function = {"name": "calculate", "arguments": arguments}
+        return chat({"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]})
+
+    trajectory = run(make_environment(), handler)
+    assert [turn.results[0].outcome for turn in trajectory.turns[:-1]] == ["malformed", "malformed"]
+    assert trajectory.success is True
+
+
+def test_raw_text_is_sent_whole_and_read_by_the_dialect(make_environment: Any) -> None:
+    prompts: list[str] = []
+    call = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'
+
+    async def handler(request: web.Request) -> web.Response:
+        prompts.append((await request.json())["prompt"])
+        return web.json_response({"choices": [{"text": call if len(prompts) == 1 else "<answer>5</answer>"}]})
+
+    trajectory = run(make_environment(), handler, path="/v1/completions", mode="text")
+    assert trajectory.success is True
+    assert "<tools>" in prompts[0]
+    expected = prompts[0] + call + "<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response><|im_end|>\n"
+    assert prompts[1] == expected + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_passing_faults_are_tried_again(make_environment: Any, status: int) -> None:
+    seen = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal seen
+        seen += 1
+        if seen == 1:
+            return web.Response(status=status, text="busy")
+        return chat({"role": "assistant", "content": "<answer>5</answer>"})
+
+    assert run(make_environment(), handler).success is True
+    assert seen == 2
+
+
+async def _not_json(request: web.Request) -> web.Response:
+    return web.Response(text="<html>")
+
+
+async def _no_choices(request: web.Request) -> web.Response:
+    return web.json_response({"choices": []})
+
+
+async def _refused(request: web.Request) -> web.Response:
+    return web.Response(status=401, text="no key")
+
+
+async def _late(request: web.Request) -> web.Response:
+    await asyncio.sleep(5)
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [(_not_json, "not JSON"), (_no_choices, "no choices"), (_refused, "401"), (_late, "no answer")],
+)
+def test_an_endpoint_that_fails_makes_the_reward_invalid_never_a_number(
+    make_environment: Any, handler: Handler, words: str
+) -> None:
+    trajectory = run(make_environment(), handler, retries=1, timeout_s=0.2)
+    assert trajectory.reward.total is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.reason == "policy"
+    assert words in trajectory.failure.message

@@ -1,0 +1,209 @@
+"""Many episodes at once, their record and their figures."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlenv import record
+from rlenv.environment import Environment
+from rlenv.errors import PolicyError, UsageError
+from rlenv.evaluate import summarise, wilson
+from rlenv.messages import Message
+from rlenv.policies.base import Policy, PolicyContext, PolicySession
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
+from rlenv.rollout import Job, rollout
+from rlenv.trajectory import Trajectory
+
+
+class _Policy:
+    """Answers right, but fails in the episodes named and hangs in others."""
+
+    name = "flaky"
+
+    def __init__(self, *, fails: Sequence[int] = (), hangs: Sequence[int] = ()) -> None:
+        self.fails, self.hangs = fails, hangs
+
+    def start(self, context: PolicyContext) -> PolicySession:
+        outer = self
+
+        class Session:
+            async def act(self, messages: Sequence[Message]) -> str:
+                if context.seed in outer.fails:
+                    raise PolicyError("the endpoint is down")
+                if context.seed in outer.hangs:
+                    await asyncio.Event().wait()
+                return f"<answer>{context.task['answer']}</answer>"
+
+        return Session()
+
+    async def aclose(self) -> None:
+        pass
+
+
+def play(environment: Environment, policy: Policy, jobs: Sequence[Job], **options: Any) -> list[Trajectory]:
+    async def main() -> list[Trajectory]:
+        async with asyncio.timeout(30):
+            return await rollout(environment, policy, jobs, **options)
+
+    return asyncio.run(main())
+
+
+def jobs(count: int) -> list[Job]:
+    return [Job("train", index % 2, index) for index in range(count)]
+
+
+def test_trajectories_come_back_in_the_order_of_the_jobs(make_environment: Any) -> None:
+    environment = make_environment()
+    seen: list[int] = []
+    ended = play(
+        environment,
+        OraclePolicy(environment.spec, environment.parts.dialect),
+        jobs(20),
+        concurrency=5,
+        on_end=lambda index, trajectory: seen.append(index),
+    )
+    assert [trajectory.seed for trajectory in ended] == list(range(20))
+    assert sorted(seen) == list(range(20))
+    assert all(trajectory.success for trajectory in ended)
+    assert all(len(trajectory.turns) == 2 for trajectory in ended)
+
+
+def test_a_policy_that_fails_costs_its_own_episode_and_is_counted_as_invalid(make_environment: Any) -> None:
+    ended = play(make_environment(), _Policy(fails=[1, 3]), jobs(6))
+    summary = summarise(ended, seconds=1.0)
+    assert [trajectory.success for trajectory in ended] == [True, None, True, None, True, True]
+    assert summary.invalid == 2
+    assert summary.reward_mean == 1.0
+    assert summary.success_rate == 1.0
+    assert summary.failures == {"policy": 2}
+    assert summary.terms == {"correct": 1.0}
+    assert summary.terms_invalid == {"correct": 2}
+
+
+def test_a_policy_that_hangs_is_truncated_at_the_episodes_time(make_environment: Any) -> None:
+    ended = play(make_environment(limits__episode_s=0.2), _Policy(hangs=[0]), jobs(3))
+    assert [(trajectory.truncated, trajectory.reason) for trajectory in ended] == [
+        (True, "time"),
+        (False, "answer"),
+        (False, "answer"),
+    ]
+
+
+def test_an_oracle_whose_script_is_over_says_so(make_environment: Any) -> None:
+    environment = make_environment(oracle=[{"call": {"calculate": {"expression": "1"}}}])
+    with pytest.raises(ExceptionGroup) as caught:
+        play(environment, OraclePolicy(environment.spec, environment.parts.dialect), jobs(1))
+    assert caught.group_contains(UsageError, match="steps are over")
+
+
+def test_a_step_of_the_oracle_is_repeated_for_each_item(make_environment: Any) -> None:
+    steps = [
+        {"call": {"calculate": {"expression": "{{ item }}"}}, "for_each": "['1+1', '2+2', '3+3']"},
+        {"say": "<answer>{{ results[-1] }}</answer>"},
+    ]
+    environment = make_environment(oracle=steps)
+    (trajectory,) = play(environment, OraclePolicy(environment.spec, environment.parts.dialect), jobs(1))
+    assert [turn.results[0].text for turn in trajectory.turns[:-1]] == ["2", "4", "6"]
+    assert trajectory.answer == "6"
+
+
+def test_the_random_policy_is_equal_for_equal_seeds_and_never_breaks_an_episode(make_environment: Any) -> None:
+    environment = make_environment()
+    policy = RandomPolicy(environment.parts.dialect, environment.spec.answer)
+    first, second = play(environment, policy, jobs(200)), play(environment, policy, jobs(200))
+    assert [[turn.action for turn in one.turns] for one in first] == [
+        [turn.action for turn in one.turns] for one in second
+    ]
+    assert all(trajectory.failure is None for trajectory in first)
+    assert summarise(first, seconds=1).success_rate == 0.0
+
+
+def test_a_script_plays_a_line_for_each_task_or_one_for_all(make_environment: Any, tmp_path: Path) -> None:
+    environment = make_environment()
+    lines = tmp_path / "script.jsonl"
+    lines.write_text('["<answer>5</answer>"]\n["hm", "<answer>1</answer>"]\n')
+    ended = play(environment, ScriptPolicy(lines), jobs(2))
+    assert [trajectory.answer for trajectory in ended] == ["5", None]
+    text = tmp_path / "script.txt"
+    text.write_text(
+        '<tool_call>{"name": "calculate", "arguments": {"expression": "4"}}</tool_call>\n---\n<answer>8</answer>\n'
+    )
+    ended = play(environment, ScriptPolicy(text), jobs(2))
+    assert [trajectory.success for trajectory in ended] == [False, True]
+    (tmp_path / "bad.jsonl").write_text('["a"]\n{"not": "a list"}\n')
+    with pytest.raises(UsageError, match=r"bad\.jsonl:2"):
+        ScriptPolicy(tmp_path / "bad.jsonl")
+    with pytest.raises(UsageError, match="cannot be read"):
+        ScriptPolicy(tmp_path / "missing.txt")
+
+
+def test_a_record_reads_back_as_it_was(make_environment: Any, tmp_path: Path) -> None:
+    environment = make_environment()
+    written = play(environment, OraclePolicy(environment.spec, environment.parts.dialect), jobs(3))
+    written += play(environment, _Policy(fails=[0]), jobs(1))
+    record.write(tmp_path / "deep" / "t.jsonl", written)
+    assert list(record.read(tmp_path / "deep" / "t.jsonl")) == written
+
+
+@given(st.text(alphabet=st.characters(), max_size=40), st.floats())
+def test_whatever_a_policy_wrote_survives_the_record(text: str, number: float) -> None:
+    trajectory = _recorded(text + "\ud800", {"x": number})
+    line = record.dump(trajectory)
+    back = record.parse(line)
+    assert line.isascii()
+    assert b"\n" not in line
+    assert back.turns[0].action == trajectory.turns[0].action
+    assert back.task == {"x": number if math.isfinite(number) else None}
+
+
+def test_a_broken_line_of_a_record_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(record.dump(_recorded("a", {})) + b"\n{}\n")
+    with pytest.raises(UsageError, match=r"t\.jsonl:2: not a recorded trajectory"):
+        list(record.read(file))
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    # Recomputed by hand from the score interval's formula.
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (0, 0, 0.0, 1.0)],
+)
+def test_the_wilson_interval_has_its_known_values(successes: int, trials: int, low: float, high: float) -> None:
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_samples_of_a_task_give_the_share_of_tasks_with_any_success(make_environment: Any, tmp_path: Path) -> None:
+    script = tmp_path / "s.jsonl"
+    script.write_text('["<answer>5</answer>"]\n["<answer>0</answer>"]\n')
+    ended = play(make_environment(), ScriptPolicy(script), [Job("train", t, k) for t in range(2) for k in range(3)])
+    summary = summarise(ended, seconds=2.0)
+    assert summary.success_rate == 0.5
+    assert summary.pass_at_k == 0.5
+    assert summary.episodes == 6
+
+
+def test_figures_of_no_valid_episode_are_none_never_zero(make_environment: Any) -> None:
+    summary = summarise(play(make_environment(), _Policy(fails=[0]), jobs(1)), seconds=1)
+    assert summary.reward_mean is None
+    assert summary.success_rate is None
+    assert summary.terms == {"correct": None}
+
+
+def _recorded(text: str, task: dict[str, Any]) -> Trajectory:
+    from rlenv.messages import ParsedAction
+    from rlenv.trajectory import RewardBreakdown, Turn
+
+    turn = Turn(0, text, ParsedAction(text))
+    reward = RewardBreakdown(0.0, {}, (0.0,))
+    base = Trajectory("toy-v0", "train", 0, 0, {}, (), (turn,), None, True, False, "final_message", reward, False)
+    return dataclasses.replace(base, task=task)
