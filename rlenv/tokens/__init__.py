@@ -1,1 +1,8 @@
-"""See the modules."""
+"""Token-exact trajectories: what was sampled is kept, what the environment says is encoded as the template would."""
+
+from __future__ import annotations
+
+from rlenv.tokens.encoder import TokenEncoder
+from rlenv.tokens.trajectory import TokenTrajectory
+
+__all__ = ["TokenEncoder", "TokenTrajectory"]

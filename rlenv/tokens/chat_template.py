@@ -1,0 +1,107 @@
+"""Chat templates rendered as transformers renders them, without transformers.
+
+The environment follows `transformers.utils.chat_template_utils._compile_jinja_template` (5.10): block trimming, loop
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now` and the `generation` block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlenv.errors import UnsupportedTemplate
+
+__all__ = ["ChatTemplate"]
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a model wrote; rendering passes it through."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    Args:
+        source: the template's Jinja text.
+        name: how errors call it.
+        values: names that the template reads beside the conversation, such as `enable_thinking` or `bos_token`.
+
+    Raises:
+        UnsupportedTemplate: a syntax error; the message gives its line.
+    """
+
+    def __init__(self, source: str, *, name: str, values: Mapping[str, Any]) -> None:
+        self.name = name
+        self.values = dict(values)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise UnsupportedTemplate(f"chat template {name}, line {error.lineno}: {error.message}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The conversation's text.
+
+        Raises:
+            UnsupportedTemplate: the template refuses the conversation, or fails on it.
+        """
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.values,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UnsupportedTemplate(
+                f"chat template {self.name} refuses a conversation of {roles}: {type(error).__name__}: {error}"
+            ) from error

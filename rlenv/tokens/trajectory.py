@@ -1,0 +1,224 @@
+"""One rollout as token ids: what the policy sampled, kept as it was, and what the environment put in between."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from rlenv.errors import UnsupportedTemplate, UsageError
+from rlenv.messages import Message, Observation
+from rlenv.tokens.cut import CHARS_A_TOKEN, Keep, token_cut
+
+if TYPE_CHECKING:
+    from rlenv.tokens.encoder import TokenEncoder
+
+__all__ = ["TokenTrajectory"]
+
+_THREAD_CHARS: Final = 8_000  # about 2 ms of encoding; longer contents are encoded in a thread
+
+
+class TokenTrajectory:
+    """Token ids that only grow; made by `TokenEncoder.start`, used by one task at a time.
+
+    `len(response_ids) == len(mask) == len(logprobs)` always holds. Ids and text of sampled turns are never changed,
+    dropped or encoded again. The list properties are fresh lists, made in time linear in their length.
+
+    Attributes:
+        reason: why the last observation was refused ("" where it was not).
+        turn_spans: start and end (exclusive) in `response_ids` of every sampled turn.
+        closed_turns: indices of the turns that stopped without the stop mark, and were closed by the environment.
+        has_logprobs: whether every sampled turn came with log-probabilities.
+    """
+
+    __slots__ = (
+        "_cut",
+        "_encoder",
+        "_ids",
+        "_is_thinking",
+        "_logprobs",
+        "_mask",
+        "_max_response_tokens",
+        "_prompt_length",
+        "closed_turns",
+        "has_logprobs",
+        "keep",
+        "max_observation_tokens",
+        "reason",
+        "turn_spans",
+    )
+
+    def __init__(
+        self,
+        encoder: TokenEncoder,
+        prompt_ids: Sequence[int],
+        *,
+        max_response_tokens: int | None = None,
+        max_observation_tokens: int | None = None,
+        keep: Keep = "head_tail",
+    ) -> None:
+        self._encoder = encoder
+        self._ids = array("q", prompt_ids)
+        self._prompt_length = len(prompt_ids)
+        self._mask = bytearray()
+        self._logprobs = array("d")
+        self._max_response_tokens = max_response_tokens
+        self._is_thinking = False
+        self.max_observation_tokens = max_observation_tokens
+        self.keep = keep
+        self.reason = ""
+        self.turn_spans: list[tuple[int, int]] = []
+        self.closed_turns: list[int] = []
+        self.has_logprobs = True
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's ids, generation prompt included."""
+        return self._ids[: self._prompt_length].tolist()
+
+    @property
+    def response_ids(self) -> list[int]:
+        """All ids after the prompt: sampled turns and observations."""
+        return self._ids[self._prompt_length :].tolist()
+
+    @property
+    def context_ids(self) -> list[int]:
+        """Prompt and response: what the policy continues."""
+        return self._ids.tolist()
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for what the policy sampled, its end token included; 0 for all else. Aligned with `response_ids`."""
+        return list(self._mask)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Natural logarithms as they were given, aligned with `response_ids`.
+
+        0.0 where the mask is 0; NaN where a turn was sampled and none were given, so that it cannot pass for a number.
+        """
+        return self._logprobs.tolist()
+
+    @property
+    def remaining(self) -> int | None:
+        """How many more tokens the response may have, at least 0; None where it has no limit."""
+        if self._max_response_tokens is None:
+            return None
+        return max(self._max_response_tokens - len(self._mask), 0)
+
+    def __len__(self) -> int:
+        """The tokens of the response."""
+        return len(self._mask)
+
+    def add_sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> str:
+        """Appends a sampled turn exactly as it is, and returns its text without the end tokens at its very end.
+
+        Nothing is dropped: ids that stand behind a stop mark stay, and show in the text.
+
+        Args:
+            ids: what the policy sampled, its end token included where it gave one.
+            logprobs: one natural logarithm for each id; None where they are not known.
+
+        Raises:
+            UsageError: `logprobs` has another length than `ids`, or an id is no token id.
+        """
+        if logprobs is not None and len(logprobs) != len(ids):
+            raise UsageError(f"{len(logprobs)} log-probabilities for {len(ids)} ids; expected one for each")
+        try:
+            sampled = array("q", ids)
+            given = array("d", logprobs) if logprobs is not None else array("d", (math.nan,)) * len(sampled)
+        except (TypeError, OverflowError) as error:
+            raise UsageError(f"token ids and log-probabilities must be numbers: {error}") from error
+        end = len(sampled)
+        end_ids = self._encoder.end_ids
+        while end and sampled[end - 1] in end_ids:
+            end -= 1
+        text = self._encoder.decode(sampled[:end].tolist())
+        start = len(self._mask)
+        self._ids.extend(sampled)
+        self._mask.extend(b"\x01" * len(sampled))
+        self._logprobs.extend(given)
+        self.turn_spans.append((start, start + len(sampled)))
+        self.has_logprobs = self.has_logprobs and logprobs is not None
+        self._is_thinking = self._is_thinking or "</think>" in text or "<think>" in text
+        return text
+
+    def add_observation(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
+        """Appends an observation's ids with mask 0, the next generation prompt included; all of it or nothing.
+
+        Each content is cut first, so that its structure always stands. A turn that stopped without the stop mark is
+        closed before. False where the result does not fit into `remaining`, and `reason` says so; the trajectory is
+        unchanged then.
+
+        Args:
+            max_tokens: the content's limit for this observation, instead of the trajectory's.
+
+        Raises:
+            UnsupportedTemplate: exact ids cannot be promised for these messages here; the message names the template.
+            UsageError: there is no sampled turn to answer, or no message to append.
+        """
+        messages = self._checked(observation)
+        return self._append(self._encode(messages, self._limit(max_tokens)))
+
+    async def add_observation_async(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
+        """The same, with long contents encoded in a thread so that the event loop is not held up.
+
+        Nothing is appended when the wait is cancelled.
+        """
+        messages = self._checked(observation)
+        if sum(len(message.content) for message in messages) <= _THREAD_CHARS:
+            return self._append(self._encode(messages, self._limit(max_tokens)))
+        return self._append(await asyncio.to_thread(self._encode, messages, self._limit(max_tokens)))
+
+    def _limit(self, max_tokens: int | None) -> int | None:
+        return max_tokens if max_tokens is not None else self.max_observation_tokens
+
+    def _checked(self, observation: Observation) -> tuple[Message, ...]:
+        if not observation.messages:
+            raise UsageError("the observation has no messages; expected those that answer the turn")
+        if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
+            raise UsageError("no sampled turn stands before this observation; call add_sampled first")
+        layout = self._encoder.layout(observation.messages)
+        if self._encoder.history == "keep":
+            return observation.messages
+        fault = layout.rewrites
+        if not fault and self._is_thinking and layout.drops_thinking:
+            fault = "it drops the thinking of earlier turns once these messages follow"
+        if fault:
+            roles = ", ".join(message.role for message in observation.messages)
+            raise UnsupportedTemplate(
+                f"chat template {self._encoder.template.name} rewrites what was sampled before a message of {roles}: "
+                f'{fault}; start a new trajectory there, or go on with the sampled ids by history="keep"'
+            )
+        return observation.messages
+
+    def _encode(self, messages: Sequence[Message], limit: int | None) -> list[int]:
+        if limit is not None:
+            if sum(len(message.content) for message in messages) <= limit * CHARS_A_TOKEN:
+                ids = self._encoder.encode_messages(messages)
+                if len(ids) <= limit:
+                    return ids
+            cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
+            messages = [replace(message, content=cut(message.content)) for message in messages]
+        return self._encoder.encode_messages(messages)
+
+    def _append(self, ids: list[int]) -> bool:
+        is_open = len(self._mask) == self.turn_spans[-1][0] or self._ids[-1] != self._encoder.stop_id
+        if is_open:
+            ids = [self._encoder.stop_id, *ids]
+        if self._max_response_tokens is not None and len(self._mask) + len(ids) > self._max_response_tokens:
+            self.reason = (
+                f"the observation has {len(ids)} tokens; {self.remaining} of {self._max_response_tokens} response"
+                " tokens are left"
+            )
+            return False
+        if is_open:
+            self.closed_turns.append(len(self.turn_spans) - 1)
+        self._ids.extend(ids)
+        self._mask.extend(bytes(len(ids)))
+        self._logprobs.extend(array("d", bytes(8 * len(ids))))
+        self.reason = ""
+        return True

@@ -1,0 +1,98 @@
+"""A tokenizer with and without its added tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rlenv.errors import MissingExtra, UsageError
+
+__all__ = ["Tokenizer", "Vocabulary", "encode", "fast_tokenizer"]
+
+
+class Encoding(Protocol):
+    """What a tokenizer makes of a text."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class Tokenizer(Protocol):
+    """The part of `tokenizers.Tokenizer` (0.20 and later) that is used here."""
+
+    model: Any
+    normalizer: Any
+    pre_tokenizer: Any
+    decoder: Any
+
+    def __init__(self, model: Any) -> None: ...
+
+    def add_tokens(self, tokens: Sequence[Any]) -> int: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def encode_batch(self, input: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]: ...
+
+    def encode_batch_fast(self, input: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]: ...
+
+    def get_added_tokens_decoder(self) -> Mapping[int, Any]: ...
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def fast_tokenizer(tokenizer: Any) -> Tokenizer:
+    """The `tokenizers.Tokenizer` of a tokenizer, or itself.
+
+    Raises:
+        MissingExtra: `tokenizers` is not installed.
+        UsageError: it is neither.
+    """
+    try:
+        import tokenizers  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtra("token-exact trajectories", extra="tokens") from error
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise UsageError(
+            f"the tokenizer is a {type(tokenizer).__name__}; expected a tokenizers.Tokenizer or a fast tokenizer of"
+            " transformers, which has backend_tokenizer"
+        )
+    found: Tokenizer = backend
+    return found
+
+
+class Vocabulary:
+    """A tokenizer's added tokens, and two ways of encoding: with them, and as if they did not exist.
+
+    `plain` encodes content: a tokenizer that shares the model but has no added tokens, but for those that are only
+    white space, which some families (Gemma 3) use for plain text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.full = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.added = {token.content: number for number, token in added.items()}
+        self.plain: Tokenizer = type(tokenizer)(tokenizer.model)
+        if tokenizer.normalizer is not None:
+            self.plain.normalizer = tokenizer.normalizer
+        if tokenizer.pre_tokenizer is not None:
+            self.plain.pre_tokenizer = tokenizer.pre_tokenizer
+        if tokenizer.decoder is not None:
+            self.plain.decoder = tokenizer.decoder
+        blank = [token for token in added.values() if token.content.isspace()]
+        if blank:
+            self.plain.add_tokens(blank)
+        longest_first = sorted((text for text in self.added if text.strip()), key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+    def leaks(self) -> tuple[str, ...]:
+        """The added tokens that plain encoding still turns into one id of their own, as some vocabularies make it."""
+        return tuple(text for text, number in self.added.items() if text.strip() and number in encode(self.plain, text))
+
+    def split(self, text: str) -> list[str]:
+        """`text` cut at its added tokens, which stand at the odd places."""
+        return self._split.split(text) if self._split is not None else [text]
