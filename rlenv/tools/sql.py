@@ -1,0 +1,113 @@
+"""The `sql` tool: one statement on a `sqlite` resource.
+
+The text is a table of one line a row, cells separated by ` | `, under the columns' names:
+
+    name | age
+    Ann | 31
+    NULL | 7
+    (12 more rows)
+
+Line breaks in a cell are written `\\n`, bytes as `x'0AFF'`, and long cells are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlenv.errors import UsageError
+from rlenv.registry import Kind
+from rlenv.resources._sqlite import Rows
+from rlenv.resources.sqlite import Database, SqliteResource
+from rlenv.spec import Int, Text, ToolSpec
+from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+
+__all__ = ["KIND", "SqlSpec"]
+
+_VALUE_ROWS = 10_000
+_CELL_CHARS = 200
+
+
+class SqlSpec(ToolSpec):
+    """Runs one SQL statement."""
+
+    kind: Literal["sql"]
+    resource: Text
+    """The database: the name of a resource of kind sqlite."""
+    max_rows: Annotated[Int, Field(ge=1, le=_VALUE_ROWS)] = 50
+    """How many rows the model sees; rewards see up to 10,000."""
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = str(value)
+    if len(text) > _CELL_CHARS:
+        text = text[: _CELL_CHARS - 1] + "…"
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _text(found: Rows, max_rows: int) -> str:
+    if not found.columns:
+        return f"({found.changed} row{'' if found.changed == 1 else 's'} changed)"
+    lines = [" | ".join(found.columns)]
+    lines += [" | ".join([_cell(value) for value in row]) for row in found.rows[:max_rows]]
+    more = len(found.rows) - max_rows
+    if not found.rows:
+        lines.append("(no rows)")
+    elif found.truncated:
+        lines.append(f"(more than {max(more, 0)} more rows)")
+    elif more > 0:
+        lines.append(f"({more} more row{'' if more == 1 else 's'})")
+    return "\n".join(lines)
+
+
+def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[Tool]:
+    """One tool with the argument `sql`.
+
+    Its value is `{"columns": […], "rows": [[…]], "truncated": bool}` with at most 10,000 rows. On a resource with
+    `access: copy` the tool counts as one that changes state.
+
+    Raises:
+        UsageError: the resource does not exist or is of another kind.
+    """
+    resource = context.resources.get(spec.resource)
+    if resource is None:
+        close = get_close_matches(spec.resource, list(context.resources), n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise UsageError(f"resource: there is no resource '{spec.resource}'{hint}")
+    if not isinstance(resource, SqliteResource):
+        raise UsageError(f"resource: '{spec.resource}' is a {type(resource).__name__}; expected one of kind sqlite")
+    can_write = resource.access == "copy"
+    max_rows = spec.max_rows
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        database: Database = call.resources[spec.resource]
+        found = await database.query(arguments["sql"], deadline=call.deadline, max_rows=_VALUE_ROWS)
+        return ToolOutput(
+            _text(found, max_rows),
+            {"columns": list(found.columns), "rows": found.rows, "truncated": found.truncated},
+        )
+
+    does = "Run one SQL statement" if can_write else "Run one SELECT statement"
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"sql": {"type": "string", "description": "One SQLite statement."}},
+        "required": ["sql"],
+    }
+    return (
+        Tool(
+            name=name,
+            description=spec.description or f"{does} and read its rows.",
+            parameters=parameters,
+            run=run,
+            mode="async",
+            **{**common(spec), "mutates": spec.mutates or can_write},
+        ),
+    )
+
+
+KIND = Kind(SqlSpec, compile_sql)
