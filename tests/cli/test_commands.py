@@ -1,0 +1,166 @@
+"""The commands, as a person would give them."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv import record
+from rlenv.cli.main import main
+
+BASE = """
+rlenv: 1
+name: toy
+tasks:
+  train:
+    rows:
+      - {question: "What is 2 + 3?", answer: 5}
+      - {question: "What is 4 + 4?", answer: 8}
+prompt: {user: "{{ task.question }}"}
+tools:
+  calculate: {kind: calculator}
+limits: {turns: 4}
+rewards:
+  correct: {kind: rule, rule: numeric_match}
+oracle:
+  - call: {calculate: {expression: "1 + 1"}}
+  - say: "<answer>{{ task.answer }}</answer>"
+"""
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2+3"}}</tool_call>'
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.yaml"
+    path.write_text(BASE)
+    return path
+
+
+def test_init_writes_an_environment_that_validates_and_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "letters"
+    assert main(["init", str(folder)]) == 0
+    assert main(["validate", str(folder / "letters.yaml")]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(folder / "letters.yaml"), "--policy", "oracle", "--json", "--min-success", "1"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["success_rate"] == 1.0
+    assert figures["reward_mean"] == pytest.approx(1.1)
+    assert main(["init", str(folder)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_eval_prints_figures_and_writes_trajectories(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["eval", str(spec), "--policy", "oracle", "-k", "3", "--seed", "5", "--json", "-o", str(out)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert {"episodes", "reward_mean", "success_rate", "invalid", "terms"} <= figures.keys()
+    assert (figures["episodes"], figures["invalid"], figures["terms"]) == (6, 0, {"correct": 1.0})
+    assert json.loads((out / "summary.json").read_text()) == figures
+    recorded = list(record.read(out / "trajectories.jsonl"))
+    assert sorted((item.task_index, item.seed) for item in recorded) == [(t, s) for t in range(2) for s in (15, 16, 17)]
+
+
+def test_eval_shows_a_table_for_people(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(spec), "--policy", "oracle"]) == 0
+    table = capsys.readouterr().out
+    for word in ("reward", "correct", "success", "95 % interval", "turns", "calls", "invalid", "calculate", "p50"):
+        assert word in table
+
+
+def test_eval_exits_one_where_a_bar_is_missed(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(spec), "--policy", "random", "--min-success", "0.9"]) == 1
+    assert "below 0.9" in capsys.readouterr().err
+    assert main(["eval", str(spec), "--policy", "oracle", "--max-success", "0.5"]) == 1
+    assert "above 0.5" in capsys.readouterr().err
+
+
+def test_eval_exits_one_and_says_why_where_rewards_are_invalid(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = ["--policy", "openai", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--retries", "0"]
+    assert main(["eval", str(spec), *endpoint, "--json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["reward_mean"] is None
+    assert "2 of 2 rewards are invalid (policy 2)" in captured.err
+    assert main(["eval", str(spec), *endpoint, "--max-invalid", "1"]) == 0
+
+
+def test_a_spec_with_faults_lists_them_and_exits_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(BASE.replace("limits: {turns: 4}", "limits: {turn: 4}").replace("kind: calculator", "kind: calcul"))
+    assert main(["eval", str(path)]) == 1
+    errors = capsys.readouterr().err
+    assert "did you mean" in errors
+    assert "2 faults" in errors
+    assert "bad.yaml:" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "nowhere.yaml"], "no spec at"),
+        (["eval", "arithmetic", "--policy", "orakel"], "no policy 'orakel'"),
+        (["eval", "arithmetic", "--policy", "openai"], "--base-url"),
+        (["eval", "arithmetic", "--set", "limits.turns"], "KEY=VALUE"),
+        (["eval", "arithmetic", "-k", "0"], "at least 1"),
+        (["eval", "arithmetic", "--split", "nope"], "no split 'nope'"),
+        (["tools", "arithmetic", "--call", "calculate", "{"], "not JSON"),
+    ],
+)
+def test_wrong_usage_exits_two_with_the_fix(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_overrides_reach_the_spec(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(spec), "--policy", "oracle", "--set", "limits.turns=1", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["reasons"] == {"turns": 2}
+
+
+def test_tools_lists_schemas_and_runs_one(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tools", str(spec)]) == 0
+    assert "expression" in capsys.readouterr().out
+    assert main(["tools", str(spec), "--json"]) == 0
+    (tool,) = json.loads(capsys.readouterr().out)
+    assert tool["name"] == "calculate"
+    assert tool["parameters"]["required"] == ["expression"]
+    assert main(["tools", str(spec), "--call", "calculate", '{"expression": "6*7"}']) == 0
+    assert capsys.readouterr().out == "42\n"
+    assert main(["tools", str(spec), "--call", "calculate", '{"expresion": "6*7"}']) == 1
+
+
+def test_play_takes_actions_from_a_person(
+    spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{CALL}\n\n<answer>5</answer>\n\n"))
+    assert main(["play", str(spec)]) == 0
+    shown = capsys.readouterr().out
+    assert "What is 2 + 3?" in shown
+    assert "terminated: answer" in shown
+    assert "success: True" in shown
+
+
+def test_play_shows_a_policy(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", str(spec), "--policy", "oracle", "--task", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "calculate" in shown
+    assert "success: True" in shown
+
+
+def test_the_command_is_installed_and_quiet_about_a_closed_pipe(spec: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlenv", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("rlenv ")
+    line = f"{sys.executable} -m rlenv tools {spec} --json | head -c 1"
+    piped: Any = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert "Traceback" not in piped.stderr
