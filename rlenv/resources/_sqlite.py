@@ -91,8 +91,9 @@ class NotQuick(Exception):
 class Rows:
     """What a statement gave.
 
-    Cells are JSON values; bytes are written as SQLite writes them, `x'0AFF'`. `columns` is empty for a statement that gives no rows; then `changed` is how many it changed. `truncated` is true
-    where there are more rows than the limits let through.
+    Cells are JSON values; bytes are written as SQLite writes them, `x'0AFF'`. `columns` is empty for a statement that
+    gives no rows; then `changed` is how many it changed. `truncated` is true where there are more rows than the limits
+    let through.
     """
 
     columns: tuple[str, ...]

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal
 
-from rlenv._threads import ThreadPool
+from rlenv._threads import Job, ThreadPool
 from rlenv.errors import ResourceError, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.resources._sqlite import Connection, NotQuick, Rows
@@ -139,12 +139,13 @@ class Database:
     """
 
     dialect: ClassVar[str] = "sqlite"
-    __slots__ = ("_own", "_source", "_turn")
+    __slots__ = ("_own", "_source", "_stuck", "_turn")
 
     def __init__(self, source: _Source) -> None:
         self._source = source
         self._own = source.connect() if source.is_copied else None
         self._turn = asyncio.Lock() if source.is_copied else None
+        self._stuck: Job | None = None
 
     @property
     def schema(self) -> str:
@@ -204,7 +205,7 @@ class Database:
                     connection.interrupt()
             await asyncio.wait((job.done,), timeout=_MARGIN_S)
             if not job.is_ended and _threads.give_up(job):
-                self._own = None  # its thread still holds it
+                self._stuck = job
             raise
         if job.error is not None:
             raise job.error
@@ -216,9 +217,10 @@ class Database:
         if not self._source.is_copied:
             with self._source.borrowed() as connection:
                 yield connection
-        elif self._own is None:
-            raise ResourceError("the episode's copy of the database was lost when a statement was given up")
+        elif self._stuck is not None and not self._stuck.is_ended:
+            raise ToolFailed("the database is still busy with an earlier statement", reason="timeout")
         else:
+            assert self._own is not None
             yield self._own
 
     def _with_hint(self, error: ToolFailed) -> ToolFailed:
@@ -231,9 +233,9 @@ class Database:
 
     def close(self) -> None:
         """Closes a private copy; shared connections go back to their pool by themselves."""
-        if self._own is not None:
+        if self._own is not None and (self._stuck is None or self._stuck.is_ended):
             self._own.close()
-            self._own = None
+        self._own = None
 
 
 class SqliteResource:

@@ -1,0 +1,148 @@
+"""A corpus and its BM25 index, built once for each content and shared between processes through a folder on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from rlenv.errors import MissingExtra, UsageError
+
+__all__ = ["Document", "Index", "load_index"]
+
+_WORD: Final = re.compile(r"\b\w\w+\b")
+_FORMAT: Final = "1"  # raise it whenever the words or the parameters of the index change
+_lock = threading.Lock()
+_loaded: dict[str, Index] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One line of a corpus; `title` is "" where it has none."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Index:
+    """BM25 over documents, as bm25s computes it (the Lucene variant with k1 = 1.5, b = 0.75, English stop words)."""
+
+    __slots__ = ("_numpy", "_scorer", "_stop", "documents")
+
+    def __init__(self, documents: Sequence[Document], scorer: Any, stop: frozenset[str]) -> None:
+        self.documents = documents
+        self._scorer = scorer
+        self._stop = stop
+        self._numpy: Any = importlib.import_module("numpy")
+
+    def search(self, query: str, *, top_k: int) -> list[tuple[Document, float]]:
+        """The best documents with their scores, best first; equal scores in the corpus's order; none that scores 0."""
+        words = _words(query, self._stop)
+        if not words:
+            return []
+        scores = self._scorer.get_scores(words)
+        found = self._numpy.flatnonzero(scores > 0)
+        if len(found) > top_k:
+            # All that tie with the last one stay in, so that the order decides and not the partition.
+            least = self._numpy.partition(scores[found], len(found) - top_k)[len(found) - top_k]
+            found = found[scores[found] >= least]
+        order = self._numpy.argsort(-scores[found], kind="stable")[:top_k]
+        return [(self.documents[place], round(float(scores[place]), 4)) for place in found[order].tolist()]
+
+
+def _words(text: str, stop: frozenset[str]) -> list[str]:
+    return [word for word in _WORD.findall(text.lower()) if word not in stop]
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("bm25s")
+    except ImportError as error:
+        raise MissingExtra("the search tool", extra="search") from error
+
+
+def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = None) -> Index:
+    """The index of a JSON Lines file, from the process or the folder where it was built before.
+
+    Args:
+        corpus: one JSON object a line.
+        fields: the names of the columns `id`, `title` and `text`; only the text has to be there.
+        cache: the folder that processes share; the user's cache folder by default.
+
+    Raises:
+        MissingExtra: bm25s is not installed.
+        UsageError: the corpus cannot be read; the message names the line.
+    """
+    library = _library()
+    try:
+        content = corpus.read_bytes()
+    except OSError as error:
+        raise UsageError(f"corpus: cannot read {corpus}: {error.strerror}") from error
+    parts = [_FORMAT, str(library.__version__), *(f"{key}={fields[key]}" for key in sorted(fields))]
+    digest = hashlib.sha256(content + "\0".join(parts).encode()).hexdigest()[:32]
+    with _lock:
+        if digest not in _loaded:
+            documents = _documents(content, corpus, fields)
+            stop = frozenset(importlib.import_module("bm25s.stopwords").STOPWORDS_EN)
+            folder = (cache or _user_cache()) / f"bm25-{digest}"
+            scorer = _read(library, folder) or _build(library, folder, documents, stop)
+            _loaded[digest] = Index(documents, scorer, stop)
+        return _loaded[digest]
+
+
+def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[Document]:
+    found: list[Document] = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise UsageError(f"corpus: {corpus.name}:{number}: not JSON: {error}") from error
+        text = row.get(fields["text"]) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise UsageError(f"corpus: {corpus.name}:{number}: expected an object with a text under '{fields['text']}'")
+        title = row.get(fields["title"])
+        found.append(Document(str(row.get(fields["id"], number)), title if isinstance(title, str) else "", text))
+    if not found:
+        raise UsageError(f"corpus: {corpus.name} has no documents")
+    return found
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlenv"
+
+
+def _read(library: Any, folder: Path) -> Any:
+    if not folder.is_dir():
+        return None
+    try:
+        return library.BM25.load(str(folder), mmap=True)
+    except (OSError, ValueError, KeyError, EOFError):  # a broken cache is built again
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _build(library: Any, folder: Path, documents: Sequence[Document], stop: frozenset[str]) -> Any:
+    scorer = library.BM25()
+    scorer.index([_words(f"{one.title}\n{one.text}", stop) for one in documents], show_progress=False)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="bm25-new-") as made:
+            built = Path(made) / "index"
+            scorer.save(str(built), show_progress=False)
+            built.rename(folder)  # all of it or nothing; another process may have been quicker
+    except OSError:
+        pass  # without a cache the next process builds it again
+    return scorer
