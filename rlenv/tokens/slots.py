@@ -206,7 +206,8 @@ def _derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str]
     start = text.rfind(_ASSISTANT)
     if start < 0:
         raise UnsupportedTemplate(f"chat template {template.name} does not write an assistant's calls")
-    end = text.find(marks[0], start) if marks else len(text)
+    end = text.find(marks[0], start)
+    end = end if end >= 0 else len(text)
     stop = next((mark for mark in stops if mark and 0 <= text.find(mark, start) < end), "")
     if not stop:
         near = text[start + len(_ASSISTANT) : end][:60]
