@@ -1,0 +1,214 @@
+"""The comparators of `verify`: what counts as the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Any, Literal, cast
+
+import orjson
+from pydantic import Field
+
+from rlenv.errors import RewardError, UsageError
+from rlenv.rewards.base import Measured, TermCompileContext
+from rlenv.rewards.compare import holds, same_json
+from rlenv.rewards.functions import is_async, load_function
+from rlenv.rewards.normalise import NORMALISERS, Normalisation, number
+from rlenv.rewards.rows import orders_rows, read_table, same_rows
+from rlenv.rewards.rules.numbers import is_near
+from rlenv.spec import Float, Spec, Text
+
+__all__ = ["Comparator", "CompareSpec", "Named", "Side", "compile_comparator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison: what a tool gave, or a constant of the spec.
+
+    `value` is the structured value behind `text` (None where there is none). `arguments` are those of the call, empty
+    for a constant.
+    """
+
+    text: str
+    value: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Any:
+        """The structured value where there is one, the text otherwise."""
+        return self.text if self.value is None else self.value
+
+
+Comparator = Callable[[Side, Side], float | Measured]
+"""Takes the policy's side and the gold side; raises RewardError where the gold side cannot be compared."""
+
+
+class EqualSpec(Spec):
+    """The same JSON value: 1 is 1.0, true is not 1."""
+
+    by: Literal["equal"]
+
+
+class NumberSpec(Spec):
+    """The same number, exactly unless a tolerance is given; one in a text is read as numeric_match reads it."""
+
+    by: Literal["number"]
+    tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    """Accept a difference of at most this much."""
+    relative_tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    """Accept a difference of at most this share of the gold number."""
+
+
+class TextSpec(Spec):
+    """The same text."""
+
+    by: Literal["text"]
+    normalise: Normalisation = "none"
+    """`none`: white space around the text is dropped; `case`: case is folded too; `qa`: as SQuAD does."""
+
+
+class RowsSpec(Spec):
+    """The same rows, as often as each other."""
+
+    by: Literal["rows"]
+    order: Literal["auto", "always", "never"] = "auto"
+    """Whether the order of rows counts; `auto`: where the gold query has a top-level ORDER BY."""
+    columns: Literal["in_order", "any_order"] = "in_order"
+    """`any_order`: some order of the columns has to fit."""
+    tolerance: Annotated[Float, Field(ge=0)] = 1e-6
+    """Numbers may differ by this share, or by this much near zero."""
+    query: Text | None = None
+    """The argument that holds the query; by default the only one that is text."""
+
+
+class JsonSpec(Spec):
+    """The same JSON, read from a text where the tool gives no structured value."""
+
+    by: Literal["json"]
+    mode: Literal["equal", "subset"] = "equal"
+    """`subset`: objects of the policy's result may have keys that the gold ones lack."""
+    tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    """Numbers may differ by this share, or by this much near zero."""
+
+
+class PythonSpec(Spec):
+    """A function of your own: it takes the policy's side and the gold side and returns a number or a Measured."""
+
+    by: Literal["python"]
+    function: Text
+    """`file.py:function`, relative to the spec, or `module:function`."""
+
+
+Named = Literal["equal", "number", "text", "rows", "json"]
+CompareSpec = Annotated[
+    EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec | PythonSpec,
+    Field(discriminator="by"),
+]
+
+_BY_NAME: dict[str, type[EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec]] = {
+    "equal": EqualSpec,
+    "number": NumberSpec,
+    "text": TextSpec,
+    "rows": RowsSpec,
+    "json": JsonSpec,
+}
+
+
+def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
+    """Compiles a comparator from its name or its mapping.
+
+    Raises:
+        UsageError: a function cannot be loaded, or is a coroutine function.
+    """
+    if isinstance(spec, str):
+        spec = _BY_NAME[spec].model_validate({"by": spec})
+    if isinstance(spec, NumberSpec):
+        return _number(spec)
+    if isinstance(spec, TextSpec):
+        normalise = NORMALISERS[spec.normalise]
+        return lambda mine, gold: float(normalise(mine.text) == normalise(gold.text))
+    if isinstance(spec, RowsSpec):
+        return _rows(spec)
+    if isinstance(spec, JsonSpec):
+        return _json(spec)
+    if isinstance(spec, PythonSpec):
+        function = load_function(spec.function, key="compare.function", context=context)
+        if is_async(function):
+            raise UsageError(f"compare.function: {spec.function} is a coroutine function; a plain one was expected")
+        return cast(Comparator, function)
+    return lambda mine, gold: float(same_json(mine.best, gold.best))
+
+
+def _number(spec: NumberSpec) -> Comparator:
+    tolerance, relative = Decimal(repr(spec.tolerance)), Decimal(repr(spec.relative_tolerance))
+
+    def compare(mine: Side, gold: Side) -> float:
+        target = number(gold.best)
+        if target is None:
+            raise RewardError(f"the gold result {gold.best!r:.80} is not a number")
+        found = number(mine.best)
+        return float(found is not None and is_near(found, target, tolerance=tolerance, relative=relative))
+
+    return compare
+
+
+def _rows(spec: RowsSpec) -> Comparator:
+    def compare(mine: Side, gold: Side) -> float | Measured:
+        target = read_table(gold.best)
+        if target is None:
+            raise RewardError(f"the gold result is a {type(gold.best).__name__}, not rows")
+        if target.is_cut:
+            # Equal so far proves nothing, and unequal so far neither: without an order any part may be shown.
+            raise RewardError("the gold result was cut at the tool's row limit and cannot be compared; raise the limit")
+        found = read_table(mine.best)
+        if found is None:
+            raise RewardError(f"the tool gave a {type(mine.best).__name__}, not rows; use another comparator")
+        if found.is_cut:
+            if len(target.rows) > len(found.rows):
+                raise RewardError("the expected rows are more than the tool's row limit lets through; raise the limit")
+            return Measured(0.0, "more rows than the gold result has")
+        ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(_query(spec, gold)))
+        same = same_rows(
+            found.rows,
+            target.rows,
+            ordered=ordered,
+            tolerance=spec.tolerance,
+            any_column_order=spec.columns == "any_order",
+        )
+        details = {"rows": len(found.rows), "gold_rows": len(target.rows), "ordered": ordered}
+        return Measured(float(same), mine.text, details)
+
+    return compare
+
+
+def _query(spec: RowsSpec, gold: Side) -> str:
+    if spec.query is not None:
+        query = gold.arguments.get(spec.query, "")
+        return query if isinstance(query, str) else ""
+    texts = [value for value in gold.arguments.values() if isinstance(value, str)]
+    if len(texts) > 1:
+        raise RewardError(
+            "several arguments are text; name the one that holds the query: compare: {by: rows, query: …}"
+        )
+    return texts[0] if texts else ""
+
+
+def _json(spec: JsonSpec) -> Comparator:
+    compare = same_json if spec.mode == "equal" else holds
+
+    def read(side: Side) -> Any:
+        return side.value if side.value is not None else orjson.loads(side.text)
+
+    def measure(mine: Side, gold: Side) -> float | Measured:
+        try:
+            target = read(gold)
+        except orjson.JSONDecodeError as error:
+            raise RewardError(f"the gold result is not JSON: {error}") from error
+        try:
+            found = read(mine)
+        except orjson.JSONDecodeError as error:
+            return Measured(0.0, f"not JSON: {error}")
+        return float(compare(found, target, tolerance=spec.tolerance))
+
+    return measure

@@ -1,0 +1,93 @@
+"""Rules over answers that are JSON: json_schema and json_match."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import jsonschema_rs
+import orjson
+from pydantic import Field
+
+from rlenv.errors import RewardError, UsageError
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.compare import holds, same_json
+from rlenv.rewards.rule import Reads, RuleSpec, read
+from rlenv.rewards.templating import compile_for_context
+
+__all__ = ["JSON_MATCH", "JSON_SCHEMA", "JsonMatchSpec", "JsonSchemaSpec"]
+
+
+class JsonSchemaSpec(RuleSpec):
+    """1 if the answer is JSON that fits a JSON Schema, 0 otherwise."""
+
+    rule: Literal["json_schema"]
+    schema_: Annotated[Mapping[str, Any], Field(alias="schema")]
+    """The JSON Schema."""
+    of: Reads = "answer"
+    """Read the `answer`, or the whole last `message` outside thinking and calls."""
+
+
+class JsonMatchSpec(RuleSpec):
+    """1 if the answer is JSON equal to the expected value, 0 otherwise.
+
+    The order of keys and the way a number is written do not count (1 is 1.0); the order of a list does.
+    """
+
+    rule: Literal["json_match"]
+    expect: Any = "{{ task.answer }}"
+    """The expected value; strings in it are templates. Where the whole is one text, the text may be JSON itself."""
+    mode: Literal["equal", "subset"] = "equal"
+    """`subset`: objects of the answer may have keys that the expected ones lack."""
+    of: Reads = "answer"
+    """Read the `answer`, or the whole last `message` outside thinking and calls."""
+
+
+def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
+    try:
+        validator = jsonschema_rs.validator_for(dict(spec.schema_))
+    except ValueError as error:
+        raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
+
+    def measure(context: RewardContext) -> Measured:
+        text = read(context, spec.of)
+        if text is None:
+            return Measured(0.0, "no answer")
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            return Measured(0.0, f"not JSON: {error}")
+        fault = next(iter(validator.iter_errors(value)), None)
+        return Measured(1.0, text) if fault is None else Measured(0.0, fault.message)
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> Term:
+    fill = compile_for_context(spec.expect, where="expect", names=frozenset(("task", "vars", "resources")))
+    compare = same_json if spec.mode == "equal" else holds
+
+    def measure(context: RewardContext) -> Measured:
+        gold = fill(context)
+        if isinstance(gold, str):
+            # A plain text is a JSON string that needs no quotes in the data.
+            with contextlib.suppress(orjson.JSONDecodeError):
+                gold = orjson.loads(gold)
+        if gold is None:
+            raise RewardError("expect: the task gives no value to match")
+        text = read(context, spec.of)
+        if text is None:
+            return Measured(0.0, "no answer")
+        try:
+            mine = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            return Measured(0.0, f"not JSON: {error}")
+        return Measured(float(compare(mine, gold)), text)
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema)
+JSON_MATCH = Kind(JsonMatchSpec, _json_match)

@@ -1,0 +1,205 @@
+"""The kind `verify`: runs a tool on what the policy produced and compares the result with the gold one.
+
+Source: eq. 3 of RL-Factory, R = g(T_verify(a), y_expected). A failure of the policy's own call is the policy's and
+worth 0; a failure of the gold call, or of what both stand on, leaves the term invalid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlenv.errors import RewardError, UsageError
+from rlenv.messages import ToolResult
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.comparators import Comparator, CompareSpec, Named, Side, compile_comparator
+from rlenv.rewards.gold import GoldCache
+from rlenv.rewards.templating import compile_for_context
+from rlenv.spec import Float, Int, RewardSpec, Spec, Text
+
+__all__ = ["KIND", "ExpectSpec", "VerifySpec"]
+
+_NOT_GOLD = ("task", "vars", "resources", "item")
+
+
+class ExpectSpec(Spec):
+    """What the result is compared with: that of a gold call (`arguments`), or a constant (`value`)."""
+
+    arguments: Mapping[str, Any] | None = None
+    """Run the same tool with these arguments; strings are templates. A list where the tool takes none gives
+    alternatives: any one matching is right."""
+    value: Any = None
+    """Compare with this value; strings in it are templates."""
+    any_of: Text | None = None
+    """A template that gives a list of alternatives; `arguments` or `value` is filled once for each, as `item`."""
+
+
+class VerifySpec(RewardSpec):
+    """Runs a tool on what the policy produced and compares the result with the expected one.
+
+    No answer, a call that the tool refuses, that fails or that takes too long is worth 0. Where the gold call fails
+    in any way the term is invalid.
+    """
+
+    kind: Literal["verify"]
+    tool: Text
+    """The tool to run; its own limits hold."""
+    arguments: Mapping[str, Any]
+    """The policy's arguments; strings are templates, over `answer` too."""
+    expect: Text | Int | Float | ExpectSpec
+    """The expected result: `{arguments: …}`, `{value: …}`, or a template or number as a short form of `{value: …}`."""
+    compare: Named | CompareSpec = "equal"
+    """`equal`, `number`, `text`, `rows` or `json`, or a mapping with options: `{by: rows, columns: any_order}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verify:
+    """A compiled verify term."""
+
+    tool: str
+    arguments: Callable[..., Any]
+    alternatives: Callable[[RewardContext], Sequence[Any]]
+    expected: Callable[..., Any]
+    is_call: bool
+    spread: frozenset[str]
+    compare: Comparator
+    reads_answer: bool
+    cache: GoldCache
+
+    async def measure(self, context: RewardContext) -> Measured:
+        if context.answer is None and self.reads_answer:
+            return Measured(0.0, "no answer")
+        arguments = self.arguments(context)
+        gold = asyncio.ensure_future(self._golds(context))
+        try:
+            result = await context.call(self.tool, arguments)
+            golds = await gold
+        finally:
+            if not gold.done():
+                gold.cancel()
+                await asyncio.wait((gold,))
+            elif not gold.cancelled():
+                gold.exception()  # marks it as seen where the policy's call raised first
+        if result.outcome in ("failed", "timeout", "bad_arguments"):
+            return Measured(0.0, result.text, {"outcome": result.outcome})
+        if result.outcome != "ok":
+            raise RewardError(f"the tool '{self.tool}' was not run: {result.outcome}: {result.text:.200}")
+        return self._best(Side(result.text, result.value, arguments), golds)
+
+    def _best(self, mine: Side, golds: Sequence[Side]) -> Measured:
+        best = Measured(0.0, mine.text)
+        for index, gold in enumerate(golds):
+            found = self.compare(mine, gold)
+            measured = found if isinstance(found, Measured) else Measured(found, mine.text)
+            value = measured.value
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise RewardError(f"the comparator gave {value!r:.80}; expected a number")
+            if index == 0 or best.value is None or value > best.value:
+                best = measured
+            if value >= 1:
+                break
+        return best
+
+    async def _golds(self, context: RewardContext) -> Sequence[Side]:
+        filled = [self.expected(context, item=item) for item in self.alternatives(context)]
+        if not self.is_call:
+            if any(value is None for value in filled):
+                raise RewardError("expect: the task gives no value to compare with")
+            return [_constant(value) for value in filled]
+        calls = [call for arguments in filled for call in self._spread(arguments)]
+        if not calls:
+            raise RewardError("expect: the task gives no alternative to compare with")
+        # In order and not at once: most tasks have one, the rest are few, and each is computed once per task.
+        return [await self.cache.get(arguments, context, self._run) for arguments in calls]
+
+    def _spread(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        several = [name for name in self.spread if isinstance(arguments.get(name), (list, tuple))]
+        if not several:
+            return [arguments]
+        if len(several) > 1:
+            raise RewardError(f"expect: {' and '.join(sorted(several))} both give alternatives; use any_of")
+        (name,) = several
+        return [{**arguments, name: value} for value in arguments[name]]
+
+    async def _run(self, arguments: Mapping[str, Any], context: RewardContext) -> Side:
+        result: ToolResult = await context.call(self.tool, arguments)
+        if result.outcome != "ok":
+            raise RewardError(f"the gold call of '{self.tool}' ended as {result.outcome}: {result.text:.200}")
+        return Side(result.text, result.value, arguments)
+
+
+def _constant(value: Any) -> Side:
+    return Side(value if isinstance(value, str) else str(value), value)
+
+
+def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
+    tool = context.tools.get(spec.tool)
+    if tool is None:
+        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+    expect = spec.expect if isinstance(spec.expect, ExpectSpec) else ExpectSpec(value=spec.expect)
+    is_call = expect.arguments is not None
+    if is_call == ("value" in expect.model_fields_set):
+        raise UsageError("expect: give either arguments or value")
+    if is_call and tool.mutates:
+        raise UsageError(
+            f"the tool '{spec.tool}' changes state, so a gold call would disturb the policy's; expect a value"
+        )
+    properties = tool.parameters.get("properties", {})
+    for key, given in (("arguments", spec.arguments), ("expect.arguments", expect.arguments or {})):
+        if unknown := [argument for argument in given if properties and argument not in properties]:
+            raise UsageError(f"{key}: '{spec.tool}' takes no '{unknown[0]}'; it takes: {', '.join(properties)}")
+    names = frozenset(_NOT_GOLD if expect.any_of is not None else _NOT_GOLD[:-1])
+    expected = compile_for_context(
+        dict(expect.arguments) if expect.arguments is not None else expect.value,
+        where="expect.arguments" if is_call else "expect.value",
+        names=names,
+    )
+    verify = _Verify(
+        tool=spec.tool,
+        arguments=compile_for_context(
+            dict(spec.arguments), where="arguments", names=frozenset(("task", "vars", "resources", "answer"))
+        ),
+        alternatives=_alternatives(expect),
+        expected=expected,
+        is_call=is_call,
+        spread=frozenset(key for key, schema in properties.items() if _takes_no_list(schema)),
+        compare=compile_comparator(spec.compare, context),
+        reads_answer=_reads_answer(spec.arguments),
+        cache=GoldCache(),
+    )
+    return Term(name=name, spec=spec, measure_async=verify.measure)
+
+
+def _alternatives(expect: ExpectSpec) -> Callable[[RewardContext], Sequence[Any]]:
+    if expect.any_of is None:
+        return lambda context: (None,)
+    fill = compile_for_context(expect.any_of, where="expect.any_of", names=frozenset(_NOT_GOLD[:-1]))
+
+    def alternatives(context: RewardContext) -> Sequence[Any]:
+        found = fill(context)
+        items = found if isinstance(found, (list, tuple)) else (found,)
+        if not items:
+            raise RewardError("expect.any_of: the task gives an empty list")
+        return items
+
+    return alternatives
+
+
+def _takes_no_list(schema: Any) -> bool:
+    kinds = schema.get("type") if isinstance(schema, Mapping) else None
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    return bool(kinds) and "array" not in listed
+
+
+def _reads_answer(value: Any) -> bool:
+    if isinstance(value, str):
+        return "answer" in value and "{" in value
+    if isinstance(value, Mapping):
+        return any(_reads_answer(item) for item in value.values())
+    return isinstance(value, (list, tuple)) and any(_reads_answer(item) for item in value)
+
+
+KIND = Kind(VerifySpec, _compile)

@@ -1,0 +1,84 @@
+"""The presets give what the functions that they mirror gave, record by record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.messages import ParsedAction
+from rlenv.rewards.answer import extract
+from rlenv.rewards.normalise import qa
+from rlenv.rewards.rules.presets import read_gsm8k
+from rlenv.spec import AnswerSpec
+from rlenv.testing.rewards import measure, reward_context, turn
+
+ORACLES = Path(__file__).parents[2].parent / "shared" / "data" / "oracles"
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    path = ORACLES / f"{name}.jsonl"
+    if not path.is_file():
+        pytest.skip(f"the recorded scores are not here: {path}")
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def scored(rule: str, record: dict[str, Any], gold: Any, **keys: Any) -> float | None:
+    text = record["text"]
+    found = extract(AnswerSpec(), ParsedAction(text))
+    answer = None if found is None else found.text
+    return measure(rule, reward_context(answer=answer, task={"gold": gold}, turns=[turn(text)]), **keys).value
+
+
+def test_search_r1_scores_as_verl_and_skyrl_recorded() -> None:
+    differing = [
+        record
+        for record in records("qa_em")
+        if scored("search_r1", record, record["golden"], expect="{{ task.gold }}") != float(record["verl_em"])
+        or float(record["skyrl_em"]) != float(record["verl_em"])
+    ]
+    assert differing == []
+
+
+def test_contains_scores_as_the_substring_match_that_verl_and_skyrl_recorded() -> None:
+    differing = [
+        record
+        for record in records("qa_em")
+        if scored("contains", record, record["golden"], expect="{{ task.gold }}", normalise="qa")
+        != float(record["verl_subem"])
+        or float(record["skyrl_subem"]) != float(record["verl_subem"])
+    ]
+    assert differing == []
+
+
+def test_answers_and_normalised_golds_are_those_that_were_recorded() -> None:
+    for record in records("qa_em"):
+        found = extract(AnswerSpec(), ParsedAction(record["text"]))
+        assert (None if found is None else found.text) == record["verl_extract"]
+        assert [qa(gold) for gold in record["golden"]] == record["normalized"]
+
+
+def gsm8k(record: dict[str, Any], **keys: Any) -> float | None:
+    return scored("gsm8k", record, record["ground_truth"], expect="{{ task.gold }}", **keys)
+
+
+@pytest.mark.parametrize("method", ["strict", "flexible"])
+def test_gsm8k_scores_as_verl_recorded(method: str) -> None:
+    differing = [
+        record for record in records("gsm8k") if gsm8k(record, method=method) != float(record[f"verl_{method}"])
+    ]
+    assert differing == []
+
+
+def test_gsm8k_reads_the_number_that_verl_recorded() -> None:
+    for record in records("gsm8k"):
+        assert read_gsm8k(record["text"], method="strict") == record["verl_extract_strict"]
+
+
+def test_gsm8k_takes_the_whole_solution_of_the_dataset_as_gold() -> None:
+    where = reward_context(task={"answer": "3 + 4 = 7 apples at $1,000\n#### 7,000"}, turns=[turn("so #### 7,000")])
+    assert measure("gsm8k", where).value == 1.0
+    assert measure("gsm8k", reward_context(task={"answer": 7000}, turns=[turn("#### 7000")])).value == 1.0
+    assert measure("gsm8k", reward_context(task={"answer": "7"}, turns=[turn("#### 8")])).value == 0.0
+    assert measure("gsm8k", reward_context(task={"answer": "7"}, turns=[])).value == 0.0

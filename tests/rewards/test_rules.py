@@ -1,0 +1,334 @@
+"""What each rule measures."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlenv import registry
+from rlenv.errors import RewardError, UsageError
+from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.rewards.normalise import number, qa, token_f1
+from rlenv.testing.rewards import compile_term, measure, reward_context, turn
+from rlenv.tools.base import Tool
+
+
+def value(rule: str, answer: str | None, gold: Any = None, **keys: Any) -> float | None:
+    return measure(rule, reward_context(answer=answer, task={"answer": gold}), **keys).value
+
+
+def test_every_rule_of_the_table_can_be_loaded_and_names_itself() -> None:
+    for name in registry.BUILT_IN["rules"]:
+        kind = registry.get("rules", name)
+        assert name in repr(kind.spec.model_fields["rule"].annotation)
+        assert kind.spec.__doc__
+        own = {key: field for key, field in kind.spec.model_fields.items() if key not in ("kind", "rule")}
+        assert all(field.description for field in own.values()), own
+
+
+def test_a_rule_takes_no_unknown_keys_and_coerces_nothing() -> None:
+    for keys in ({"expected": "1"}, {"tolerance": "0.1"}, {"weight": "1"}, {"required": 1}, {"expect": True}):
+        with pytest.raises(ValidationError):
+            compile_term(rule="numeric_match", **keys)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "keys", "expected"),
+    [
+        ("Paris", "Paris", {}, 1.0),
+        (" Paris\n", "Paris", {}, 1.0),
+        ("paris", "Paris", {}, 0.0),
+        ("paris", "Paris", {"normalise": "case"}, 1.0),
+        ("The  Paris.", "paris", {"normalise": "qa"}, 1.0),
+        ("b", ["a", "b"], {}, 1.0),
+        ("42", 42, {}, 1.0),
+        ("x", "y", {"expect": "x"}, 1.0),
+        ("x", "y", {"expect": ["w", "x"]}, 1.0),
+        ("", "a", {}, 0.0),
+        (None, "a", {}, 0.0),
+    ],
+)
+def test_exact_match_compares_with_each_accepted_text(answer: Any, gold: Any, keys: Any, expected: float) -> None:
+    assert value("exact_match", answer, gold, **keys) == expected
+
+
+@pytest.mark.parametrize("rule", ["exact_match", "f1", "contains", "numeric_match", "gsm8k"])
+@pytest.mark.parametrize("gold", [None, []])
+@pytest.mark.parametrize("answer", ["x", None])
+def test_a_task_without_a_gold_value_is_never_a_wrong_answer(rule: str, gold: Any, answer: str | None) -> None:
+    with pytest.raises(RewardError, match="gives no value"):
+        value(rule, answer, gold)
+
+
+def test_a_missing_column_names_those_that_exist() -> None:
+    with pytest.raises(RewardError, match="no column 'answer'; it has: question, gold"):
+        measure("exact_match", reward_context(answer="x", task={"question": 1, "gold": 2}))
+    with pytest.raises(RewardError, match=r"expect: .*no attribute 'b'"):
+        measure("exact_match", reward_context(answer="x", task={"a": {}}), expect="{{ task.a.b }}!")
+
+
+def test_gold_templates_may_not_read_the_answer() -> None:
+    with pytest.raises(UsageError, match="'answer', which is not known here"):
+        compile_term(rule="exact_match", expect="{{ answer }}")
+    with pytest.raises(UsageError, match="expect: "):
+        compile_term(rule="exact_match", expect="{{ task. }}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("the cat sat", "cat sat", 1.0),
+        ("a cat", "cat sat", 2 / 3),
+        ("dog", "cat", 0.0),
+        ("a", "the", 1.0),
+        ("", "x", 0.0),
+    ],
+)
+def test_f1_is_over_tokens_and_the_best_gold_counts(answer: str, gold: str, expected: float) -> None:
+    assert value("f1", answer, ["zzz", gold]) == pytest.approx(expected)
+
+
+@given(st.text(), st.text())
+def test_f1_is_symmetric_bounded_and_full_for_equal_texts(one: str, other: str) -> None:
+    assert 0.0 <= token_f1(one, other) <= 1.0
+    assert token_f1(one, other) == token_f1(other, one)
+    assert token_f1(one, one) == 1.0
+    assert qa(qa(one)) == qa(one) or "̇" in one.lower()
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "keys", "expected"),
+    [
+        ("3,901", 3901, {}, 1.0),
+        ("3901.0", "3,901", {}, 1.0),
+        ("$3,901.00", 3901, {}, 1.0),
+        ("45%", "45", {}, 1.0),
+        ("0.1", 0.1, {}, 1.0),
+        ("0.30000000000000004", 0.3, {}, 0.0),
+        ("3,90", 390, {}, 0.0),
+        ("18 dollars", 18, {}, 0.0),
+        ("nan", 1, {}, 0.0),
+        ("inf", 1, {}, 0.0),
+        ("1e999999999", 1, {}, 0.0),
+        ("9" * 5000, 1, {}, 0.0),
+        ("9007199254740993", 9007199254740992, {}, 0.0),
+        ("١", 1, {}, 0.0),
+        ("3.14", 3.14159, {"tolerance": 0.01}, 1.0),
+        ("3.1", 3.14159, {"tolerance": 0.01}, 0.0),
+        ("99", 100, {"relative_tolerance": 0.01}, 1.0),
+        ("98.9", 100, {"relative_tolerance": 0.01}, 0.0),
+        ("-99", -100, {"relative_tolerance": 0.01}, 1.0),
+        ("2", [1, 2], {}, 1.0),
+        ("", 0, {}, 0.0),
+        (None, 0, {}, 0.0),
+    ],
+)
+def test_numeric_match_reads_one_number_exactly(answer: Any, gold: Any, keys: Any, expected: float) -> None:
+    assert value("numeric_match", answer, gold, **keys) == expected
+
+
+@pytest.mark.parametrize("gold", ["many", True, float("nan"), {"a": 1}])
+def test_a_gold_value_that_is_no_number_cannot_be_measured(gold: Any) -> None:
+    with pytest.raises(RewardError, match="not a number"):
+        value("numeric_match", "1", gold)
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False)))
+def test_a_number_reads_back_from_how_python_writes_it(given_number: float) -> None:
+    text = str(given_number)
+    if len(text.lstrip("-")) <= 64:
+        assert number(text) == number(given_number)
+
+
+@given(st.text())
+def test_reading_a_number_never_raises(text: str) -> None:
+    number(text)
+
+
+def test_contains_looks_for_any_or_all_texts_in_answer_or_message() -> None:
+    assert value("contains", "it is Paris, France", ["Paris", "Rome"]) == 1.0
+    assert value("contains", "it is Paris, France", ["Paris", "Rome"], match="all") == 0.0
+    assert value("contains", "it is paris", "Paris") == 0.0
+    assert value("contains", "it is PARIS!", "paris", normalise="qa") == 1.0
+    where = reward_context(answer="a", task={"answer": "Paris"}, turns=[turn("Paris <answer>a</answer>")])
+    assert measure("contains", where).value == 0.0
+    assert measure("contains", where, of="message").value == 1.0
+
+
+def test_an_empty_text_to_look_for_is_refused_since_every_answer_contains_it() -> None:
+    with pytest.raises(RewardError, match="empty after normalisation"):
+        value("contains", "anything", "The.", normalise="qa")
+
+
+def test_regex_searches_or_matches_in_full() -> None:
+    assert value("regex", "abc 12", pattern=r"\d+") == 1.0
+    assert value("regex", "abc 12", pattern=r"\d+", full=True) == 0.0
+    assert value("regex", "12", pattern=r"\d+", full=True) == 1.0
+    assert value("regex", "1" * 100_000, pattern=r"\d+", full=True) == 0.0
+    assert value("regex", None, pattern=r"\d*") == 0.0
+    with pytest.raises(UsageError, match="does not compile"):
+        compile_term(rule="regex", pattern="[")
+    with pytest.raises(UsageError, match="exponential"):
+        compile_term(rule="regex", pattern="(a+)+b")
+
+
+def test_answered_wants_an_answer_that_states_something() -> None:
+    assert value("answered", "x") == 1.0
+    assert value("answered", "") == 0.0
+    assert value("answered", None) == 0.0
+
+
+def test_length_is_in_chars_or_words_of_answer_message_or_episode() -> None:
+    where = reward_context(answer="ab", turns=[turn("one two"), turn("three", index=1)])
+    assert measure("length", where, max=2, of="answer").value == 1.0
+    assert measure("length", where, max=4).value == 0.0
+    assert measure("length", where, max=3, min=3, unit="words", of="episode").value == 1.0
+    assert measure("length", reward_context(turns=[turn("x")]), max=3, of="answer").value is None
+    with pytest.raises(UsageError, match="nothing is asked for"):
+        compile_term(rule="length")
+    with pytest.raises(UsageError, match="above the most"):
+        compile_term(rule="length", min=3, max=2)
+
+
+OK, FAILED, UNKNOWN = (
+    ToolResult("add", "3"),
+    ToolResult("add", "no", "failed"),
+    ToolResult("sub", "no such tool", "unknown_tool"),
+)
+MALFORMED, BAD, OVER = (
+    ToolResult("", "not JSON", "malformed"),
+    ToolResult("add", "a is missing", "bad_arguments"),
+    ToolResult("add", "not run", "skipped"),
+)
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([OK], 1.0),
+        ([OK, FAILED], 1.0),
+        ([OK, MALFORMED], 0.5),
+        ([UNKNOWN, BAD, MALFORMED, OK], 0.25),
+        ([OK, OVER], 1.0),
+        ([OVER], None),
+        ([], None),
+    ],
+)
+def test_valid_calls_is_the_share_of_calls_that_a_tool_accepted(results: list[ToolResult], expected: Any) -> None:
+    where = reward_context(turns=[turn(results=[OK]), turn(index=1, results=results)])
+    assert measure("valid_calls", where, when="turn").value == expected
+
+
+def test_valid_calls_over_the_episode_is_over_all_its_calls() -> None:
+    where = reward_context(turns=[turn(results=[OK, OK]), turn(index=1, results=[BAD, OK])])
+    assert measure("valid_calls", where).value == 0.75
+
+
+def test_malformed_calls_beside_an_answer_count_though_nothing_was_run() -> None:
+    calls = [ToolCall("add", {}), MalformedCall("{", "not JSON")]
+    assert measure("valid_calls", reward_context(turns=[turn("x", calls=calls)])).value == 0.0
+    assert measure("valid_calls", reward_context(turns=[turn("x", calls=calls[:1])])).value is None
+
+
+ADD = Tool(name="add", description="", parameters={"type": "object"}, run=lambda *_: None, mode="inline")
+
+
+def test_tool_called_counts_the_calls_of_one_tool() -> None:
+    where = reward_context(turns=[turn(results=[OK, FAILED]), turn(index=1, results=[OK, UNKNOWN])])
+    tools = {"add": ADD}
+    assert measure("tool_called", where, tools=tools, tool="add").value == 1.0
+    assert measure("tool_called", where, tools=tools, tool="add", min=3).value == 0.0
+    assert measure("tool_called", where, tools=tools, tool="add", min=3, succeeded=False).value == 1.0
+    assert measure("tool_called", where, tools=tools, tool="add", max=1).value == 0.0
+    assert measure("tool_called", where, tools=tools, tool="add", min=2, when="turn").value == 0.0
+    with pytest.raises(UsageError, match="no tool is called 'ad'"):
+        compile_term(rule="tool_called", tool="ad", tools=tools)
+
+
+def test_call_and_turn_counts_have_bounds() -> None:
+    where = reward_context(turns=[turn(results=[OK, MALFORMED]), turn(index=1)])
+    assert measure("tool_call_count", where, max=2).value == 1.0
+    assert measure("tool_call_count", where, max=1).value == 0.0
+    assert measure("tool_call_count", where, min=3).value == 0.0
+    assert measure("turn_count", where, max=2, min=2).value == 1.0
+    assert measure("turn_count", where, max=1).value == 0.0
+    for rule in ("tool_call_count", "turn_count"):
+        with pytest.raises(UsageError, match="nothing is asked for"):
+            compile_term(rule=rule)
+
+
+def test_json_schema_checks_an_answer_that_is_json() -> None:
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+    assert value("json_schema", '{"a": 1}', schema=schema) == 1.0
+    assert value("json_schema", '{"a": "1"}', schema=schema) == 0.0
+    assert value("json_schema", "a: 1", schema=schema) == 0.0
+    assert value("json_schema", None, schema=schema) == 0.0
+    with pytest.raises(UsageError, match="not a valid JSON Schema"):
+        compile_term(rule="json_schema", schema={"type": "objekt"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "keys", "expected"),
+    [
+        ('{"a": 1, "b": [1, 2]}', {"b": [1.0, 2], "a": 1}, {}, 1.0),
+        ('{"a": 1}', '{"a": 1.0}', {}, 1.0),
+        ("[1, 2]", [2, 1], {}, 0.0),
+        ("true", 1, {}, 0.0),
+        ('"Paris"', "Paris", {}, 1.0),
+        ('{"a": 1, "b": 2}', {"a": 1}, {}, 0.0),
+        ('{"a": 1, "b": 2}', {"a": 1}, {"mode": "subset"}, 1.0),
+        ('{"a": 1}', {"a": 1, "b": 2}, {"mode": "subset"}, 0.0),
+        ("{", {}, {}, 0.0),
+        ("[" * 900 + "]" * 900, [], {}, 0.0),
+    ],
+)
+def test_json_match_compares_values(answer: str, gold: Any, keys: Any, expected: float) -> None:
+    assert value("json_match", answer, gold, **keys) == expected
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(
+        "from rlenv.rewards.base import Measured\n"
+        "def number(context): return 0.5\n"
+        "def pair(context): return 1, context.answer\n"
+        "def measured(context): return Measured(None)\n"
+        "def forgot(context): pass\n"
+        "def wrong(context): return 1, 2, 3\n"
+        "async def later(context): return float(context.answer == context.task['answer'])\n"
+        "async def later_forgot(context): pass\n"
+        "thing = 3\n"
+    )
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    return tmp_path
+
+
+def test_a_function_may_return_a_number_a_pair_or_measured(author: Path) -> None:
+    where = reward_context(answer="x")
+    assert measure("python", where, python="rewards.py:number", base=author).value == 0.5
+    assert measure("python", where, python="rewards.py:pair", base=author).evidence == "x"
+    assert measure("python", where, python="rewards.py:measured", base=author).value is None
+    for name in ("forgot", "wrong"):
+        with pytest.raises(RewardError, match=f"rewards.py:{name} returned"):
+            measure("python", where, python=f"rewards.py:{name}", base=author)
+
+
+def test_a_coroutine_function_is_awaited(author: Path) -> None:
+    term = compile_term(python="rewards.py:later", base=author)
+    assert term.measure is None
+    assert term.measure_async is not None
+    assert asyncio.run(_await(term.measure_async(reward_context(answer="x", task={"answer": "x"})))).value == 1.0
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+@pytest.mark.parametrize("target", ["rewards.py", "rewards.py:none", "none.py:f", "broken.py:f", "rewards.py:thing"])
+def test_a_function_that_cannot_be_used_is_refused_with_its_key(author: Path, target: str) -> None:
+    with pytest.raises(UsageError, match="python: "):
+        compile_term(python=target, base=author)

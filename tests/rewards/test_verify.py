@@ -1,0 +1,304 @@
+"""Whose failure is worth zero, whose is no number at all, and what is compared."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.errors import ResourceError, RewardError, UsageError
+from rlenv.messages import ToolResult
+from rlenv.rewards.base import Measured, Term
+from rlenv.testing.rewards import compile_term, reward_context
+from rlenv.tools.base import Tool
+
+SQL = {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]}
+QUERY = Tool(name="query", description="", parameters=SQL, run=lambda *_: None, mode="inline")
+GOLD = {"arguments": {"sql": "{{ task.gold }}"}}
+
+
+@dataclass
+class Calls:
+    """A tool that answers from a table and remembers what it was asked."""
+
+    results: Mapping[str, Any]
+    asked: list[str] = field(default_factory=list)
+
+    async def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        assert name == "query"
+        self.asked.append(arguments["sql"])
+        found = self.results[arguments["sql"]]
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, ToolResult):
+            return found
+        return ToolResult("query", str(found), value=found)
+
+
+class Versioned:
+    """A resource's handle that says which state it is in."""
+
+    def __init__(self, version: object) -> None:
+        self.version = version
+
+
+def verify(compiled: Tool = QUERY, base: Path = Path(), **keys: Any) -> Term:
+    keys = {"tool": "query", "arguments": {"sql": "{{ answer }}"}, "expect": GOLD, "compare": "rows"} | keys
+    return compile_term("verify", tools={"query": compiled}, base=base, **keys)
+
+
+def run(
+    term: Term,
+    call: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]],
+    answer: str | None = "mine",
+    gold: Any = "gold",
+    **keys: Any,
+) -> Measured:
+    async def main() -> Measured:
+        assert term.measure_async is not None
+        async with asyncio.timeout(10):
+            return await term.measure_async(reward_context(answer=answer, task={"gold": gold}, call=call, **keys))
+
+    return asyncio.run(main())
+
+
+def test_the_same_rows_are_right_and_others_wrong() -> None:
+    calls = Calls({"mine": [[1], [2]], "gold": [[2], [1]], "other": [[3], [1]]})
+    assert run(verify(), calls).value == 1.0
+    assert run(verify(), calls, answer="other").value == 0.0
+
+
+def test_order_counts_where_the_gold_query_orders() -> None:
+    calls = Calls({"mine": [[1], [2]], "SELECT a ORDER BY a DESC": [[2], [1]], "SELECT a": [[2], [1]]})
+    assert run(verify(), calls, gold="SELECT a ORDER BY a DESC").value == 0.0
+    assert run(verify(), calls, gold="SELECT a").value == 1.0
+    assert run(verify(compare={"by": "rows", "order": "always"}), calls, gold="SELECT a").value == 0.0
+    never = verify(compare={"by": "rows", "order": "never"})
+    assert run(never, calls, gold="SELECT a ORDER BY a DESC").value == 1.0
+
+
+def test_no_answer_is_zero_and_runs_nothing() -> None:
+    calls = Calls({})
+    assert run(verify(), calls, answer=None) == Measured(0.0, "no answer")
+    assert calls.asked == []
+
+
+@pytest.mark.parametrize("outcome", ["failed", "bad_arguments", "timeout"])
+def test_a_call_that_fails_on_the_answer_is_the_policys_and_zero(outcome: Any) -> None:
+    calls = Calls({"mine": ToolResult("query", "no such table: x", outcome), "gold": [[1]]})
+    found = run(verify(), calls)
+    assert found.value == 0.0
+    assert found.evidence == "no such table: x"
+    assert found.details == {"outcome": outcome}
+
+
+@pytest.mark.parametrize("outcome", ["unknown_tool", "skipped", "malformed"])
+def test_a_call_that_was_not_run_is_no_number(outcome: Any) -> None:
+    with pytest.raises(RewardError, match="was not run"):
+        run(verify(), Calls({"mine": ToolResult("query", "", outcome), "gold": [[1]]}))
+
+
+@pytest.mark.parametrize("outcome", ["failed", "bad_arguments", "timeout", "unknown_tool", "skipped"])
+@pytest.mark.parametrize("mine", [[[1]], ToolResult("query", "no", "failed")])
+def test_a_gold_call_that_fails_is_no_number(outcome: Any, mine: Any) -> None:
+    with pytest.raises(RewardError, match=f"gold call of 'query' ended as {outcome}"):
+        run(verify(), Calls({"mine": mine, "gold": ToolResult("query", "no", outcome)}))
+
+
+@pytest.mark.parametrize("lost", ["mine", "gold"])
+def test_a_lost_resource_is_no_number(lost: str) -> None:
+    calls = Calls({"mine": [[1]], "gold": [[1]]} | {lost: ResourceError("gone")})
+    with pytest.raises(ResourceError, match="gone"):
+        run(verify(), calls)
+
+
+def test_any_alternative_is_right_from_a_list_or_any_of() -> None:
+    calls = Calls({"mine": [[2]], "one": [[1]], "two": [[2]], "three": [[3]]})
+    any_of = verify(expect={"any_of": "{{ task.gold }}", "arguments": {"sql": "{{ item }}"}})
+    for term in (verify(), any_of):
+        assert run(term, calls, gold=["one", "two"]).value == 1.0
+        assert run(term, calls, gold=["one", "three"]).value == 0.0
+        assert run(term, calls, gold="two").value == 1.0
+        with pytest.raises(RewardError, match=r"no alternative|empty list"):
+            run(term, calls, gold=[])
+
+
+def test_a_list_that_the_tool_takes_is_one_value() -> None:
+    takes_list = {"type": "object", "properties": {"sql": {"type": "array"}}}
+    asked: list[Any] = []
+
+    async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        asked.append(arguments["sql"])
+        return ToolResult("query", "", value=[[1]])
+
+    tool = Tool(name="query", description="", parameters=takes_list, run=lambda *_: None, mode="inline")
+    run(verify(tool), call, gold=["a", "b"])
+    assert ["a", "b"] in asked
+
+
+@pytest.mark.parametrize(
+    ("compare", "expect", "mine", "expected"),
+    [
+        ("equal", {"value": 3}, 3.0, 1.0),
+        ("equal", {"value": {"a": [1]}}, {"a": [1]}, 1.0),
+        ("equal", {"value": True}, 1, 0.0),
+        ("equal", {"any_of": "{{ task.gold }}", "value": "{{ item }}"}, "b", 1.0),
+        ("number", "{{ task.gold[2] }}", "1,000", 1.0),
+        ("number", 1000, ToolResult("query", "$1,000"), 1.0),
+        ("number", 3, "three", 0.0),
+        ({"by": "number", "tolerance": 0.1}, 3.0, 3.05, 1.0),
+        ("text", " b ", ToolResult("query", "b\n"), 1.0),
+        ({"by": "text", "normalise": "qa"}, "b", ToolResult("query", "The B!"), 1.0),
+        ("json", {"value": {"a": 1}}, ToolResult("query", '{"a": 1.0}'), 1.0),
+        ("json", {"value": {"a": 1}}, ToolResult("query", "{"), 0.0),
+        ({"by": "json", "mode": "subset"}, {"value": {"a": 1}}, {"a": 1, "b": 2}, 1.0),
+        ("rows", {"value": [[1], [2]]}, [[2], [1]], 1.0),
+        ({"by": "rows", "columns": "any_order"}, {"value": [[1, "a"]]}, [["a", 1]], 1.0),
+    ],
+)
+def test_comparators_compare_with_constants(compare: Any, expect: Any, mine: Any, expected: float) -> None:
+    calls = Calls({"mine": mine})
+    assert run(verify(compare=compare, expect=expect), calls, gold=["a", "b", 1000]).value == expected
+    assert calls.asked == ["mine"]
+
+
+def test_a_null_gold_value_is_no_number() -> None:
+    with pytest.raises(RewardError, match="gives no value"):
+        run(verify(expect="{{ task.gold }}", compare="equal"), Calls({"mine": 1}), gold=None)
+
+
+def test_a_cut_gold_result_proves_nothing_and_a_cut_answer_is_longer_than_the_gold() -> None:
+    cut, whole = {"rows": [[1]], "truncated": True}, {"rows": [[1]], "truncated": False}
+    with pytest.raises(RewardError, match="row limit"):
+        run(verify(), Calls({"mine": whole, "gold": cut}))
+    assert run(verify(), Calls({"mine": cut, "gold": whole})).value == 0.0
+    with pytest.raises(RewardError, match="row limit"):
+        run(verify(expect={"value": [[1], [2]]}), Calls({"mine": cut}))
+
+
+def test_an_authors_comparator_gets_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text(
+        "def close(mine, gold):\n    return 1.0 if abs(mine.value - gold.value) < 2 else 0.25\n"
+        "def text(mine, gold):\n    return 'yes'\n"
+        "async def later(mine, gold):\n    return 1.0\n"
+    )
+    calls = Calls({"mine": 4, "gold": 5, "far": 9})
+    close = verify(base=tmp_path, compare={"by": "python", "function": "same.py:close"})
+    assert run(close, calls).value == 1.0
+    assert run(close, calls, answer="far").value == 0.25
+    with pytest.raises(RewardError, match="the comparator gave 'yes'"):
+        run(verify(base=tmp_path, compare={"by": "python", "function": "same.py:text"}), calls)
+    with pytest.raises(UsageError, match="coroutine"):
+        verify(base=tmp_path, compare={"by": "python", "function": "same.py:later"})
+
+
+def test_a_gold_result_is_computed_once_per_task_and_version_of_the_resources() -> None:
+    calls = Calls({"mine": [[1]], "gold": [[1]]})
+    term = verify()
+    for version in (1, 1, 2):
+        assert run(term, calls, resources={"db": Versioned(version)}).value == 1.0
+    assert calls.asked.count("gold") == 2
+    assert calls.asked.count("mine") == 3
+
+
+@pytest.mark.parametrize("handle", [object(), Versioned(None), Versioned([])])
+def test_nothing_is_kept_for_a_resource_in_an_unknown_state(handle: object) -> None:
+    calls = Calls({"mine": [[1]], "gold": [[1]]})
+    term = verify()
+    for _ in range(2):
+        run(term, calls, resources={"db": handle})
+    assert calls.asked.count("gold") == 2
+
+
+def test_a_failed_gold_call_is_not_kept() -> None:
+    term = verify()
+    with pytest.raises(RewardError):
+        run(term, Calls({"mine": [[1]], "gold": ToolResult("query", "busy", "failed")}))
+    assert run(term, Calls({"mine": [[1]], "gold": [[1]]})).value == 1.0
+
+
+def test_episodes_at_once_share_one_gold_call_and_survive_the_one_that_makes_it() -> None:
+    term = verify()
+    asked: list[str] = []
+
+    async def main() -> None:
+        began, release, all_asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            asked.append(arguments["sql"])
+            if asked.count("mine") == 9:
+                all_asked.set()
+            if arguments["sql"] == "gold":
+                began.set()
+                await release.wait()
+            return ToolResult("query", "", value=[[1]])
+
+        assert term.measure_async is not None
+        where = reward_context(answer="mine", task={"gold": "gold"}, call=call)
+        first = asyncio.ensure_future(term.measure_async(where))
+        await began.wait()
+        others = [asyncio.ensure_future(term.measure_async(where)) for _ in range(8)]
+        async with asyncio.timeout(10):
+            await all_asked.wait()
+        assert asked.count("gold") == 1
+        first.cancel()
+        release.set()
+        async with asyncio.timeout(10):
+            found = await asyncio.gather(*others)
+            with pytest.raises(asyncio.CancelledError):
+                await first
+        assert [one.value for one in found] == [1.0] * 8
+        assert asked.count("gold") <= 2
+
+    asyncio.run(main())
+
+
+def test_both_sides_run_at_once() -> None:
+    async def main() -> None:
+        sides = {"mine": asyncio.Event(), "gold": asyncio.Event()}
+
+        async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            sides[arguments["sql"]].set()
+            await asyncio.gather(*(event.wait() for event in sides.values()))
+            return ToolResult("query", "", value=[[1]])
+
+        term = verify()
+        assert term.measure_async is not None
+        async with asyncio.timeout(10):
+            found = await term.measure_async(reward_context(answer="mine", task={"gold": "gold"}, call=call))
+        assert found.value == 1.0
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_looks_like_a_template_is_only_text() -> None:
+    calls = Calls({"{{ task.gold }}": ToolResult("query", "syntax error", "failed"), "gold": [[1]]})
+    assert run(verify(), calls, answer="{{ task.gold }}").value == 0.0
+    assert sorted(calls.asked) == ["gold", "{{ task.gold }}"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tool": "quary"}, "no tool is called 'quary'; there are: query"),
+        ({"expect": {}}, "either arguments or value"),
+        ({"expect": {"arguments": {"sql": "x"}, "value": 1}}, "either arguments or value"),
+        ({"arguments": {"sq": "x"}}, "'query' takes no 'sq'"),
+        ({"expect": {"arguments": {"sq": "x"}}}, "expect.arguments: 'query' takes no 'sq'"),
+        ({"expect": {"arguments": {"sql": "{{ answer }}"}}}, "'answer', which is not known here"),
+        ({"expect": {"arguments": {"sql": "{{ item }}"}}}, "'item', which is not known here"),
+        ({"arguments": {"sql": "{{ answr }}"}}, "'answr', which is not known here"),
+    ],
+)
+def test_an_entry_that_cannot_work_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        verify(**keys)
+
+
+def test_a_gold_call_of_a_tool_that_changes_state_is_refused() -> None:
+    tool = Tool(name="query", description="", parameters=SQL, run=lambda *_: None, mode="inline", mutates=True)
+    with pytest.raises(UsageError, match="changes state"):
+        verify(tool)
+    assert run(verify(tool, expect={"value": [[1]]}), Calls({"mine": [[1]]})).value == 1.0
