@@ -27,6 +27,8 @@ from verl.utils.profiler import simple_timer
 from rlenv import record
 from rlenv.environment import Environment, load
 from rlenv.episode import Episode
+from rlenv.errors import EpisodeError, UnsupportedTemplate
+from rlenv.observe import Cut, cut_chars
 from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv.trajectory import Trajectory
 from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
@@ -34,12 +36,12 @@ from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
 __all__ = ["RlenvAgentLoop"]
 
 
-class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
+class RlenvAgentLoop(AgentLoopBase):
     """Plays one episode of a spec with veRL's rollout server as the policy.
 
     A fault of the environment gives a trajectory whose mask is all zeros, never an exception: veRL would fail the
-    sample's whole group for one. A fault of the rollout server, or of the spec itself, is raised: it concerns every
-    sample alike, and training on masked samples would hide it.
+    sample's whole group for one. A fault of the rollout server, of the spec itself or of the chat template is raised:
+    it concerns every sample alike, and training on masked samples would hide it.
 
     Args (beyond veRL's own, from the agent loop's YAML):
         spec: path or name of the spec.
@@ -65,6 +67,7 @@ class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.environment = _environment(spec, _plain(spec_set))
         self.encoder = _encoder(self.tokenizer, {**self.apply_chat_template_kwargs, **_plain(template_kwargs)})
+        self.cut = _cut(self.environment, self.encoder)
         self.seed = seed
         self.turn_tokens = turn_tokens
         self.record_dir = Path(record_dir) if record_dir is not None else None
@@ -83,10 +86,12 @@ class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
         try:
             # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
             seed = _seed(self.seed, -1 if is_validation else step, split, task)
-            async with self.environment.start(task=task, split=split, seed=seed, cut=self.encoder.cut) as episode:
+            async with self.environment.start(task=task, split=split, seed=seed, cut=self.cut) as episode:
                 trajectory = await self._play(episode, sampling_params, play)
         except _ServerFault as fault:
             raise fault.cause from None
+        except UnsupportedTemplate:
+            raise
         except Exception as error:  # the episode's boundary: a fault of one episode may not end its group
             self._record_failure(split, task, step, type(error).__name__, str(error))
             outcome = failed_outcome(terms=terms, filler_id=filler)
@@ -105,28 +110,35 @@ class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 self._record_failure(split, task, step, trajectory.failure.reason, trajectory.failure.message)
             if is_validation:
                 self._record(trajectory, step, "greedy" if where["greedy"] else "sampled")
-        return _output(outcome, play, first_version=max(0, step - 1))
+        with_logprobs = bool(self.rollout_config.calculate_log_probs)
+        return _output(outcome, play, first_version=max(0, step - 1), with_logprobs=with_logprobs)
 
     async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: _Play) -> Trajectory:
         """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
         if episode.is_ended:
             return episode.trajectory
+        limit = self.environment.spec.limits.response_tokens
         budget = int(self.rollout_config.response_length)
-        play.tokens = tokens = self.encoder.start(
-            episode.messages,
-            tools=self.environment.tool_schemas,
-            max_prompt_tokens=int(self.rollout_config.prompt_length),
-            max_response_tokens=budget,
-        )
+        budget = budget if limit is None else min(budget, limit)
+        try:
+            play.tokens = tokens = self.encoder.start(
+                episode.messages,
+                tools=self.environment.tool_schemas,
+                max_prompt_tokens=int(self.rollout_config.prompt_length),
+                max_response_tokens=budget,
+            )
+        except EpisodeError as error:
+            return episode.fail(error.reason, str(error))
         request = uuid4().hex
         while True:
-            room = budget - len(tokens.response_ids)
+            room = budget - len(tokens)
             if room < 1:
                 return await episode.truncate("response_tokens")
-            limit = room if self.turn_tokens is None else min(self.turn_tokens, room)
+            most = room if self.turn_tokens is None else min(self.turn_tokens, room)
             with simple_timer("generate_sequences", play.metrics):
-                answer = await self._generate(request, tokens, {**sampling, "max_tokens": limit})
-            play.versions.append((answer.extra_fields.get("min_global_steps"), answer.extra_fields.get("max_global_steps")))
+                answer = await self._generate(request, tokens, {**sampling, "max_tokens": most})
+            extra = answer.extra_fields
+            play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
             if answer.stop_reason in ("aborted", "abort"):
                 # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
                 return episode.fail("aborted", "the rollout server aborted the generation")
@@ -135,7 +147,7 @@ class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 step = await episode.step(action)
             if step.is_last:
                 return episode.trajectory
-            if not tokens.add_observation(step.observation):
+            if not await tokens.add_observation_async(step.observation):
                 return await episode.truncate("response_tokens")
 
     async def _generate(self, request: str, tokens: TokenTrajectory, params: dict[str, Any]) -> Any:
@@ -149,8 +161,8 @@ class RlenvAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise _ServerFault(error) from error
 
     def _filler_id(self) -> int:
-        pad = self.tokenizer.pad_token_id
-        return int(pad if pad is not None else self.tokenizer.eos_token_id)
+        tokenizer: Any = self.tokenizer
+        return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
 
     def _record(self, trajectory: Trajectory, step: int, mode: str) -> None:
         if self.record_dir is not None:
@@ -180,19 +192,19 @@ class _Play:
 
     metrics: dict[str, float]
     tokens: TokenTrajectory | None = None
-    versions: list[tuple[int | None, int | None]] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
 
 
-def _output(outcome: Outcome, play: _Play, *, first_version: int) -> AgentLoopOutput:
-    versions = [version for pair in play.versions for version in pair if version is not None]
+def _output(outcome: Outcome, play: _Play, *, first_version: int, with_logprobs: bool) -> AgentLoopOutput:
+    versions = [version for version in play.versions if version is not None]
     return AgentLoopOutput(
         prompt_ids=list(outcome.prompt_ids),
         response_ids=list(outcome.response_ids),
         response_mask=list(outcome.mask),
-        response_logprobs=list(outcome.logprobs),
+        response_logprobs=list(outcome.logprobs) if with_logprobs else None,
         reward_score=outcome.reward,
         num_turns=int(outcome.info["turns"] or 0),
-        metrics=AgentLoopMetrics(**play.metrics),
+        metrics=AgentLoopMetrics.model_validate(play.metrics),
         extra_fields={
             "reward_extra_info": dict(outcome.info),
             "turn_scores": list(outcome.turn_rewards),
@@ -212,7 +224,7 @@ def _seed(*parts: object) -> int:
 
 def _plain(value: Any) -> dict[str, Any]:
     """A mapping without OmegaConf's containers, into which Hydra wraps an agent loop's arguments."""
-    plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    plain: Any = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     return dict(plain or {})
 
 
@@ -235,3 +247,13 @@ def _encoder(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> TokenEncoder
         # The tokenizer is kept beside the encoder: its id stays taken as long as the entry lives.
         _ENCODERS[key] = (tokenizer, TokenEncoder(tokenizer, template_kwargs=template_kwargs))
     return _ENCODERS[key][1]
+
+
+def _cut(environment: Environment, encoder: TokenEncoder) -> Cut:
+    """How results are cut: by the spec's characters, and by its tokens as the policy's tokenizer counts them."""
+    spec = environment.spec.observation
+    by_chars = cut_chars(spec.model_copy(update={"max_tokens": None}))
+    if spec.max_tokens is None:
+        return lambda text: by_chars(text)  # a cut of the loop's own: limits are then counted in tokens
+    by_tokens = encoder.cut(max_tokens=spec.max_tokens, keep=spec.keep)
+    return lambda text: by_tokens(by_chars(text))

@@ -27,9 +27,7 @@ def training_rows(environment: Environment, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def validation_rows(
-    environment: Environment, split: str, *, tasks: int, modes: Sequence[Mode]
-) -> list[dict[str, Any]]:
+def validation_rows(environment: Environment, split: str, *, tasks: int, modes: Sequence[Mode]) -> list[dict[str, Any]]:
     """The first `tasks` tasks of `split`, once for each mode."""
     count = min(tasks, len(environment.tasks(split)))
     return [
@@ -68,8 +66,8 @@ def _row(
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows as parquet; the folder is made where it is missing."""
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)

@@ -144,7 +144,10 @@ def _filtered(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tens
     vocabulary = scaled.shape[-1]
     plain = [sampling.temperature == 0 for sampling in samplings]
     k = torch.tensor(
-        [vocabulary if skip or s.top_k < 1 else min(s.top_k, vocabulary) for s, skip in zip(samplings, plain, strict=True)]
+        [
+            vocabulary if skip or s.top_k < 1 else min(s.top_k, vocabulary)
+            for s, skip in zip(samplings, plain, strict=True)
+        ]
     )
     p = torch.tensor([1.0 if skip else s.top_p for s, skip in zip(samplings, plain, strict=True)])
     values, order = scaled.sort(dim=-1, descending=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 __all__ = ["Ending", "run_to_end"]
 

@@ -150,7 +150,12 @@ def run_environment(settings: RunSettings, plan: Plan) -> dict[str, str]:
 
 
 def measure_prompts(
-    environment: Environment, model: Path, *, splits: Sequence[str], template_kwargs: Mapping[str, Any], sample: int = 256
+    environment: Environment,
+    model: Path,
+    *,
+    splits: Sequence[str],
+    template_kwargs: Mapping[str, Any],
+    sample: int = 256,
 ) -> int:
     """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more."""
     from transformers import AutoTokenizer

@@ -92,7 +92,9 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     )
     plan = prepare(settings, environment, max_prompt_tokens=_prompt_limit(settings, environment))
     if arguments.dry_run:
-        console.print(f"{len(plan.overrides)} overrides in {folder / 'overrides.txt'}; nothing was started", markup=False)
+        console.print(
+            f"{len(plan.overrides)} overrides in {folder / 'overrides.txt'}; nothing was started", markup=False
+        )
         return 0
     limit = arguments.time_limit or preset.run["time_limit_s"] or float("inf")
     ending, steps = _run(settings, plan, console, time_limit_s=limit)
@@ -109,7 +111,7 @@ def _model(
     """The policy to start from, and what was made where it is the tiny one."""
     if arguments.model != "tiny":
         return Path(arguments.model), None
-    target = folder / "start"
+    target = folder / "model"
     if arguments.dry_run:
         return target, None
     from rlenv_verl.tiny.make import make_tiny_policy
@@ -192,7 +194,7 @@ def _summarise(
 ) -> dict[str, Any]:
     """Gather what the run left, write summary.json, and return it."""
     failures = _gather_records(plan.records)
-    policy = _keep_policy(plan.checkpoints, settings.folder / "policy")
+    trained = _keep_policy(plan.checkpoints, settings.folder / "trained")
     held_out = [{"step": entry.step, **entry.success} for entry in steps if entry.success]
     summary: dict[str, Any] = {
         "environment": environment.id,
@@ -207,8 +209,8 @@ def _summarise(
         "training_reward": [[entry.step, entry.reward] for entry in steps if entry.reward is not None],
         "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
         "failed_episodes": failures,
-        "policy": str(policy) if policy is not None else None,
-        "start": str(settings.model),
+        "trained": str(trained) if trained is not None else None,
+        "model": str(settings.model),
         "warm_start": tiny,
         "versions": {name: _version(name) for name in ("rlenv", "verl", "torch", "ray", "transformers")},
     }
@@ -235,9 +237,11 @@ def _show(summary: Mapping[str, Any], steps: Sequence[StepFigures], folder: Path
             )
     if summary["failed_episodes"]:
         console.print(f"failed episodes, masked out: {summary['failed_episodes']}", markup=False)
-    console.print(f"{summary['seconds']:.0f} s in all; summary.json, curve.png and trajectories/ in {folder}", markup=False)
-    if summary["policy"]:
-        console.print(f"trained policy: {summary['policy']}", markup=False)
+    console.print(
+        f"{summary['seconds']:.0f} s in all; summary.json, curve.png and trajectories/ in {folder}", markup=False
+    )
+    if summary["trained"]:
+        console.print(f"trained policy: {summary['trained']}", markup=False)
 
 
 def _explain(ending: Ending, log: Path, console: Console) -> None:

@@ -15,7 +15,7 @@ from rlenv_verl.cpu.replica import actor_name
 __all__ = ["CpuServerAdapter"]
 
 
-class CpuServerAdapter(BaseRollout):  # type: ignore[misc]
+class CpuServerAdapter(BaseRollout):
     """Lives in the training worker and forwards weights through Ray's object store."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1, **_other: Any) -> None:
@@ -40,7 +40,7 @@ class CpuServerAdapter(BaseRollout):  # type: ignore[misc]
 
     @torch.no_grad()
     async def update_weights(
-        self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_other: Any
+        self, weights: Any, wire_format: str = "named_tensors", *, global_steps: int | None = None, **_other: Any
     ) -> None:
         """Sends all weights in buckets of `checkpoint_engine.update_weights_bucket_megabytes`."""
         if wire_format != "named_tensors":
@@ -48,7 +48,8 @@ class CpuServerAdapter(BaseRollout):  # type: ignore[misc]
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         bucket: list[tuple[str, torch.Tensor]] = []
         size = 0
-        async for name, tensor in ensure_async_iterator(weights):
+        iterate: Any = ensure_async_iterator
+        async for name, tensor in iterate(weights):
             # A copy: the trainer's next optimiser step must not reach into a bucket that is still on its way.
             bucket.append((name, tensor.detach().cpu().clone()))
             size += tensor.nbytes

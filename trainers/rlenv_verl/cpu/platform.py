@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
@@ -60,7 +60,7 @@ class _CpuDevice(types.ModuleType):
 
 
 @PlatformRegistry.register(platform="cpu")
-class CpuPlatform(PlatformBase):  # type: ignore[misc]
+class CpuPlatform(PlatformBase):
     """CPU as a veRL platform: CUDA calls do nothing, collectives go over gloo."""
 
     device_name = "cpu"
@@ -73,7 +73,7 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         return not torch.cuda.is_available()
 
-    def current_device(self) -> str:
+    def current_device(self) -> str:  # type: ignore[override]
         # veRL hands this to `.to()` and `torch.device()` as it is; an index would name a device that does not exist.
         return "cpu"
 
@@ -143,7 +143,7 @@ def _name_one_backend() -> None:
     """
     import verl.utils.distributed as distributed
 
-    original = distributed.initialize_global_process_group_ray
+    original: Any = distributed.initialize_global_process_group_ray
 
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> Any:
         return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")

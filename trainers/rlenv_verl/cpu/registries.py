@@ -31,7 +31,7 @@ rollout_base._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "rlenv_verl.cpu.adapte
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
-class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class CpuEngine(FSDPEngineWithLMHead):
     """veRL's FSDP engine for the device `cpu`; veRL registers it for CUDA and NPU only."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
@@ -41,6 +41,7 @@ class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         forward_only = self.engine_config.forward_only
         object.__setattr__(self.engine_config, "forward_only", False)
         try:
-            return super()._build_fsdp_module(module)
+            build: Any = super()._build_fsdp_module
+            return build(module)
         finally:
             object.__setattr__(self.engine_config, "forward_only", forward_only)

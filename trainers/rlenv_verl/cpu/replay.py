@@ -9,7 +9,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 __all__ = ["FastPollReplayBuffer"]
 
 
-class FastPollReplayBuffer(ReplayBuffer):  # type: ignore[misc]
+class FastPollReplayBuffer(ReplayBuffer):
     """Looks for finished rollouts every 50 ms.
 
     Expected: a configuration key for the poll interval. Actual: `ReplayBuffer(poll_interval=2.0)`, which no caller

@@ -25,12 +25,13 @@ class CpuServerActor:
     """What veRL calls on a rollout server; the work is `CpuServer`'s."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
 
         torch.set_num_threads(int(os.environ.get("RLENV_ROLLOUT_THREADS", "1")))
         self.config = config
-        model_file = AutoConfig.from_pretrained(model_config.path)
-        model = AutoModelForCausalLM.from_config(model_file, attn_implementation="sdpa").float().eval()
+        model_file: Any = transformers.AutoConfig.from_pretrained(model_config.path)
+        auto: Any = transformers.AutoModelForCausalLM
+        model = auto.from_config(model_file, attn_implementation="sdpa").float().eval()
         ends = model_file.eos_token_id
         tokenizer = model_config.tokenizer
         self.stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
@@ -114,17 +115,21 @@ class CpuServerActor:
         """Not profiled."""
 
 
-class CpuReplica(RolloutReplica):  # type: ignore[misc]
+class CpuReplica(RolloutReplica):
     """One server of the CPU rollout, a Ray actor that needs no GPU."""
 
     async def launch_servers(self) -> None:
         """Starts the server; veRL calls this once."""
         if self.world_size != 1:
-            raise ValueError(f"the CPU rollout runs one process a replica, not {self.world_size}; unset the parallel sizes")
-        actor = ray.remote(num_cpus=0, max_concurrency=self.max_concurrency, name=actor_name(self.replica_rank))(
+            raise ValueError(
+                f"the CPU rollout runs one process a replica, not {self.world_size}; unset the parallel sizes"
+            )
+        remote: Any = ray.remote  # its overloads do not know actor options
+        actor = remote(num_cpus=0, max_concurrency=self.max_concurrency, name=actor_name(self.replica_rank))(
             CpuServerActor
         )
-        server = actor.remote(self.config, omega_conf_to_dataclass(self.model_config), self.replica_rank)
+        model_config: Any = self.model_config
+        server = actor.remote(self.config, omega_conf_to_dataclass(model_config), self.replica_rank)
         await server.ready.remote()
         self.servers = [server]
         self._server_handle = server

@@ -19,7 +19,16 @@ _GATHER_S = 0.005
 _GATHER_ROUNDS = 8
 
 _KNOWN = frozenset(
-    {"temperature", "top_p", "top_k", "max_tokens", "max_new_tokens", "stop_token_ids", "logprobs", "repetition_penalty"}
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "max_new_tokens",
+        "stop_token_ids",
+        "logprobs",
+        "repetition_penalty",
+    }
 )
 
 

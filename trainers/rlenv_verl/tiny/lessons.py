@@ -178,16 +178,20 @@ def _edit_call(action: str, edit: Callable[[str], str]) -> str:
 def _other_call(schemas: Sequence[Mapping[str, Any]], calls: Sequence[str], rng: random.Random) -> str:
     """A call of a tool that the oracle does not use, with its text arguments taken from the oracle's call."""
     match = _CALL.search(calls[0])
-    gold = json.loads(match.group(1)) if match else {"name": "", "arguments": {}}
+    gold: Any = json.loads(match.group(1)) if match else {"name": "", "arguments": {}}
     others = [schema["function"] for schema in schemas if schema["function"]["name"] != gold["name"]]
     if not others:
         return calls[0]
     tool = rng.choice(others)
     texts = [value for value in gold["arguments"].values() if isinstance(value, str)] or [""]
     required = tool.get("parameters", {}).get("required", [])
-    return _call_text(tool["name"], {name: texts[0] for name in required})
+    return _call_text(tool["name"], dict.fromkeys(required, texts[0]))
 
 
 def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """A call in the Hermes format, spaced as chat templates write it (`json.dumps` defaults)."""
-    return "<tool_call>\n" + json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False) + "\n</tool_call>"
+    return (
+        "<tool_call>\n"
+        + json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+        + "\n</tool_call>"
+    )

@@ -57,7 +57,7 @@ def make_tiny_policy(
     *,
     seed: int,
     split: str | None = None,
-    settings: WarmupSettings = WarmupSettings(),  # noqa: B008 - frozen
+    settings: WarmupSettings = WarmupSettings(),
     threads: int = 1,
     progress: Callable[[int, float], None] | None = None,
 ) -> TinyReport:
@@ -142,9 +142,7 @@ async def _collect(
 
     clean = [
         # Lengths of answers are drawn evenly: a length that few tasks have would hardly be practised otherwise.
-        await lesson(
-            rng.choice(rng.choice(groups)), Flaw.DRILL if rng.random() < settings.drill_share else Flaw.NONE
-        )
+        await lesson(rng.choice(rng.choice(groups)), Flaw.DRILL if rng.random() < settings.drill_share else Flaw.NONE)
         for _ in range(settings.clean)
     ]
     mixed = [await lesson(rng.choice(golds), rng.choices(flaws, shares)[0]) for _ in range(settings.mixed)]

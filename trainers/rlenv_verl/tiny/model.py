@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import Any
 
 __all__ = ["new_model", "save_model"]
 
 
-def new_model(tokenizer: PreTrainedTokenizerBase, *, hidden: int = 128, layers: int = 3, heads: int = 4) -> Any:
+def new_model(tokenizer: Any, *, hidden: int = 128, layers: int = 3, heads: int = 4) -> Any:
     """A randomly initialised causal language model for `tokenizer`, in float32.
 
     The caller seeds torch; the same seed gives the same weights.
     """
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    import transformers
 
-    config = Qwen3Config(
+    library: Any = transformers  # its classes are partly annotated
+    config = library.Qwen3Config(
         # A multiple of 64 keeps the output projection aligned; the ids above len(tokenizer) are never produced.
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=hidden,
@@ -29,7 +27,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase, *, hidden: int = 128, layers: 
         head_dim=hidden // heads,
         max_position_embeddings=4096,
         # Episodes are about a hundred tokens: a small base resolves neighbouring positions, which copying needs.
-        rope_theta=1000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
@@ -37,16 +35,20 @@ def new_model(tokenizer: PreTrainedTokenizerBase, *, hidden: int = 128, layers: 
         # transformers' default of 0.02 is meant for wide models; at this width it delays learning to copy.
         initializer_range=0.08,
     )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float()
+    model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float()
     model.config.architectures = [type(model).__name__]
     return model
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write weights, configuration and tokenizer to `folder`, as `from_pretrained` and veRL read them."""
-    from transformers import GenerationConfig
+    import transformers
+    from transformers.utils import logging
 
+    library: Any = transformers
+    silence: Any = logging.disable_progress_bar
+    silence()
     model.save_pretrained(folder)
-    generation = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    generation = library.GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     generation.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -6,12 +6,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from tokenizers import (  # type: ignore[import-untyped]
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 
 __all__ = ["CONTROL_TOKENS", "MARKER_TOKENS", "build_tokenizer", "chat_template"]
 
@@ -34,7 +38,7 @@ def build_tokenizer(
     tools: Sequence[Mapping[str, Any]] = (),
     markers: Sequence[str] = (),
     vocab_size: int = 2048,
-) -> PreTrainedTokenizerFast:
+) -> Any:
     """Train a tokenizer on `conversations` and save it to `folder`.
 
     Digits stand alone, so that numbers are copied digit by digit; everything else may merge across words, so that
@@ -50,7 +54,9 @@ def build_tokenizer(
     Returns:
         The tokenizer as transformers loads it from `folder`.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    import transformers
+
+    fast_tokenizer: Any = transformers.PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -60,7 +66,7 @@ def build_tokenizer(
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    fast = fast_tokenizer(tokenizer_object=bpe)
     fast.chat_template = chat_template()
     split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
     texts: list[str] = []
@@ -82,8 +88,7 @@ def build_tokenizer(
         ),
     )
     bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*MARKER_TOKENS, *markers)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=PAD, model_max_length=4096)
+    tokenizer = fast_tokenizer(tokenizer_object=bpe, eos_token=END, pad_token=PAD, model_max_length=4096)
     tokenizer.chat_template = chat_template()
     tokenizer.save_pretrained(folder)
-    loaded: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
-    return loaded
+    return transformers.AutoTokenizer.from_pretrained(folder)

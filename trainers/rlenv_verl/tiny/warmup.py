@@ -89,7 +89,7 @@ def warm_up(
         )
         # A sum over a constant, not a mean over the batch: buckets of short guesses would otherwise weigh more per
         # token than the long right episodes, and the policy would forget to call.
-        (total / tokens_a_step).backward()
+        torch.autograd.backward(total / tokens_a_step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()

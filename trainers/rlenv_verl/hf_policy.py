@@ -1,0 +1,131 @@
+"""A model folder as an rlenv policy: transformers on the CPU, token by token as in training, without veRL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlenv.environment import Environment
+from rlenv.errors import PolicyError
+from rlenv.messages import Message, Observation
+from rlenv.policies.base import PolicyContext
+from rlenv.tokens import TokenEncoder, TokenTrajectory
+from rlenv_verl.cpu.server import CpuServer
+from rlenv_verl.decode import Sampling
+
+__all__ = ["HfPolicy", "load_policy", "make"]
+
+
+def make(
+    folder: str | Path, environment: Environment, *, temperature: float | None = None, top_p: float | None = None
+) -> HfPolicy:
+    """The policy of `--policy hf:FOLDER`: greedy unless a temperature is given."""
+    limit = environment.spec.limits.response_tokens
+    return load_policy(
+        folder,
+        temperature=0.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        response_tokens=4096 if limit is None else limit,
+    )
+
+
+def load_policy(
+    folder: str | Path,
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = -1,
+    turn_tokens: int = 256,
+    response_tokens: int = 4096,
+    template_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    max_batch: int = 256,
+) -> HfPolicy:
+    """The policy in a folder of transformers (weights, configuration, tokenizer with a chat template).
+
+    Args:
+        folder: the model.
+        temperature: 0 is greedy.
+        top_p: mass that sampling keeps.
+        top_k: how many tokens sampling keeps; below 1 all.
+        turn_tokens: the most tokens of one action.
+        response_tokens: the most tokens after the prompt; an episode that needs more gets an empty action.
+        template_kwargs: what the chat template is given.
+        seed: of all sampling.
+        max_batch: the most episodes that generate at once.
+
+    Raises:
+        PolicyError: the folder holds no model that transformers can load.
+    """
+    import transformers
+
+    library: Any = transformers  # its classes are partly annotated
+
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder)
+        model = library.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").float().eval()
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
+    ends = model.config.eos_token_id
+    stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    server = CpuServer(model, pad_id=model.config.pad_token_id or 0, max_batch=max_batch, seed=seed, has_weights=True)
+    return HfPolicy(
+        name=f"hf:{folder}",
+        encoder=TokenEncoder(tokenizer, template_kwargs=dict(template_kwargs or {})),
+        server=server,
+        sampling=Sampling(turn_tokens, temperature, top_p, top_k, frozenset(stop_ids)),
+        response_tokens=response_tokens,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class HfPolicy:
+    """A policy shared by all episodes of one event loop; their actions generate as batches."""
+
+    name: str
+    encoder: TokenEncoder
+    server: CpuServer
+    sampling: Sampling
+    response_tokens: int
+    _is_serving: bool = False
+
+    def start(self, context: PolicyContext) -> _Session:
+        """One episode."""
+        if not self._is_serving:
+            self.server.start()
+            self._is_serving = True
+        return _Session(self, context)
+
+    async def aclose(self) -> None:
+        """Stop generating; may be called twice."""
+        self._is_serving = False
+        await self.server.aclose()
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    policy: HfPolicy
+    context: PolicyContext
+    _tokens: TokenTrajectory | None = None
+    _seen: int = field(default=0)
+
+    async def act(self, messages: Sequence[Message]) -> str:
+        policy = self.policy
+        tokens = self._tokens
+        if tokens is None:
+            tokens = self._tokens = policy.encoder.start(
+                messages, tools=self.context.tools, max_response_tokens=policy.response_tokens
+            )
+        elif not tokens.add_observation(Observation(tuple(messages[self._seen :]))):
+            return ""
+        room = policy.response_tokens - len(tokens.response_ids)
+        if room < 1:
+            return ""
+        # The policy's own action comes next in the conversation, and then what the environment answers.
+        self._seen = len(messages) + 1
+        own = policy.sampling
+        sampling = Sampling(min(own.max_tokens, room), own.temperature, own.top_p, own.top_k, own.stop_ids)
+        generated, _ = await policy.server.generate(tokens.context_ids, sampling)
+        return tokens.add_sampled(generated.token_ids, generated.logprobs)
