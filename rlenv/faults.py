@@ -106,6 +106,8 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
         else:
             entry = wrong.setdefault(path, _Expectation(document.get(path), [], []))
             wanted, hint = _expected(detail, entry.value)
+            if not hint and wanted == "a mapping" and (owner := _owner(model, path[len(base) :])) is not None:
+                hint = f"write a mapping with keys such as: {listed(keys_of(owner), most=4)}"
             if wanted not in entry.wanted:
                 entry.wanted.append(wanted)
                 entry.hints.append(hint)
@@ -201,7 +203,7 @@ def _retype(kind: str, value: Any) -> str:
         return "put it in brackets: [ … ]"
     if value is None:
         return "write a value, or remove the key"
-    return ""
+    return {"int_type": "write a number such as 8", "float_type": "write a number such as 1.5"}.get(kind, "")
 
 
 def _bound_hint(kind: str, bound: Any) -> str:

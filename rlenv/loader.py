@@ -193,9 +193,12 @@ def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> S
         return None
     if "call" not in step and "say" not in step:
         known = dict.fromkeys((*keys_of(OracleCall), *keys_of(OracleSay)))
-        close = next((nearest(key, known) for key in step), None)
+        first = next(iter(step), "")
+        close = nearest(first, known)
         hint = f"did you mean '{close}'?" if close else "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"
-        target = (*path, next(iter(step))) if step else path
+        if document.has(("tools", first)):
+            hint = f"write {{call: {{{first}: {{ARGUMENT: …}}}}}}"
+        target = (*path, first) if step else path
         faults.append(
             document.fault(target, "expected a step with 'call' or 'say'", hint, at="key" if step else "value")
         )

@@ -268,7 +268,9 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
     if target.resolve() in seen:
         names = [*(item.name for item in seen[seen.index(target.resolve()) :]), target.name]
         circle = " -> ".join(names)
-        raise _fault_at(extends.span, "extends", f"the specs extend each other in a circle: {circle}", "remove one")
+        raise _fault_at(
+            extends.span, "extends", f"the specs extend each other in a circle: {circle}", "remove one of the 'extends'"
+        )
     if not target.is_file():
         hint = _near_file(target) or "the path is relative to this file"
         raise _fault_at(extends.span, "extends", f"there is no file '{extends.value}'", hint)

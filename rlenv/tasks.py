@@ -20,7 +20,7 @@ from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
 from rlenv.functions import import_function
 from rlenv.loader import LoadedSpec
 from rlenv.source import nearest
-from rlenv.templates import TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, compile_template
 
 __all__ = ["Tasks", "load_tasks", "shuffled"]
 
@@ -100,9 +100,14 @@ def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
 
 def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
     try:
-        shown = compile_template(value).text(vars=loaded.spec.vars)
+        template = compile_template(value)
+        faults = list(_path_names(loaded, key, template))
+        if faults:
+            raise SpecError(faults)
+        shown = template.text(vars=loaded.spec.vars)
     except TemplateError as error:
-        raise SpecError([loaded.document.fault(key, str(error), "a path may read vars only")]) from error
+        hint = "a path may read vars only"
+        raise SpecError([loaded.document.fault(key, f"the path cannot be filled: {error}", hint)]) from error
     path = loaded.base_of(key) / shown
     if path.is_file():
         return path
@@ -116,8 +121,23 @@ def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
         folder = folder.parent
     wanted = path.relative_to(folder).parts[0]
     close = nearest(wanted, sorted(item.name for item in folder.iterdir()))
-    hint = f"did you mean '{close}'?" if close else "paths are relative to the file that names them"
-    raise SpecError([loaded.document.fault(key, f"there is no file '{shown}' in {loaded.base_of(key)}", hint)])
+    hint = "paths are relative to the file that names them"
+    if close:
+        hint = f"did you mean '{value.replace(wanted, close) if wanted in value else close}'?"
+    base = loaded.base_of(key)
+    where = f" in {base}" if base != Path() else ""
+    raise SpecError([loaded.document.fault(key, f"there is no file '{shown}'{where}", hint)])
+
+
+def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fault]:
+    for name in sorted(template.names - {"vars"}):
+        yield loaded.document.fault(key, f"'{name}' is not known here", "a path may read vars only", find=name)
+    for path in sorted(template.paths):
+        if path[0] == "vars" and len(path) > 1 and path[1] not in loaded.spec.vars:
+            close = nearest(path[1], loaded.spec.vars)
+            hint = f"did you mean 'vars.{close}'?" if close else "add it under 'vars:'"
+            found = ".".join(path[:2])
+            yield loaded.document.fault(key, f"there is no constant '{path[1]}'", hint, find=found)
 
 
 def _open(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
@@ -182,7 +202,7 @@ def _csv(path: Path) -> list[Row]:
             twice = next((name for index, name in enumerate(header) if name in header[:index]), None)
             if twice is not None:
                 found = f"the column '{twice}' stands twice in the header"
-                raise _broken(path, 1, 1, found, ",".join(header), "rename one of them")
+                raise _broken(path, 1, 1, found, _line(path, 1), "rename one of them")
             last = reader.line_num
             for cells in reader:
                 line, last = last + 1, reader.line_num
@@ -190,7 +210,7 @@ def _csv(path: Path) -> list[Row]:
                     continue
                 if len(cells) != len(header):
                     found = f"found {len(cells)} cells; expected {len(header)}, one for each column of the header"
-                    raise _broken(path, line, 1, found, ",".join(cells), "quote cells that hold commas")
+                    raise _broken(path, line, 1, found, _line(path, line), "quote cells that hold commas")
                 rows.append(dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         message = f"not CSV: {error}"
@@ -200,6 +220,11 @@ def _csv(path: Path) -> list[Row]:
     except UnicodeDecodeError as error:
         raise _broken(path, 1, 1, f"not UTF-8: {error.reason}", "", "save the file as UTF-8") from error
     return rows
+
+
+def _line(path: Path, number: int) -> str:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return next(itertools.islice(file, number - 1, None), "").rstrip()
 
 
 def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:

@@ -154,6 +154,7 @@ class _Reader:
         self._anchors: dict[str, Node | None] = {}
         self._aliased = 0
         self._root: Node | None = None
+        self._quoted: Span | None = None  # the last quoted text that spans lines
 
     def read(self) -> Node:
         documents = 0
@@ -197,6 +198,11 @@ class _Reader:
             self._fail(span, message, "remove it, or write it as an escape in double quotes")
         except yaml.MarkedYAMLError as error:
             message, hint, mark = explain(error)
+            quoted = self._quoted
+            if quoted is not None and mark is not None and 0 <= mark.index - quoted.end <= 1:
+                last = self._source.text.count("\n", 0, quoted.end) + 1
+                message = f"found a quoted text that opens here and closes on line {last}, before more text"
+                self._fail(quoted, message, "close the quote where the text ends")
             if mark is None:
                 self._fail(self._at(1, 1), message, hint)
             self._refuse(mark, message, hint)
@@ -212,6 +218,8 @@ class _Reader:
     def _add_scalar(self, event: yaml.ScalarEvent) -> None:
         text = event.value
         span = self._span(event)
+        if event.style in ("'", '"') and _mark(event.start_mark).line != _mark(event.end_mark).line:
+            self._quoted = span
         frame = self._stack[-1] if self._stack else None
         if _SURROGATE.search(text):
             self._fail(span, "found half of a character (a lone surrogate)", "write the whole character")

@@ -64,9 +64,6 @@ def check_templates(subject: Subject) -> Iterator[Fault]:
 def _sites(subject: Subject) -> Iterator[Site]:
     spec, document = subject.loaded.spec, subject.document
     stubs: dict[str, Any] = {"resources": dict.fromkeys(spec.resources, Stub())}
-    for split, source in spec.tasks.items():
-        if source.path is not None:
-            yield Site(("tasks", split, "path"), source.path, ("vars",), {})
     for key in ("system", "user"):
         text = getattr(spec.prompt, key)
         if text is not None:
@@ -109,11 +106,10 @@ def check_site(subject: Subject, site: Site) -> Iterator[Fault]:
         hint = "write {{ name }} for a value and {% if … %} for a condition"
         yield document.fault(site.path, f"the template cannot be read: {error}", hint, line=error.line)
         return
-    broken = list(_unknown_names(subject, site, template))
+    broken = [*_unknown_names(subject, site, template), *_constants(subject, template, site)]
     yield from broken
     if broken:
         return
-    yield from _constants(subject, template, site)
     if site.names and "task" in site.names:
         for split in subject.splits.values():
             yield from _rows(subject, site, template, split)

@@ -148,6 +148,12 @@ def _compile(subject: Subject) -> None:
             subject.terms.append(term)
 
 
+def _named_by(value: str) -> tuple[str, ...]:
+    """What a message may quote of a value such as `folder/file.py:function`."""
+    where, _, function = value.rpartition(":")
+    return (value, where, Path(where).name, function, Path(value).name)
+
+
 def _entry_fault(document: SourceDocument, path: str, text: str) -> Fault:
     """A factory's message at the key that it names (`inject: there is no …`), at the entry otherwise."""
     match = _KEYED.fullmatch(text)
@@ -157,6 +163,6 @@ def _entry_fault(document: SourceDocument, path: str, text: str) -> Fault:
         return document.fault(f"{path}.{match[1]}", message, hint)
     for key in ("function", "python", "path", "corpus", "resource", "pattern"):
         value = document.get(f"{path}.{key}")
-        if isinstance(value, str) and value and (value in text or value.rpartition(":")[2] in text):
+        if isinstance(value, str) and value and any(f"'{name}'" in text for name in _named_by(value)):
             return document.fault(f"{path}.{key}", message, hint)
     return document.fault(path, message, hint, at="key")

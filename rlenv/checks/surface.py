@@ -67,6 +67,8 @@ def _answer(subject: Subject) -> Iterator[Fault]:
     except UsageError as error:
         key = {"regex": "pattern", "tag": "tag", "tool": "tool"}.get(rule, "from")
         message, hint = split_message(str(error).removeprefix("answer.tag: ").removeprefix("answer: "))
+        if key == "pattern" and not hint:
+            hint = "put a backslash before a character that is meant as it stands"
         yield document.fault(f"answer.{key}", message, hint)
         return
     if rule == "regex" and spec.pattern is not None and re.compile(spec.pattern).groups == 0:

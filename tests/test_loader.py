@@ -1,0 +1,100 @@
+"""A document to a typed spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlenv.errors import SpecError
+from rlenv.loader import load_document, load_spec
+from rlenv.tools.calculator import CalculatorSpec
+
+TEXT = """
+rlenv: 1
+name: small
+tasks:
+  train: {path: rows.jsonl, limit: 3}
+prompt: {user: "{{ task.question }}"}
+tools:
+  calculate: {kind: calculator, timeout_s: 2}
+rewards:
+  correct: {kind: rule, rule: exact_match}
+  mine: {kind: rule, python: "functions.py:score"}
+oracle:
+  - call: {calculate: {expression: 1+1}}
+  - call: [{calculate: {expression: 1+1}}, {calculate: {expression: 2+2}}]
+  - say: done
+"""
+
+
+def write(folder: Path, text: str = TEXT, name: str = "spec.yaml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_entries_have_the_class_of_their_kind(tmp_path: Path) -> None:
+    loaded = load_spec(write(tmp_path))
+    assert isinstance(loaded.spec.tools["calculate"], CalculatorSpec)
+    assert loaded.spec.tools["calculate"].timeout_s == 2
+    assert type(loaded.spec.rewards["correct"]).__name__ != type(loaded.spec.rewards["mine"]).__name__
+    assert loaded.spec.oracle is not None
+    assert len(loaded.spec.oracle) == 3
+    assert loaded.base_of("tasks.train.path") == tmp_path
+
+
+def test_the_digest_depends_on_content_alone(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first = load_spec(write(tmp_path)).digest
+    assert load_spec(write(tmp_path / "other", "# a comment\n" + TEXT)).digest == first
+    assert load_spec(write(tmp_path, "extends: other/spec.yaml\n", "child.yaml")).digest == first
+    assert load_spec(write(tmp_path), set={"limits.turns": 3}).digest != first
+    assert len(first) == 64
+
+
+def test_all_faults_are_reported_at_once_in_order_of_place(tmp_path: Path) -> None:
+    text = TEXT.replace("limit: 3", "limit: 0").replace("timeout_s", "timeout").replace("say: done", "say: 3")
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(tmp_path, text))
+    assert [fault.path for fault in caught.value.faults] == [
+        "tasks.train.limit",
+        "tools.calculate.timeout",
+        "oracle.2.say",
+    ]
+
+
+def test_a_broken_entry_hides_no_other_fault_and_makes_none(tmp_path: Path) -> None:
+    text = TEXT.replace("{kind: rule, rule: exact_match}", "exact_match").replace(
+        '{kind: rule, python: "functions.py:score"}', "{kind: none}"
+    )
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(tmp_path, text))
+    assert [fault.path for fault in caught.value.faults] == ["rewards.correct", "rewards.mine.kind"]
+
+
+def test_an_override_reaches_the_spec(tmp_path: Path) -> None:
+    loaded = load_spec(write(tmp_path), set={"tasks.train.limit": "7", "vars.data": "x"})
+    assert loaded.spec.tasks["train"].limit == 7
+    assert loaded.spec.vars == {"data": "x"}
+
+
+def test_a_document_is_read_without_being_checked(tmp_path: Path) -> None:
+    assert load_document(write(tmp_path, "nonsense: true\n")).data == {"nonsense": True}
+
+
+@pytest.mark.parametrize("value", ["text", "3", "[1]", "null", "{}", "{1: 2}", "true", "[[]]"])
+@pytest.mark.parametrize(
+    "key",
+    (
+        "tasks tasks.train prompt tools tools.calculate rewards rewards.correct resources oracle limits answer "
+        "observation calls vars name oracle.0 oracle.0.call rewards.correct.rule"
+    ).split(),
+)
+def test_values_of_any_type_are_faults_and_never_other_errors(tmp_path: Path, key: str, value: str) -> None:
+    try:
+        load_spec(write(tmp_path), set={key: value})
+    except SpecError as error:
+        for fault in error.faults:
+            assert fault.message
+            assert fault.path

@@ -1,0 +1,125 @@
+"""Validation: planted faults with their exact diagnostics, and what a valid spec promises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlenv.checks import subject
+from rlenv.cli.main import main
+from rlenv.validate import validate
+
+GOLDEN = Path(__file__).resolve().parent / "golden" / "faults"
+SPECS = Path(__file__).resolve().parent.parent / "specs"
+PLANTED = sorted(GOLDEN.glob("*.yaml"))
+
+HEAD = """
+rlenv: 1
+name: small
+tasks:
+  train: {rows: [{question: a, answer: b}]}
+prompt: {user: "{{ task.question }}"}
+rewards:
+  correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}
+"""
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(text: str) -> Path:
+        file = tmp_path / "spec.yaml"
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return written
+
+
+def test_at_least_forty_kinds_of_mistakes_are_planted() -> None:
+    assert len(PLANTED) >= 40
+
+
+@pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
+def test_a_planted_fault_is_reported_at_its_place_with_a_fix(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN)
+    report = validate([file.name])
+    found = "\n".join(map(str, report.faults)) + "\n"
+    assert found.replace(str(GOLDEN), ".") == file.with_suffix(".expected").read_text(encoding="utf-8")
+    for fault in report.faults:
+        assert fault.hint, f"no fix is offered for: {fault}"
+        assert 1 <= fault.column <= len(fault.quote) + 1
+        assert (GOLDEN / fault.file).read_text(encoding="utf-8").splitlines()[fault.line - 1].rstrip() == fault.quote
+
+
+def test_every_expected_file_has_its_spec() -> None:
+    assert {file.stem for file in GOLDEN.glob("*.expected")} == {file.stem for file in PLANTED}
+
+
+@pytest.mark.parametrize("file", sorted(SPECS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_specs_that_ship_have_no_faults(file: Path) -> None:
+    assert validate([file]).faults == ()
+
+
+def test_a_small_spec_is_valid_and_says_what_was_not_checked(write: Write) -> None:
+    report = validate([write(HEAD)])
+    assert report.is_valid
+    assert "no oracle" in report.not_checked[0]
+
+
+def test_rows_beyond_the_cap_are_named_as_not_checked(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(HEAD.replace("{rows: [{question: a, answer: b}]}", "{path: rows.jsonl}"))
+    row = json.dumps({"question": "a", "answer": "b"})
+    (file.parent / "rows.jsonl").write_text((row + "\n") * (subject.MAX_ROWS + 1) + "broken\n")
+    report = validate([file])
+    assert report.is_valid
+    assert any("first 10,000 of 10,002 rows" in note for note in report.not_checked)
+
+
+def test_a_guarded_column_that_some_rows_lack_is_no_fault(write: Write) -> None:
+    text = HEAD.replace("{question: a, answer: b}", "{question: a, answer: b}, {question: c, answer: d, note: e}")
+    guarded = "{% if task.note is defined %}{{ task.note }}{% endif %}{{ task.question }}"
+    assert validate([write(text.replace("{{ task.question }}", guarded))]).is_valid
+
+
+def test_faults_of_all_checks_and_files_are_reported_at_once(write: Write) -> None:
+    file = write(HEAD + 'dialect: herms\nsuccess: corect >= 1\nanswer: {tag: "<a>"}\n')
+    report = validate([file, GOLDEN / "bad_name.yaml"])
+    assert report.files == 2
+    assert [fault.path for fault in report.faults] == ["dialect", "success", "answer.tag", "name"]
+
+
+def test_an_override_with_a_fault_is_shown_as_the_option(write: Write) -> None:
+    report = validate([write(HEAD)], set={"limits.turns": 0, "tasks.train": {"path": "none.jsonl"}})
+    assert [fault.file for fault in report.faults] == ["--set limits.turns"]
+    assert str(report.faults[0]).startswith("--set limits.turns: limits.turns: found 0;")
+
+
+def test_a_resource_of_scope_process_cannot_read_a_task(write: Write) -> None:
+    report = validate(
+        [write(HEAD + 'resources:\n  db: {kind: sqlite, path: "{{ task.db }}.sqlite", scope: process}\n')]
+    )
+    assert any("opened once" in fault.message and fault.hint == "set scope: episode" for fault in report.faults)
+
+
+def test_the_command_prints_places_and_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(GOLDEN / "bad_name.yaml")]) == 1
+    printed = capsys.readouterr().out
+    assert "bad_name.yaml:2:7: name: found" in printed
+    assert printed.endswith("1 file: 1 fault\n")
+
+
+def test_the_command_writes_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(GOLDEN / "bad_name.yaml"), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["files"] == 1
+    assert set(report["faults"][0]) == {"file", "line", "column", "path", "message", "hint"}
+    assert report["not_checked"] == []
+
+
+def test_the_command_exits_with_zero_for_a_valid_spec(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(write(HEAD)), "--set", "limits.turns=3"]) == 0
+    assert capsys.readouterr().out.endswith("1 file: no faults\n")
