@@ -125,14 +125,16 @@ class TextDialect:
                     if last_end < 0:
                         last_end = len(text)
                 call, at = self._read(text, next_call, last_end)
+                end = at if at >= 0 else len(text)
+                if may_be_inside and type(call) is MalformedCall and next_call < next_close < end:
+                    # Not a call but the mention of one, in thinking that ends here.
+                    thinking, content, calls = [text[:next_close]], [], []
+                    at = next_close + len(think_close)
+                    may_be_inside = False
+                    continue
                 calls.append(call)
-                is_cut = is_cut or at < 0
                 if at < 0:
-                    at = len(text)
-                    if may_be_inside and next_close >= 0 and (end := find(think_close, next_call)) >= 0:
-                        thinking, content, calls, is_cut = [text[:end]], [], [], False
-                        at, may_be_inside = end + len(think_close), False
-                        continue
+                    at, is_cut = end, True
                     break
             else:
                 break

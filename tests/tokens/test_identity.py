@@ -72,12 +72,14 @@ def test_conversations_are_the_templates_own_ids(family: str, kwargs: dict[str, 
             after = bound.template.render(conversation, tools=tools)
             assert after.startswith(text)
             stop = after.index("<|im_end|>", max(after.rindex("</tool_call>"), len(text))) + len("<|im_end|>")
-            sampled = bound.encode_text(after)[len(trajectory.context_ids) : len(bound.encode_text(after[:stop]))]
+            whole = bound.encode_text(after)
+            begin = len(trajectory.context_ids)
+            sampled = whole[begin : whole.index(bound.stop_id, begin) + 1]
             said = trajectory.add_sampled(sampled, [-0.5] * len(sampled))
             # Qwen's tokenizers compose characters (NFC), so that the text of the ids is composed.
             assert composed(said + "<|im_end|>") == composed(after[len(text) : stop])
             assert trajectory.add_observation(Observation(tuple(results)))
-            assert trajectory.context_ids == bound.encode_text(after)
+            assert trajectory.context_ids == whole
             text = after
         assert trajectory.prompt_ids + trajectory.response_ids == trajectory.context_ids
 
