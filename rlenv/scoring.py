@@ -54,6 +54,8 @@ class _Plan:
     weight: float
     per_turn: bool
     gate: Expression | None
+    required: bool
+    is_mean: bool
 
 
 class Scorer:
@@ -86,7 +88,9 @@ class Scorer:
                     gate = compile_expression(spec.gate, names=[name for name in names if name != term.name])
                 except ExpressionError as error:
                     raise UsageError(f"rewards.{term.name}.gate: {error}") from error
-            plans[term.name] = _Plan(term, term.name, float(spec.weight), spec.when == "turn", gate)
+            plans[term.name] = _Plan(
+                term, term.name, float(spec.weight), spec.when == "turn", gate, spec.required, spec.over_turns == "mean"
+            )
         try:
             self._success = None if success is None else compile_expression(success, names=names)
         except ExpressionError as error:
@@ -131,7 +135,7 @@ class Scorer:
         """
         paid = 0.0
         for plan in self._turn_plans:
-            if plan.gate is None and plan.term.spec.over_turns == "sum":
+            if plan.gate is None and not plan.is_mean:
                 reading = readings.get(plan.name)
                 if reading is not None and reading.value is not None:
                     paid += plan.weight * reading.value
@@ -249,7 +253,7 @@ class Scorer:
             result = results[plan.name]
             value = result.value
             if value is None:
-                if result.status == "invalid" and plan.term.spec.required:
+                if result.status == "invalid" and plan.required:
                     return RewardBreakdown(None, self._sorted(results), (0.0,) * turns), None
                 continue
             share = plan.weight * value
@@ -258,7 +262,7 @@ class Scorer:
                 continue
             if plan.per_turn:
                 factor = plan.weight
-                if plan.term.spec.over_turns == "mean":
+                if plan.is_mean:
                     factor /= sum(part is not None for part in result.turn_values)
                 for index, part in enumerate(result.turn_values):
                     if part is not None:
@@ -278,7 +282,7 @@ class Scorer:
             return holds
         measured = False
         for plan in self._ordered:
-            if plan.weight > 0 and plan.term.spec.required:
+            if plan.weight > 0 and plan.required:
                 value = results[plan.name].value
                 if value is not None:
                     if value < 1:
@@ -398,7 +402,7 @@ def _over_turns(plan: _Plan, turn_values: Sequence[TurnReadings]) -> TermResult:
         error = "there was nothing to measure in any turn"
         return TermResult(plan.name, "skipped", None, plan.weight, last.evidence, error, seconds, values)
     value = sum(measured)
-    if plan.term.spec.over_turns == "mean":
+    if plan.is_mean:
         value /= len(measured)
     result = _as_result(plan, Reading(value, "", last.evidence, seconds, last.details))
     return TermResult(

@@ -12,8 +12,9 @@ from rlenv.rewards.compare import is_number
 
 __all__ = ["Table", "orders_rows", "read_table", "same_rows"]
 
-_MAX_ORDERINGS = 5_040
-_MAX_SEARCHED = 1_000
+# Both bound the time that a comparison may hold the event loop.
+_MAX_ORDERINGS = 720
+_MAX_SEARCHED = 200
 
 Row = tuple[Any, ...]
 
@@ -90,9 +91,19 @@ def _orders(mine: Sequence[Row], gold: Sequence[Row], width: int, tolerance: flo
         ]
         for target in range(width)
     ]
+    twins: dict[Row, list[int]] = {}
+    for source in range(width):
+        twins.setdefault(tuple(_hashable(row[source]) for row in mine), []).append(source)
+    # Columns that are equal in every row are interchangeable: they are taken from left to right only.
+    before = {twin: group[:index] for group in twins.values() for index, twin in enumerate(group)}
     orders: list[tuple[int, ...]] = [()]
     for target in range(width):
-        orders = [(*order, source) for order in orders for source in fits[target] if source not in order]
+        orders = [
+            (*order, source)
+            for order in orders
+            for source in fits[target]
+            if source not in order and all(twin in order for twin in before[source])
+        ]
         orders = orders[:_MAX_ORDERINGS]
     return orders
 

@@ -1,0 +1,85 @@
+"""The comparisons of gates and success."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlenv.expressions import ExpressionError, compile_expression
+
+VALUES = {"a": 1.0, "b": 0.5, "zero": 0.0, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a >= 1", True),
+        ("a > 1", False),
+        ("1 <= a", True),
+        ("b<a", True),
+        ("b == .5", True),
+        ("b != 5e-1", False),
+        ("zero > -1", True),
+        ("a >= 1 and b > 0.5", False),
+        ("a >= 1 or b > 0.5", True),
+        ("not a >= 1", False),
+        ("not not a >= 1", True),
+        ("a > 1 or a >= 1 and b > 0", True),
+        ("(a > 1 or a >= 1) and b > 1", False),
+        ("not (a > 1 or b > 1)", True),
+        ("none >= 1", None),
+        ("not none >= 1", None),
+        ("none >= 1 or a >= 1", True),
+        ("none >= 1 and a > 1", False),
+        ("none >= 1 and a >= 1", None),
+        ("none >= 1 or a > 1", None),
+        ("missing >= 1", None),
+    ],
+)
+def test_an_expression_is_true_false_or_open(source: str, expected: bool | None) -> None:
+    assert compile_expression(source)(VALUES) is expected
+
+
+def test_the_names_that_are_read_are_known() -> None:
+    assert compile_expression("b > 0 and (a > b or not c == 1)").names == ("b", "a", "c")
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "position"),
+    [
+        ("", "expected a number or the name of a term, found the end", 0),
+        ("a", "expected a comparison such as >= 1, found the end", 1),
+        ("a >=", "found the end", 4),
+        ("a = 1", "cannot read '='; write ==", 2),
+        ("a >= 1 && b >= 1", "cannot read '&&'; write and", 7),
+        ("a >= 1 b", "expected 'and', 'or' or the end, found 'b'", 7),
+        ("(a >= 1", r"expected '\)', found the end", 7),
+        ("a >= 1)", r"found '\)'", 6),
+        ("a < b < c", "found '<'", 6),
+        ("and > 1", "found 'and'", 0),
+        ("a.b > 1", r"cannot read '\.'", 1),
+        ("__import__('os') > 1", "expected a comparison|cannot read", None),
+        ("colour > 1", "no term is called 'colour'; did you mean 'color'", 0),
+        ("zzz > 1", "there are: a, b, c, color", 0),
+        ("(" * 100 + "a > 1" + ")" * 100, "levels deep", None),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(source: str, message: str, position: Any) -> None:
+    with pytest.raises(ExpressionError, match=message) as caught:
+        compile_expression(source, names=["a", "b", "c", "color"])
+    if position is not None:
+        assert caught.value.position == position
+
+
+@given(st.text(alphabet=st.sampled_from("ab01.<>=!() andornot")))
+def test_any_text_is_compiled_or_refused(source: str) -> None:
+    refused: ExpressionError | None = None
+    try:
+        found = compile_expression(source)(VALUES)
+    except ExpressionError as error:
+        refused = error
+    if refused is None:
+        assert found in (True, False, None)
+    else:
+        assert 0 <= refused.position <= len(source)

@@ -1,0 +1,395 @@
+"""From terms to a breakdown: what adds up, what is left out, and what makes a reward invalid."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlenv.errors import RewardError, UsageError
+from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.scoring import EVIDENCE_CHARS, Scorer
+from rlenv.spec import RewardSpec
+from rlenv.testing.rewards import reward_context, turn
+from rlenv.trajectory import Failure, RewardBreakdown
+
+Gives = Any
+
+
+def term(name: str, gives: Gives = 1.0, **keys: Any) -> Term:
+    """A quick term that returns or raises `gives`, or calls it where it is a function."""
+
+    def measure(context: RewardContext) -> Measured:
+        found = gives(context) if callable(gives) else gives
+        if isinstance(found, Exception):
+            raise found
+        return found if isinstance(found, Measured) else Measured(found)
+
+    return Term(name=name, spec=RewardSpec(kind="rule", **keys), measure=measure)
+
+
+def later(name: str, measure: Callable[[RewardContext], Awaitable[Measured]], **keys: Any) -> Term:
+    return Term(name=name, spec=RewardSpec(kind="rule", **keys), measure_async=measure)
+
+
+def by_turn(values: list[float | None]) -> Callable[[RewardContext], Measured]:
+    return lambda context: Measured(values[len(context.turns) - 1])
+
+
+def score(
+    *terms: Term, turns: int = 1, success: str | None = None, limit_s: float | None = None
+) -> tuple[RewardBreakdown, bool | None]:
+    scorer = Scorer(terms, success=success)
+
+    async def main() -> tuple[RewardBreakdown, bool | None]:
+        made = [turn(index=index) for index in range(turns)]
+        readings = [
+            await scorer.score_turn(reward_context(turns=made[: index + 1]), limit_s=limit_s) for index in range(turns)
+        ]
+        async with asyncio.timeout(20):
+            return await scorer.score(reward_context(turns=made), readings, limit_s=limit_s)
+
+    return asyncio.run(main())
+
+
+def statuses(breakdown: RewardBreakdown) -> dict[str, str]:
+    return {name: result.status for name, result in breakdown.terms.items()}
+
+
+def test_the_reward_is_the_weighted_sum_on_the_last_turn() -> None:
+    breakdown, success = score(term("a", 1), term("b", 0.5, weight=0.2), term("c", 3.0, weight=0.0), turns=3)
+    assert breakdown.total == pytest.approx(1.1)
+    assert breakdown.turn_rewards == (0.0, 0.0, breakdown.total)
+    assert statuses(breakdown) == {"a": "valid", "b": "valid", "c": "valid"}
+    assert breakdown.terms["b"].value == 0.5
+    assert breakdown.terms["b"].weight == 0.2
+    assert success is False
+
+
+@pytest.mark.parametrize(
+    ("gives", "error"),
+    [
+        (float("nan"), "not a finite number"),
+        (float("inf"), "not a finite number"),
+        (10**400, "too large"),
+        (True, "a bool; a number was expected"),
+        ("1.0", "a str; a number was expected"),
+        (RewardError("the judge is down"), "the judge is down"),
+        (KeyError("gold"), "KeyError: 'gold'"),
+        (ZeroDivisionError("x"), "ZeroDivisionError: x"),
+    ],
+)
+def test_what_is_no_finite_number_makes_a_required_term_and_the_reward_invalid(gives: Any, error: str) -> None:
+    breakdown, success = score(term("good", 1.0), term("bad", gives), turns=2)
+    assert breakdown.total is None
+    assert success is None
+    assert breakdown.turn_rewards == (0.0, 0.0)
+    assert statuses(breakdown) == {"good": "valid", "bad": "invalid"}
+    assert error in breakdown.terms["bad"].error
+    assert breakdown.terms["bad"].value is None
+
+
+def test_an_invalid_term_that_is_not_required_is_left_out_and_shown() -> None:
+    breakdown, success = score(term("a", 1.0), term("b", RewardError("down"), required=False))
+    assert breakdown.total == 1.0
+    assert success is True
+    assert breakdown.terms["b"].status == "invalid"
+    assert breakdown.terms["b"].error == "down"
+
+
+def test_a_term_with_nothing_to_measure_is_skipped_and_not_zero() -> None:
+    breakdown, success = score(term("a", 1.0), term("b", None))
+    assert breakdown.total == 1.0
+    assert success is True
+    assert statuses(breakdown) == {"a": "valid", "b": "skipped"}
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    from fractions import Fraction
+
+    breakdown, _ = score(term("a", Fraction(1, 2)), term("b", 1))
+    assert breakdown.total == 1.5
+    assert all(type(result.value) is float for result in breakdown.terms.values())
+
+
+def test_a_value_times_its_weight_or_a_sum_beyond_floats_is_no_reward() -> None:
+    breakdown, _ = score(term("a", 1e308, weight=10.0))
+    assert breakdown.total is None
+    assert breakdown.terms["a"].status == "invalid"
+    assert score(term("a", 1.5e308), term("b", 1.5e308))[0].total is None
+
+
+def test_evidence_is_cut() -> None:
+    breakdown, _ = score(term("a", Measured(1.0, "x" * 5000)))
+    assert len(breakdown.terms["a"].evidence) == EVIDENCE_CHARS
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_shut_gate_skips_and_the_term_behind_it_is_not_run(value: float) -> None:
+    ran: list[str] = []
+
+    def gated(context: RewardContext) -> float:
+        ran.append("gated")
+        return 2.0
+
+    breakdown, _ = score(term("gated", gated, gate="correct >= 1"), term("correct", value))
+    assert ran == (["gated"] if value else [])
+    assert breakdown.total == (3.0 if value else 0.0)
+    assert breakdown.terms["gated"].status == ("valid" if value else "skipped")
+    assert list(breakdown.terms) == ["gated", "correct"]
+
+
+def test_a_gate_over_a_skipped_term_is_shut_and_over_an_invalid_one_invalid() -> None:
+    terms = [
+        term("zero", 0.0),
+        term("skipped", gate="zero >= 1"),
+        term("broken", RewardError("down"), required=False),
+        term("after_skipped", gate="skipped >= 0"),
+        term("after_not_skipped", gate="not skipped >= 0"),
+        term("after_broken", gate="broken >= 0", required=False),
+        term("decided", gate="broken >= 0 or zero == 0"),
+        term("decided_shut", gate="broken >= 0 and zero == 1"),
+    ]
+    found = statuses(score(*terms)[0])
+    assert found == {
+        "zero": "valid",
+        "skipped": "skipped",
+        "broken": "invalid",
+        "after_skipped": "skipped",
+        "after_not_skipped": "skipped",
+        "after_broken": "invalid",
+        "decided": "valid",
+        "decided_shut": "skipped",
+    }
+
+
+@pytest.mark.parametrize(
+    ("terms", "success", "message"),
+    [
+        ([term("a", gate="b > 0"), term("b", gate="a > 0")], None, "wait for each other: a, b"),
+        ([term("a", gate="a > 0")], None, r"rewards.a.gate: no term is called 'a'"),
+        ([term("correct"), term("b", gate="corect > 0")], None, "did you mean 'correct'"),
+        ([term("a")], "b >= 1", "success: no term is called 'b'"),
+        ([term("a"), term("a")], None, "share a name"),
+        ([term("a", weight=math.inf)], None, "rewards.a.weight: inf"),
+        ([Term(name="a", spec=RewardSpec(kind="rule"))], None, "exactly one of"),
+    ],
+)
+def test_terms_that_cannot_be_scored_are_refused(terms: list[Term], success: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Scorer(terms, success=success)
+
+
+@pytest.mark.parametrize(
+    ("terms", "success", "expected"),
+    [
+        ([term("a", 1.0), term("b", 1.0, weight=0.1)], None, True),
+        ([term("a", 1.0), term("b", 0.9, weight=0.1)], None, False),
+        ([term("a", 1.0), term("b", 0.0, weight=0.0)], None, True),
+        ([term("a", 1.0), term("b", 0.0, weight=-1.0)], None, True),
+        ([term("a", 1.0), term("b", 0.0, required=False)], None, True),
+        ([term("a", 1.0), term("b", None)], None, True),
+        ([term("a", None)], None, False),
+        ([term("a", 1.0, weight=0.0)], None, False),
+        ([term("a", 0.0), term("b", 1.0)], "b >= 1", True),
+        ([term("a", 1.0), term("b", None)], "b >= 1", False),
+        ([term("a", 1.0), term("b", RewardError("x"), required=False)], "b >= 1", None),
+        ([term("a", RewardError("x")), term("b", 1.0)], "b >= 1", None),
+    ],
+)
+def test_success_is_what_the_spec_says_or_every_required_term_at_one(
+    terms: list[Term], success: str | None, expected: bool | None
+) -> None:
+    assert score(*terms, success=success)[1] is expected
+
+
+def test_a_turn_terms_share_stands_on_its_own_turn() -> None:
+    mean = term("mean", by_turn([1.0, None, 0.0, 0.5]), when="turn", weight=0.3)
+    total = term("sum", by_turn([1.0, 1.0, None, 1.0]), when="turn", over_turns="sum", weight=0.1)
+    breakdown, _ = score(mean, total, term("end", 1.0), turns=4)
+    assert breakdown.terms["mean"].value == 0.5
+    assert breakdown.terms["mean"].turn_values == (1.0, None, 0.0, 0.5)
+    assert breakdown.terms["sum"].value == 3.0
+    assert breakdown.turn_rewards == pytest.approx((0.1 + 0.1, 0.1, 0.0, 0.05 + 0.1 + 1.0))
+    assert breakdown.total == pytest.approx(0.15 + 0.3 + 1.0)
+
+
+def test_a_turn_term_that_fails_once_is_invalid_and_names_the_turn() -> None:
+    def fails(context: RewardContext) -> Any:
+        return RewardError("down") if len(context.turns) == 2 else 1.0
+
+    breakdown, _ = score(term("a", fails, when="turn"), turns=3)
+    assert breakdown.total is None
+    assert breakdown.terms["a"].error == "turn 1: down"
+    assert breakdown.terms["a"].turn_values == (1.0, None, 1.0)
+
+
+def test_a_turn_term_that_never_measured_or_whose_gate_is_shut_is_skipped() -> None:
+    never = term("never", None, when="turn")
+    shut = term("shut", 1.0, when="turn", gate="zero > 0")
+    breakdown, _ = score(never, shut, term("zero", 0.0), turns=2)
+    assert statuses(breakdown) == {"never": "skipped", "shut": "skipped", "zero": "valid"}
+    assert breakdown.turn_rewards == (0.0, 0.0)
+
+
+def test_readings_have_to_fit_the_turns() -> None:
+    scorer = Scorer([term("a", when="turn")])
+    with pytest.raises(UsageError, match="2 turns but readings for 0"):
+        asyncio.run(scorer.score(reward_context(turns=[turn(), turn(index=1)]), []))
+
+
+def test_only_ungated_sums_are_paid_at_once() -> None:
+    scorer = Scorer(
+        [
+            term("now", 1.0, when="turn", over_turns="sum", weight=0.1),
+            term("mean", 1.0, when="turn"),
+            term("gated", 1.0, when="turn", over_turns="sum", gate="end > 0"),
+            term("end", 1.0),
+        ]
+    )
+    assert scorer.has_turn_terms
+    assert scorer.paid_at_once(asyncio.run(scorer.score_turn(reward_context()))) == 0.1
+    assert not Scorer([term("end")]).has_turn_terms
+
+
+finite = st.floats(-1e6, 1e6)
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda turns: st.tuples(
+            st.just(turns),
+            st.lists(
+                st.tuples(
+                    finite,
+                    st.sampled_from(["mean", "sum"]),
+                    st.lists(st.none() | finite, min_size=turns, max_size=turns),
+                ),
+                max_size=3,
+            ),
+            st.lists(st.tuples(finite, st.none() | finite), max_size=3),
+        )
+    )
+)
+def test_turn_rewards_sum_to_the_total(drawn: tuple[int, list[Any], list[Any]]) -> None:
+    turns, per_turn, at_end = drawn
+    terms = [
+        term(f"turn{index}", by_turn(values), when="turn", over_turns=over, weight=weight)
+        for index, (weight, over, values) in enumerate(per_turn)
+    ]
+    terms += [term(f"end{index}", value, weight=weight) for index, (weight, value) in enumerate(at_end)]
+    breakdown, _ = score(*terms, turns=turns)
+    assert breakdown.total is not None
+    assert len(breakdown.turn_rewards) == turns
+    assert math.isclose(sum(breakdown.turn_rewards), breakdown.total, rel_tol=1e-9, abs_tol=1e-3)
+    expected = sum(result.weight * result.value for result in breakdown.terms.values() if result.value is not None)
+    assert math.isclose(breakdown.total, expected, rel_tol=1e-9, abs_tol=1e-3)
+
+
+def test_slow_terms_run_at_once_and_a_gated_one_waits_only_for_its_own() -> None:
+    async def main() -> None:
+        events = {name: asyncio.Event() for name in ("a", "b", "judge")}
+
+        async def both(context: RewardContext) -> Measured:
+            events["a"].set()
+            await events["b"].wait()
+            return Measured(1.0)
+
+        async def other(context: RewardContext) -> Measured:
+            events["b"].set()
+            await events["a"].wait()
+            await events["judge"].wait()  # ends only once the gated term runs beside it
+            return Measured(1.0)
+
+        async def judge(context: RewardContext) -> Measured:
+            events["judge"].set()
+            return Measured(1.0)
+
+        scorer = Scorer([later("judge", judge, gate="a >= 1"), later("a", both), later("b", other), term("c")])
+        async with asyncio.timeout(10):
+            breakdown, _ = await scorer.score(reward_context())
+        assert breakdown.total == 4.0
+        assert list(breakdown.terms) == ["judge", "a", "b", "c"]
+
+    asyncio.run(main())
+
+
+async def _hang(context: RewardContext) -> Measured:
+    await asyncio.Event().wait()
+    return Measured(1.0)
+
+
+@pytest.mark.parametrize("when", ["episode", "turn"])
+def test_a_term_beyond_the_time_limit_is_invalid_and_cancelled(when: str) -> None:
+    cancelled: list[bool] = []
+
+    async def hang(context: RewardContext) -> Measured:
+        try:
+            return await _hang(context)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    breakdown, _ = score(
+        term("a", 1.0),
+        later("slow", hang, required=False, when=when),
+        term("after", gate="slow >= 1", required=False),
+        limit_s=0.01,
+    )
+    assert breakdown.total == 1.0
+    assert "not measured within 0.01 s" in breakdown.terms["slow"].error
+    assert breakdown.terms["after"].status == "invalid"
+    assert cancelled == [True]
+
+
+def test_slow_terms_fail_as_quick_ones_do_and_may_not_cancel_the_episode() -> None:
+    async def bug(context: RewardContext) -> Measured:
+        raise KeyError("gold")
+
+    async def leave(context: RewardContext) -> Measured:
+        raise asyncio.CancelledError
+
+    async def nan(context: RewardContext) -> Measured:
+        return Measured(math.nan)
+
+    breakdown, _ = score(later("bug", bug), later("leave", leave), later("nan", nan), term("fine"))
+    assert statuses(breakdown) == {"bug": "invalid", "leave": "invalid", "nan": "invalid", "fine": "valid"}
+
+
+def test_cancelling_the_episode_cancels_its_terms() -> None:
+    async def main() -> None:
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def hang(context: RewardContext) -> Measured:
+            began.set()
+            try:
+                return await _hang(context)
+            finally:
+                ended.set()
+
+        scoring = asyncio.ensure_future(Scorer([later("a", hang)]).score(reward_context()))
+        await began.wait()
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+        assert ended.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_failed_episode_has_every_term_invalid_and_no_total() -> None:
+    scorer = Scorer([term("b", gate="a >= 1"), term("a"), term("t", when="turn")])
+    breakdown = scorer.failed(Failure("resource", "the database is gone"), turns=2)
+    assert breakdown.total is None
+    assert breakdown.turn_rewards == (0.0, 0.0)
+    assert list(breakdown.terms) == ["b", "a", "t"]
+    assert {result.status for result in breakdown.terms.values()} == {"invalid"}
+    assert {result.error for result in breakdown.terms.values()} == {"resource: the database is gone"}
+
+
+def test_the_keys_are_the_same_whatever_happens() -> None:
+    terms: Mapping[str, Term] = {"a": term("a", RewardError("x")), "b": term("b", gate="a > 0"), "c": later("c", _hang)}
+    assert list(score(*terms.values(), limit_s=0.01)[0].terms) == ["a", "b", "c"]
