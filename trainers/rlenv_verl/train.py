@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="training steps; the preset's otherwise")
+    parser.add_argument("--validation-tasks", type=int, metavar="N", help="held-out tasks; the preset's otherwise")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the spec")
     parser.add_argument("--shuffle-rewards", action="store_true", help="the control: permute rewards over episodes")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop training after this long")
@@ -71,6 +72,8 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     spec_set = _assignments(arguments.set)
     environment = load(arguments.spec, set=spec_set or None)
     preset = load_preset(arguments.preset)
+    if arguments.validation_tasks is not None:
+        preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": arguments.validation_tasks})
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = (arguments.output or Path("runs") / f"{environment.spec.name}-{stamp}").resolve()
     if (folder / "metrics.jsonl").exists():
@@ -128,7 +131,7 @@ def _model(
         f"loss {report.warmup.clean_loss:.3f} (clean) {report.warmup.mixed_loss:.3f} (mixed), {report.seconds:.0f} s",
         markup=False,
     )
-    return target, asdict(report)
+    return target, dataclasses.asdict(report)
 
 
 def _prompt_limit(settings: RunSettings, environment: Environment) -> int:
@@ -201,7 +204,7 @@ def _summarise(
         "preset": settings.preset.name,
         "seed": settings.seed,
         "shuffled_rewards": settings.shuffle_rewards,
-        "ending": asdict(ending),
+        "ending": dataclasses.asdict(ending),
         "seconds": round(seconds, 1),
         "steps": max((entry.step for entry in steps), default=0),
         "held_out_tasks": settings.preset.run["validation_tasks"],
