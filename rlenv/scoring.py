@@ -168,10 +168,7 @@ class Scorer:
             for plan in self._ordered:
                 result = None if plan.gate is None else self._gate(plan, plan.gate, values, results)
                 if result is None:
-                    if plan.per_turn:
-                        result = _over_turns(plan, turn_values)
-                    else:
-                        result = _as_result(plan, _measure(plan.term, context))
+                    result = _over_turns(plan, turn_values) if plan.per_turn else _quick(plan, context)
                 results[plan.name] = result
                 values[plan.name] = result.value
         return self._breakdown(results, len(context.turns))
@@ -208,7 +205,7 @@ class Scorer:
                         if plan.per_turn:
                             result = _over_turns(plan, turn_values)
                         elif plan.term.measure is not None:
-                            result = _as_result(plan, _measure(plan.term, context))
+                            result = _quick(plan, context)
                         else:
                             running[asyncio.ensure_future(_measure_async(plan.term, context))] = plan
                             continue
@@ -310,24 +307,36 @@ def _by_dependency(plans: Mapping[str, _Plan]) -> tuple[_Plan, ...]:
     return tuple(ordered.values())
 
 
+def _quick(plan: _Plan, context: RewardContext) -> TermResult:
+    """As `_as_result(plan, _measure(plan.term, context))`, without a Reading where all is well."""
+    begun = _clock()
+    try:
+        measured = plan.term.measure(context)  # type: ignore[misc]
+        value, evidence = measured.value, measured.evidence
+        if type(value) is float and isfinite(value * plan.weight) and len(evidence) <= EVIDENCE_CHARS:
+            return TermResult(
+                plan.name, "valid", value, plan.weight, evidence, "", _clock() - begun, (), measured.details
+            )
+        reading = _read(measured, begun)
+    except Exception as error:  # an author's function may raise anything; the term is invalid and says so
+        reading = _raised(error, begun)
+    return _as_result(plan, reading)
+
+
 def _measure(term: Term, context: RewardContext) -> Reading:
     begun = _clock()
     try:
         return _read(term.measure(context), begun)  # type: ignore[misc]
-    except EpisodeError as error:
-        return Reading(None, str(error) or type(error).__name__, "", _clock() - begun)
     except Exception as error:  # an author's function may raise anything; the term is invalid and says so
-        return Reading(None, _theirs(error), "", _clock() - begun)
+        return _raised(error, begun)
 
 
 async def _measure_async(term: Term, context: RewardContext) -> Reading:
     begun = _clock()
     try:
         return _read(await term.measure_async(context), begun)  # type: ignore[misc]
-    except EpisodeError as error:
-        return Reading(None, str(error) or type(error).__name__, "", _clock() - begun)
     except Exception as error:  # an author's function may raise anything; the term is invalid and says so
-        return Reading(None, _theirs(error), "", _clock() - begun)
+        return _raised(error, begun)
 
 
 def _outcome(task: asyncio.Task[Reading]) -> Reading:
@@ -335,8 +344,11 @@ def _outcome(task: asyncio.Task[Reading]) -> Reading:
     return Reading(None, "was cancelled from inside") if task.cancelled() else task.result()
 
 
-def _theirs(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _raised(error: Exception, begun: float) -> Reading:
+    text = str(error)
+    if not isinstance(error, EpisodeError) or not text:
+        text = f"{type(error).__name__}: {text}"
+    return Reading(None, text, "", _clock() - begun)
 
 
 def _too_slow(limit_s: float | None) -> str:

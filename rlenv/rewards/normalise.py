@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Literal
 
 __all__ = ["NORMALISERS", "Normalisation", "number", "qa", "token_f1"]
@@ -15,6 +16,7 @@ Normalisation = Literal["none", "case", "qa"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_NUMBER_CHARS = 256
 # Digits and exponent are bounded, so that no text makes arithmetic on its number slow.
 _NUMBER = re.compile(
     r"\s*([-+\u2212]?)\s*\\?[$€£]?\s*([-+\u2212]?)(\d{1,3}(?:,\d{3}){1,20}|\d{1,64})?(\.\d{0,64})?([eE][-+]?\d{1,3})?\s*\\?%?\s*",
@@ -59,14 +61,8 @@ def number(value: Any) -> Decimal | None:
     percent sign are read (the percent sign is dropped, so 45% is 45). `nan`, `inf` and booleans are not numbers.
     """
     if isinstance(value, str):
-        match = _NUMBER.fullmatch(value)
-        if match is None:
-            return None
-        outer, inner, whole, fraction, exponent = match.groups("")
-        if (outer and inner) or not (whole or fraction.strip(".")):
-            return None
-        sign = "-" if "-" in outer + inner or "\u2212" in outer + inner else ""
-        return Decimal(f"{sign}{whole.replace(',', '')}{fraction}{exponent}")
+        # A number is far shorter than this, and what is kept for the next time stays small.
+        return _written(value) if len(value) <= _NUMBER_CHARS else None
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
@@ -76,3 +72,15 @@ def number(value: Any) -> Decimal | None:
         exact = Decimal(value)
         return exact if exact.is_finite() else None
     return None
+
+
+@lru_cache(maxsize=4096)
+def _written(text: str) -> Decimal | None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    outer, inner, whole, fraction, exponent = match.groups("")
+    if (outer and inner) or not (whole or fraction.strip(".")):
+        return None
+    sign = "-" if (outer or inner) in ("-", "\u2212") else ""
+    return Decimal(f"{sign}{whole.replace(',', '')}{fraction}{exponent}")
