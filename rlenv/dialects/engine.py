@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from rlenv.dialects.format import CallFormat, ChatFormat, ThinkingFormat
-from rlenv.dialects.json_call import read_json_call
+from rlenv.dialects.json_call import json_call_reader
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 
 __all__ = ["TextDialect"]
@@ -46,8 +45,7 @@ class TextDialect:
         self._thinking = thinking
         self._chat = chat
         self._thinking_open = thinking_open
-        self._body_of = partial(
-            read_json_call,
+        self._body_of = json_call_reader(
             name_key=call.name_key,
             arguments_key=call.arguments_key,
             arguments_as_text=arguments_as_text,
@@ -73,7 +71,8 @@ class TextDialect:
         marker first, or by nothing, is malformed. Markers inside thinking are thinking. `content` and `thinking`
         have no white space around them.
         """
-        call_open, think_open, think_close = self._call.open, self._thinking.open, self._thinking.close
+        call_open, call_close, body_of = self._call.open, self._call.close, self._body_of
+        think_open, think_close = self._thinking.open, self._thinking.close
         find = text.find
         at = 0
         content: list[str] = []
@@ -87,6 +86,8 @@ class TextDialect:
             thinking.append(text[:end])
             at = end + len(think_close)
         next_call, next_open, next_close = find(call_open, at), find(think_open, at), find(think_close, at)
+        if next_call < 0 and next_open < 0 and next_close < 0 and not at:
+            return ParsedAction(text.strip())
         last_end = -1  # the closing marker found last: found once, it serves every opening marker before it
         may_be_inside = self._thinking_open is None
         while True:
@@ -121,10 +122,15 @@ class TextDialect:
             elif next_call >= 0:
                 content.append(text[at:next_call])
                 if last_end < next_call:
-                    last_end = find(self._call.close, next_call)
+                    last_end = find(call_close, next_call)
                     if last_end < 0:
                         last_end = len(text)
-                call, at = self._read(text, next_call, last_end)
+                read = body_of(text[next_call + len(call_open) : last_end])
+                if type(read) is tuple and last_end < len(text):
+                    at = last_end + len(call_close)
+                    calls.append(ToolCall(read[0], read[1], None, next_call, at))
+                    continue
+                call, at = self._read(text, next_call, last_end, read)
                 end = at if at >= 0 else len(text)
                 if may_be_inside and type(call) is MalformedCall and next_call < next_close < end:
                     # Not a call but the mention of one, in thinking that ends here.
@@ -141,20 +147,16 @@ class TextDialect:
         content.append(text[at:])
         return ParsedAction("".join(content).strip(), "\n".join(thinking).strip(), tuple(calls), is_cut)
 
-    def _read(self, text: str, start: int, end: int) -> tuple[ToolCall | MalformedCall, int]:
-        """The call that opens at `start`, and where reading goes on (-1: the call is open at the text's end).
+    def _read(
+        self, text: str, start: int, end: int, read: tuple[str, dict[str, Any]] | str
+    ) -> tuple[ToolCall | MalformedCall, int]:
+        """The call that opens at `start` and does not simply end at `end`, and where reading goes on after it.
 
-        `end` is the first closing marker after `start`, the text's length where there is none.
+        `end` is the first closing marker after `start`, the text's length where there is none; `read` is the body up
+        to it. -1 where the call is open at the text's end.
         """
         row = self._call
         begin = start + len(row.open)
-        if end < len(text):
-            read = self._body_of(text[begin:end])
-            if not isinstance(read, str):
-                after = end + len(row.close)
-                return ToolCall(read[0], read[1], None, start, after), after
-        else:
-            read = ""
         match = self._body.match(text, begin)
         stop = match.end() if match is not None else begin
         if text.startswith(row.open, stop):
@@ -173,12 +175,12 @@ class TextDialect:
                 return MalformedCall(text[start:again], reason, start, again), again
             stop = close
         if stop >= len(text):
-            tail = self._body_of(text[begin:])
+            tail = read if end == len(text) else self._body_of(text[begin:])
             reason = f"the call is not closed; expected {row.close} after the JSON" if isinstance(tail, tuple) else ""
             reason = reason or f"{tail}, and {row.close} after it"
             return MalformedCall(text[start:], reason, start, len(text)), -1
         after = stop + len(row.close)
-        if stop != end or not read:
+        if stop != end:
             read = self._body_of(text[begin:stop])
         if isinstance(read, str):
             return MalformedCall(text[start:after], read, start, after), after

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import orjson
 
-__all__ = ["MAX_DEPTH", "read_json_call"]
+__all__ = ["MAX_DEPTH", "json_call_reader"]
 
 MAX_DEPTH: Final = 128
 """Arguments nested deeper than this are refused, so that nothing downstream meets a recursion limit."""
@@ -17,6 +17,7 @@ MAX_DEPTH: Final = 128
 _UNSURE: Final = -1
 _DEEP: Final = -2
 _EXACT: Final = 2.0**63  # a float this large may stand for an integer that the C parser could not keep
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
 _COMPLETE: Final = "expected a complete value"
 _WORDS: Final = {
     "N": "null stands for no value, and NaN is not JSON",
@@ -49,46 +50,65 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _careful = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def read_json_call(
-    body: str, *, name_key: str, arguments_key: str, arguments_as_text: bool = False
-) -> tuple[str, dict[str, Any]] | str:
-    """The tool's name and its arguments, or a reason, written for the model, why `body` gives none; never raises.
+def json_call_reader(
+    *, name_key: str, arguments_key: str, arguments_as_text: bool = False
+) -> Callable[[str], tuple[str, dict[str, Any]] | str]:
+    """A function of a call's body to the tool's name and its arguments, or to the reason why it has none.
 
-    Integers keep every digit, up to the 308 that a double's range allows. Refused are duplicate keys anywhere, NaN
-    and infinities, numbers out of range, lone surrogates, more than `MAX_DEPTH` levels, a missing or empty name, and
-    arguments that are no object. Keys beside the two are ignored. Time is linear in `len(body)`.
+    The function never raises and takes linear time; reasons are written for the model. Integers keep every digit, up
+    to the 308 that a double's range allows. Refused are duplicate keys anywhere, NaN and infinities, numbers out of
+    range, lone surrogates, more than `MAX_DEPTH` levels, a missing or empty name, and arguments that are no object.
+    Keys beside the two are ignored.
 
     Args:
         arguments_as_text: also accept arguments given as a JSON text, as OpenAI's wire format has them.
     """
-    data = _load(body)
-    if isinstance(data, str):
-        return data
-    read = data[0]
-    if type(read) is dict:
-        name, arguments = read.get(name_key), read.get(arguments_key)
-        if type(name) is str and type(arguments) is dict and name:
-            return name, arguments
     expected = f'{{"{name_key}": …, "{arguments_key}": {{…}}}}'
-    if type(read) is not dict:
-        return f"the call is {_kind(read)}; expected one object: {expected}"
-    name = read.get(name_key)
-    if type(name) is not str or not name:
-        if name_key not in read:
-            return f'"{name_key}" is missing; expected {expected}'
-        found = "empty" if name == "" else _kind(name)
-        return f'"{name_key}" is {found}; expected the name of a tool as a string'
-    arguments = read.get(arguments_key)
-    if arguments_as_text and type(arguments) is str:
-        inner = _load(arguments)
-        if isinstance(inner, str):
-            return f'in the text of "{arguments_key}": {inner}'
-        arguments = inner[0]
-    if type(arguments) is not dict:
-        if arguments_key not in read:
-            return f'"{arguments_key}" is missing; expected {expected}, with {{}} where the tool takes none'
-        return f'"{arguments_key}" is {_kind(arguments)}; expected an object such as {{"key": "value"}}'
-    return name, arguments
+
+    def shaped(body: str, read: Any) -> tuple[str, dict[str, Any]] | str:
+        exact = _exact(body, read)
+        if isinstance(exact, str):
+            return exact
+        read = exact[0]
+        if type(read) is not dict:
+            return f"the call is {_kind(read)}; expected one object: {expected}"
+        name = read.get(name_key)
+        if type(name) is not str or not name:
+            if name_key not in read:
+                return f'"{name_key}" is missing; expected {expected}'
+            found = "empty" if name == "" else _kind(name)
+            return f'"{name_key}" is {found}; expected the name of a tool as a string'
+        arguments = read.get(arguments_key)
+        if arguments_as_text and type(arguments) is str:
+            inner = _load(arguments)
+            if isinstance(inner, str):
+                return f'in the text of "{arguments_key}": {inner}'
+            arguments = inner[0]
+        if type(arguments) is not dict:
+            if arguments_key not in read:
+                return f'"{arguments_key}" is missing; expected {expected}, with {{}} where the tool takes none'
+            return f'"{arguments_key}" is {_kind(arguments)}; expected an object such as {{"key": "value"}}'
+        return name, arguments
+
+    def read_call(body: str) -> tuple[str, dict[str, Any]] | str:
+        try:
+            read = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            return _reason(body, error.pos)
+        # The common call needs no further look: flat arguments, numbers of ordinary size, no key twice.
+        if type(read) is dict and len(read) == 2:
+            name, arguments = read.get(name_key), read.get(arguments_key)
+            if type(name) is str and type(arguments) is dict and name:
+                for value in arguments.values():
+                    kind = type(value)
+                    if kind not in _PLAIN and not (kind is float and -_EXACT < value < _EXACT):
+                        break
+                else:
+                    if _has_keys(body, 2 + len(arguments)):
+                        return name, arguments
+        return shaped(body, read)
+
+    return read_call
 
 
 def _load(body: str) -> tuple[Any] | str:
@@ -97,22 +117,32 @@ def _load(body: str) -> tuple[Any] | str:
         read = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         return _reason(body, error.pos)
+    return _exact(body, read)
+
+
+def _has_keys(body: str, keys: int) -> bool:
+    """True only where the objects of `body` have `keys` keys in all, counted as written; False where that is unsure.
+
+    Every key brings a colon, and mostly one right behind a quote.
+    """
+    if body.count(":") == keys:
+        return True
+    return (
+        body.count('":') == keys
+        and '\\":' not in body
+        and " :" not in body
+        and "\n:" not in body
+        and "\t:" not in body
+        and "\r:" not in body
+    )
+
+
+def _exact(body: str, read: Any) -> tuple[Any] | str:
+    """What `read` stands for without a lost digit or key, or the reason why it is refused."""
     keys = _count_keys(read) if type(read) in (dict, list) else _UNSURE
     if keys == _DEEP:
         return f"the JSON is nested more than {MAX_DEPTH} levels deep; expected a flatter object"
-    # Every key brings a colon, and mostly one right behind a quote. Where the text has no more of them than the value
-    # has keys, no key stands twice; elsewhere a careful reading decides.
-    if keys >= 0 and (
-        body.count(":") == keys
-        or (
-            body.count('":') == keys
-            and '\\":' not in body
-            and " :" not in body
-            and "\n:" not in body
-            and "\t:" not in body
-            and "\r:" not in body
-        )
-    ):
+    if keys >= 0 and _has_keys(body, keys):
         return (read,)
     try:
         return (_careful.decode(body),)
