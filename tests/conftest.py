@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from rlenv.environment import Environment, load
+
+# The same examples in every run, and no clock in the verdict.
+settings.register_profile("rlenv", deadline=None, derandomize=True)
+settings.load_profile("rlenv")
 
 BASE = """
 rlenv: 1

@@ -1,0 +1,108 @@
+"""Templates: sandboxed, typed where they are one expression, never silently empty."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlenv.templates import TemplateError, compile_template, compile_value, expression
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("plain text\n", "plain text\n"),
+        ("{{ task.a }}", "47"),
+        ("a {{ task.a }} b {{ task.word }}", "a 47 b x"),
+        ("{{ task['a'] + 1 }}", "48"),
+        ("{{ task.word | upper }}", "X"),
+        ("{% for n in task.many %}{{ n }},{% endfor %}", "1,2,"),
+        ("{{ resources.db.schema }}", "CREATE"),
+        ("{{ task.items }}", "column"),
+        ("{{ task.nested.deep }}", "1"),
+        ("{{ task.none }}", "None"),
+        ("", ""),
+    ],
+)
+def test_text_is_rendered(source: str, expected: str) -> None:
+    assert compile_template(source).text(**_values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ task.a }}", 47),
+        (" {{ task.many }} ", [1, 2]),
+        ("{{ task.a * 2 }}", 94),
+        ("{{ task.none }}", None),
+        ("n {{ task.a }}", "n 47"),
+        ("{{ task.a }}{{ task.a }}", "4747"),
+        ("{{ resources.db.schema }}", "CREATE"),
+    ],
+)
+def test_one_expression_keeps_its_type(source: str, expected: Any) -> None:
+    assert compile_template(source).value(**_values()) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ task.missing }}", "{{ nothing }}", "x {{ task.a.b }}", "{{ task.nested.missing }}", "{{ resources.no.x }}"],
+)
+def test_an_undefined_name_is_an_error_never_an_empty_text(source: str) -> None:
+    with pytest.raises(TemplateError):
+        compile_template(source).text(**_values())
+    with pytest.raises(TemplateError):
+        compile_template(source).value(**_values())
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ ''.__class__.__mro__ }}", "{{ task.__class__ }}", "{{ resources.db._private }}"]
+)
+def test_the_sandbox_refuses_what_leads_out(source: str) -> None:
+    with pytest.raises(TemplateError):
+        compile_template(source).text(**_values())
+
+
+def test_a_syntax_error_names_the_line_inside_the_template() -> None:
+    with pytest.raises(TemplateError) as caught:
+        compile_template("first\n{{ task. }}")
+    assert caught.value.line == 2
+
+
+def test_the_paths_that_a_template_reads_are_known() -> None:
+    template = compile_template("{{ task.a }} {{ task['b'].c }} {% if vars.x %}{{ task.d | upper }}{% endif %}")
+    assert template.names == {"task", "vars"}
+    assert template.paths == {("task", "a"), ("task", "b", "c"), ("vars", "x"), ("task", "d")}
+
+
+def test_values_are_filled_through_lists_and_mappings() -> None:
+    fill = compile_value({"a": "{{ task.a }}", "b": ["{{ task.word }}", 3, None], "c": {"d": "n{{ task.a }}"}})
+    assert fill(**_values()) == {"a": 47, "b": ["x", 3, None], "c": {"d": "n47"}}
+
+
+def test_a_bare_expression_is_compiled() -> None:
+    assert expression("task.many | length")(**_values()) == 2
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), st.text() | st.integers() | st.none(), min_size=1))
+def test_quick_rendering_equals_jinjas_own(row: dict[str, Any]) -> None:
+    name = sorted(row)[0]
+    quick = compile_template("<{{ task." + name + " }}>").text(task=row)
+    whole = compile_template("<{{ task['" + name + "'] }}>").text(task=row)
+    assert quick == whole
+
+
+def _values() -> dict[str, Any]:
+    task = {
+        "a": 47,
+        "word": "x",
+        "many": [1, 2],
+        "items": "column",
+        "nested": {"deep": 1},
+        "none": None,
+    }
+    return {"task": task, "resources": {"db": SimpleNamespace(schema="CREATE", _private=1)}, "vars": {}}
