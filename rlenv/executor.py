@@ -206,7 +206,7 @@ class Executor:
     def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Entry:
         """The result of a call that needs no waiting, or the entry of the tool whose call has to be awaited."""
         if isinstance(call, MalformedCall):
-            return ToolResult("", call.reason, "malformed")
+            return ToolResult(call.name or "", call.reason, "malformed", None, call.id)
         entry = self._entries.get(call.name)
         if entry is None:
             return self._unknown(call)
