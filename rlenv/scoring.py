@@ -99,6 +99,7 @@ class Scorer:
         self._ordered = _by_dependency(plans)
         self._turn_plans = tuple(plan for plan in plans.values() if plan.per_turn)
         self._episode_async = any(plan.term.measure_async and not plan.per_turn for plan in plans.values())
+        self._has_gates = any(plan.gate is not None for plan in plans.values())
         self._in_spec_order = self._ordered == tuple(plans.values())
         self.has_turn_terms: bool = bool(self._turn_plans)
         """Whether `score_turn` measures anything."""
@@ -170,7 +171,8 @@ class Scorer:
                 if result is None:
                     result = _over_turns(plan, turn_values) if plan.per_turn else _quick(plan, context)
                 results[plan.name] = result
-                values[plan.name] = result.value
+                if self._has_gates:
+                    values[plan.name] = result.value
         return self._breakdown(results, len(context.turns))
 
     def failed(self, failure: Failure, *, turns: int = 0) -> RewardBreakdown:
@@ -244,8 +246,8 @@ class Scorer:
         return TermResult(plan.name, "skipped", None, plan.weight, error=f"its gate '{gate.source}' is shut")
 
     def _breakdown(self, results: dict[str, TermResult], turns: int) -> tuple[RewardBreakdown, bool | None]:
-        total = 0.0
-        turn_rewards = [0.0] * turns
+        total = at_end = 0.0
+        turn_rewards = [0.0] * turns if self._turn_plans else []
         for plan in self._ordered:
             result = results[plan.name]
             value = result.value
@@ -255,21 +257,24 @@ class Scorer:
                 continue
             share = plan.weight * value
             total += share
-            if not turns:
+            if not plan.per_turn:
+                at_end += share
                 continue
-            if plan.per_turn:
-                factor = plan.weight
-                if plan.is_mean:
-                    factor /= sum(part is not None for part in result.turn_values)
-                for index, part in enumerate(result.turn_values):
-                    if part is not None:
-                        turn_rewards[index] += factor * part
-            else:
-                turn_rewards[-1] += share
+            factor = plan.weight
+            if plan.is_mean:
+                factor /= sum(part is not None for part in result.turn_values)
+            for index, part in enumerate(result.turn_values):
+                if part is not None:
+                    turn_rewards[index] += factor * part
         if not isfinite(total):
             # Finite terms can add up to more than a float holds; such a reward is as unusable as a missing one.
             return RewardBreakdown(None, self._sorted(results), (0.0,) * turns), None
-        return RewardBreakdown(total, self._sorted(results), tuple(turn_rewards)), self._is_success(results)
+        if turn_rewards:
+            turn_rewards[-1] += at_end
+            placed = tuple(turn_rewards)
+        else:
+            placed = (0.0,) * (turns - 1) + (at_end,) if turns else ()
+        return RewardBreakdown(total, self._sorted(results), placed), self._is_success(results)
 
     def _is_success(self, results: Mapping[str, TermResult]) -> bool | None:
         if self._success is not None:
