@@ -9,6 +9,7 @@ import pytest
 
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.chat_template import ChatTemplate
 from tests.tokens import real
@@ -40,9 +41,9 @@ EXTRAS = (
 def test_rendering_equals_transformers() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the reference; it is not installed")
     names = sorted(real.TEMPLATES.glob("*.jinja")) if real.TEMPLATES.is_dir() else []
-    sources = [path.read_text("utf8") for path in names] + [*EXTRAS, real.SMALL_TEMPLATE]
+    sources = [path.read_text("utf8") for path in names] + [*EXTRAS, CHAT_TEMPLATE]
     reference = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=real.small(), bos_token="<|endoftext|>", eos_token="<|im_end|>"
+        tokenizer_object=small_tokenizer(), bos_token="<|endoftext|>", eos_token="<|im_end|>"
     )
     rendered = 0
     for source in sources:
@@ -69,8 +70,8 @@ def test_rendering_equals_transformers() -> None:
 
 def test_a_transformers_tokenizer_is_taken_as_it_is() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the reference; it is not installed")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=real.small(), eos_token="<|im_end|>")
-    tokenizer.chat_template = real.SMALL_TEMPLATE
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=small_tokenizer(), eos_token="<|im_end|>")
+    tokenizer.chat_template = CHAT_TEMPLATE
     bound = TokenEncoder(tokenizer)
     expected = tokenizer.apply_chat_template(
         CONVERSATIONS[1], tools=TOOLS, add_generation_prompt=True, return_dict=False
@@ -99,17 +100,17 @@ def test_importing_the_tokens_imports_no_transformers() -> None:
     ],
 )
 def test_a_template_that_cannot_be_exact_is_refused_when_it_is_bound(change: tuple[str, str], said: str) -> None:
-    assert change[0] in real.SMALL_TEMPLATE
-    source = real.SMALL_TEMPLATE.replace(*change)
+    assert change[0] in CHAT_TEMPLATE
+    source = CHAT_TEMPLATE.replace(*change)
     with pytest.raises(UnsupportedTemplate, match=said) as caught:
-        TokenEncoder(real.small(), chat_template=source).layout([Message("tool", "R")])
+        TokenEncoder(small_tokenizer(), chat_template=source).layout([Message("tool", "R")])
     assert str(caught.value).startswith("chat template of this tokenizer")
 
 
 @pytest.mark.parametrize("change", ["| trim", "| tojson"])
 def test_what_a_template_does_to_content_is_found_and_repeated(change: str) -> None:
-    source = real.SMALL_TEMPLATE.replace("message.content + '\\n</tool", f"(message.content {change}) + '\\n</tool")
-    bound = TokenEncoder(real.small(), chat_template=source)
+    source = CHAT_TEMPLATE.replace("message.content + '\\n</tool", f"(message.content {change}) + '\\n</tool")
+    bound = TokenEncoder(small_tokenizer(), chat_template=source)
     for content in ("x", "  a\n", 'q"\\é', ""):
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "Q"},
@@ -123,6 +124,6 @@ def test_what_a_template_does_to_content_is_found_and_repeated(change: str) -> N
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:
     with pytest.raises(UsageError, match="give one as chat_template"):
-        TokenEncoder(real.small())
+        TokenEncoder(small_tokenizer())
     with pytest.raises(UsageError, match="expected a tokenizers"):
         TokenEncoder(object(), chat_template="x")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.cut import Keep
-from tests.tokens import real
 
-ENCODER = TokenEncoder(real.small(), chat_template=real.SMALL_TEMPLATE)
+ENCODER = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
 
 
 def tokens(text: str) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation, ToolCall
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from tests.tokens import real
 
@@ -41,7 +42,7 @@ def composed(text: str) -> str:
 
 def encoder(family: str, **kwargs: Any) -> TokenEncoder:
     if family == "small":
-        return TokenEncoder(real.small(), chat_template=real.SMALL_TEMPLATE, template_kwargs=kwargs)
+        return TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, template_kwargs=kwargs)
     return TokenEncoder(real.qwen(family), chat_template=real.template(family), template_kwargs=kwargs)
 
 

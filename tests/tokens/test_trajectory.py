@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import Message, Observation
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder, TokenTrajectory
-from tests.tokens import real
 
-ENCODER = TokenEncoder(real.small(), chat_template=real.SMALL_TEMPLATE)
-SIZE = real.small().get_vocab_size()
+ENCODER = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
+SIZE = small_tokenizer().get_vocab_size()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 RESULTS = st.lists(TEXT, min_size=1, max_size=3)
 TURN = st.tuples(st.lists(st.integers(0, SIZE - 1), max_size=20), st.booleans(), RESULTS)

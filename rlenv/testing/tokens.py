@@ -1,0 +1,71 @@
+"""A tokenizer and a chat template for tests that need ids but no download; needs `tokenizers`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+__all__ = ["CHAT_TEMPLATE", "small_tokenizer"]
+
+_ADDED: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+_SPLIT: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEXT: Final = (
+    "the quick brown fox <tool_call> jumps over\n\n the lazy dog </tool_response> {'name': 'add', \"arguments\": {}}"
+    " <|im_start|>assistant\nuser\nsystem tool_response\n\n\n  \n\t naïve 世界 12345 67890 look add result answer is"
+)
+
+
+@cache
+def small_tokenizer() -> Any:
+    """A byte-level `tokenizers.Tokenizer` of 606 ids with Qwen's control tokens, trained on the spot; one a process."""
+    from tokenizers import (  # type: ignore[import-untyped]
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TEXT] * 40, trainer)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in _ADDED])
+    return tokenizer
+
+
+CHAT_TEMPLATE: Final = """\
+{%- if tools %}{{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- 'Tools:' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}{{- '<|im_start|>assistant\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}
+        {%- endfor %}{{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
