@@ -97,6 +97,9 @@ def type_document(document: SourceDocument) -> EnvSpec:
         spec = EnvSpec.model_validate(data)
     except ValidationError as error:
         faults.extend(from_pydantic(error, document, (), EnvSpec))
+    version = document.get("rlenv")
+    if version == 1 and type(version) is not int:  # pydantic takes true for 1
+        faults.append(document.fault("rlenv", f"found {found(version)}; expected 1", "write 1"))
     faults.extend(_task_sources(document))
     if faults or spec is None:
         raise SpecError(in_order(faults, document))

@@ -63,9 +63,9 @@ def _without(key: str) -> dict[str, Any]:
 def _of(model: type[Spec], definitions: dict[str, Any]) -> dict[str, Any]:
     """A class's schema; what it refers to is added to `definitions`."""
     schema = model.model_json_schema(by_alias=True)
-    definitions.update(schema.pop("$defs", {}))
-    for inner in definitions.values():
-        _plain(inner)
+    for name, inner in schema.pop("$defs", {}).items():
+        known = definitions.setdefault(name, _plain(inner))
+        assert known == inner, f"two classes of the language are called {name}; rename one"
     return _plain(schema)
 
 
@@ -91,7 +91,7 @@ def _entry(group: registry.Group, definitions: dict[str, Any]) -> dict[str, Any]
     return {
         "type": "object",
         "required": ["kind"],
-        "properties": {"kind": {"type": "string", "description": "Which kind this is.", "examples": kinds}},
+        "properties": {"kind": {"description": "Which kind this is.", **_open_choice(kinds)}},
         "allOf": branches,
     }
 
@@ -112,11 +112,16 @@ def _rules(definitions: dict[str, Any]) -> list[dict[str, Any]]:
             "if": _is("kind", "rule"),
             "then": {
                 "anyOf": [{"required": ["rule"]}, {"required": ["python"]}],
-                "properties": {"rule": {"type": "string", "description": "Which rule this is.", "examples": rules}},
+                "properties": {"rule": {"description": "Which rule this is.", **_open_choice(rules)}},
             },
         }
     )
     return branches
+
+
+def _open_choice(names: list[str]) -> dict[str, Any]:
+    """Names that an editor offers; others are let through, since plug-ins bring them."""
+    return {"anyOf": [{"enum": names}, {"type": "string"}]}
 
 
 def _is(key: str, value: str) -> dict[str, Any]:

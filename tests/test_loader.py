@@ -86,10 +86,26 @@ def test_a_document_is_read_without_being_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["text", "3", "[1]", "null", "{}", "{1: 2}", "true", "[[]]"])
 @pytest.mark.parametrize(
     "key",
-    (
-        "tasks tasks.train prompt tools tools.calculate rewards rewards.correct resources oracle limits answer "
-        "observation calls vars name oracle.0 oracle.0.call rewards.correct.rule"
-    ).split(),
+    [
+        "tasks",
+        "tasks.train",
+        "prompt",
+        "tools",
+        "tools.calculate",
+        "rewards",
+        "rewards.correct",
+        "resources",
+        "oracle",
+        "limits",
+        "answer",
+        "observation",
+        "calls",
+        "vars",
+        "name",
+        "oracle.0",
+        "oracle.0.call",
+        "rewards.correct.rule",
+    ],
 )
 def test_values_of_any_type_are_faults_and_never_other_errors(tmp_path: Path, key: str, value: str) -> None:
     try:

@@ -123,3 +123,9 @@ def test_the_command_writes_one_json_object(capsys: pytest.CaptureFixture[str]) 
 def test_the_command_exits_with_zero_for_a_valid_spec(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(write(HEAD)), "--set", "limits.turns=3"]) == 0
     assert capsys.readouterr().out.endswith("1 file: no faults\n")
+
+
+def test_the_example_of_the_language_reference_is_valid(write: Write) -> None:
+    text = (SPECS.parent / "docs" / "spec.md").read_text(encoding="utf-8")
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    assert validate([write(example)]).faults == ()
