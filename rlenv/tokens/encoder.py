@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -151,8 +152,8 @@ class TokenEncoder:
 
     def encode_prompt(
         self, messages: Sequence[Message | Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        """The ids of the template's rendering, generation prompt included.
+    ) -> array[int]:
+        """The ids of the template's rendering, generation prompt included, as an array of type q.
 
         Prompts that differ in their last user message only share the work for all that stands before it.
         """
@@ -160,11 +161,11 @@ class TokenEncoder:
         last = given[-1] if given else {}
         content = last.get("content")
         if last.get("role") != "user" or not isinstance(content, str):
-            return self.encode_text(self.template.render(given, tools=tools))
+            return array("q", self.encode_text(self.template.render(given, tools=tools)))
         try:
             key = orjson.dumps((given[:-1], {**last, "content": None}, tools))
         except TypeError:
-            return self.encode_text(self.template.render(given, tools=tools))
+            return array("q", self.encode_text(self.template.render(given, tools=tools)))
         program = self._prompts.get(key)
         if program is None:
             program = self._prompt_program(given, last, tools)
@@ -172,7 +173,7 @@ class TokenEncoder:
                 self._prompts.pop(next(iter(self._prompts)))
             self._prompts[key] = program
         if not program.pieces:
-            return self.encode_text(self.template.render(given, tools=tools))
+            return array("q", self.encode_text(self.template.render(given, tools=tools)))
         return program.encode(lambda slot: slot.transform(content), self.encode_text)
 
     def _prompt_program(
@@ -196,7 +197,7 @@ class TokenEncoder:
         )
         for probe in _CHECKS:
             whole = self.encode_text(render(probe))
-            if program.encode(lambda _, probe=probe: probe, self.encode_text) != whole:  # type: ignore[misc]
+            if program.encode(lambda _, probe=probe: probe, self.encode_text).tolist() != whole:  # type: ignore[misc]
                 return Program(())
         return program
 
@@ -208,7 +209,7 @@ class TokenEncoder:
         """
         return self._program(tuple(message.role for message in messages))[0]
 
-    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+    def encode_messages(self, messages: Sequence[Message]) -> array[int]:
         """The ids between an assistant's stop mark and the next sampled token, for messages that answer a turn.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,12 +32,12 @@ class Program:
     One pass a run keeps the merges at the edge of content what they are in the whole text.
     """
 
-    pieces: tuple[tuple[int, ...] | Run, ...]
+    pieces: tuple[array[int] | Run, ...]
 
     @staticmethod
     def of(parts: Sequence[str | Slot], vocabulary: Vocabulary, encode: Encode) -> Program:
         """The program of literal texts and slots; `encode` is used for constant runs."""
-        pieces: list[tuple[int, ...] | Run] = []
+        pieces: list[array[int] | Run] = []
         ids: list[int] = []
         run: list[str | Slot] = []
 
@@ -44,7 +45,7 @@ class Program:
             nonlocal ids
             if any(isinstance(part, Slot) for part in run):
                 if ids:
-                    pieces.append(tuple(ids))
+                    pieces.append(array("q", ids))
                 ids = []
                 pieces.append(Run(tuple(run)))
             elif run:
@@ -63,12 +64,15 @@ class Program:
                     run.append(text)
         end_run()
         if ids:
-            pieces.append(tuple(ids))
+            pieces.append(array("q", ids))
         return Program(tuple(pieces))
 
-    def encode(self, values: Callable[[Slot], str], encode: Encode) -> list[int]:
-        """The ids with every slot filled."""
-        out: list[int] = []
+    def encode(self, values: Callable[[Slot], str], encode: Encode) -> array[int]:
+        """The ids with every slot filled, as an array of type q."""
+        out = array("q")
         for piece in self.pieces:
-            out.extend(encode(piece.text(values)) if isinstance(piece, Run) else piece)
+            if isinstance(piece, Run):
+                out.fromlist(encode(piece.text(values)))
+            else:
+                out.extend(piece)
         return out

@@ -54,14 +54,14 @@ class TokenTrajectory:
     def __init__(
         self,
         encoder: TokenEncoder,
-        prompt_ids: Sequence[int],
+        prompt_ids: array[int],
         *,
         max_response_tokens: int | None = None,
         max_observation_tokens: int | None = None,
         keep: Keep = "head_tail",
     ) -> None:
         self._encoder = encoder
-        self._ids = array("q", prompt_ids)
+        self._ids = prompt_ids
         self._prompt_length = len(prompt_ids)
         self._mask = bytearray()
         self._logprobs = array("d")
@@ -195,7 +195,7 @@ class TokenTrajectory:
             )
         return observation.messages
 
-    def _encode(self, messages: Sequence[Message], limit: int | None) -> list[int]:
+    def _encode(self, messages: Sequence[Message], limit: int | None) -> array[int]:
         if limit is not None:
             if sum(len(message.content) for message in messages) <= limit * CHARS_A_TOKEN:
                 ids = self._encoder.encode_messages(messages)
@@ -205,10 +205,10 @@ class TokenTrajectory:
             messages = [replace(message, content=cut(message.content)) for message in messages]
         return self._encoder.encode_messages(messages)
 
-    def _append(self, ids: list[int]) -> bool:
+    def _append(self, ids: array[int]) -> bool:
         is_open = len(self._mask) == self.turn_spans[-1][0] or self._ids[-1] != self._encoder.stop_id
         if is_open:
-            ids = [self._encoder.stop_id, *ids]
+            ids = array("q", (self._encoder.stop_id,)) + ids
         if self._max_response_tokens is not None and len(self._mask) + len(ids) > self._max_response_tokens:
             self.reason = (
                 f"the observation has {len(ids)} tokens; {self.remaining} of {self._max_response_tokens} response"

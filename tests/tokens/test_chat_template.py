@@ -117,7 +117,7 @@ def test_what_a_template_does_to_content_is_found_and_repeated(change: str) -> N
             {"role": "assistant", "content": "A"},
             {"role": "tool", "content": content},
         ]
-        ids = bound.encode_messages([Message("tool", content)])
+        ids = bound.encode_messages([Message("tool", content)]).tolist()
         whole = bound.encode_text(bound.template.render(messages))
         assert whole[-len(ids) :] == ids
 
