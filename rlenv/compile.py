@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         path = f"resources.{name}"
         context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, entry))
         kind = registry.get("resources", entry.kind)
-        built = attempt(path, lambda kind=kind, name=name, e=entry, context=context: kind.factory(name, e, context))
+        built = attempt(path, partial(kind.factory, name, entry, context))
         if built is not None:
             resources[name] = built
 
@@ -74,7 +75,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         path = f"tools.{name}"
         context = CompileContext(loaded.base_of(path), spec.vars, resources, bases(path, tool_entry))
         kind = registry.get("tools", tool_entry.kind)
-        made = attempt(path, lambda kind=kind, name=name, e=tool_entry, context=context: kind.factory(name, e, context))
+        made = attempt(path, partial(kind.factory, name, tool_entry, context))
         for tool in made or ():
             if tool.name in tools:
                 faults.append(loaded.document.fault(path, f"two tools are called '{tool.name}'"))
@@ -87,9 +88,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
             loaded.base_of(path), spec.vars, resources, bases(path, reward_entry), tools, spec.answer
         )
         kind = registry.get("rewards", reward_entry.kind)
-        term = attempt(
-            path, lambda kind=kind, name=name, e=reward_entry, context=term_context: kind.factory(name, e, context)
-        )
+        term = attempt(path, partial(kind.factory, name, reward_entry, term_context))
         if term is not None:
             terms.append(term)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rlenv._hosted import Scope
 from rlenv.compile import Parts, compile_parts
 from rlenv.episode import Episode
 from rlenv.errors import UsageError
@@ -57,6 +58,7 @@ class Environment:
         self._tasks: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._shared: dict[str, asyncio.Future[Any]] = {}
         self._stack = AsyncExitStack()
+        self._scope: Scope | None = None
 
     @property
     def id(self) -> str:
@@ -72,9 +74,20 @@ class Environment:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the resources of scope `process`; may be called twice."""
+        """Closes what episodes share: resources of scope `process` and what tools keep. May be called twice."""
         self._shared.clear()
-        await self._stack.aclose()
+        scope, self._scope = self._scope, None
+        try:
+            if scope is not None:
+                await scope.aclose()
+        finally:
+            await self._stack.aclose()
+
+    def scope(self) -> Scope:
+        """What tools keep for as long as the environment; closed with it."""
+        if self._scope is None:
+            self._scope = Scope()
+        return self._scope
 
     def tasks(self, split: str) -> Sequence[Mapping[str, Any]]:
         """The rows of a split, loaded once.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rlenv._hosted import Scope
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.observe import CHARS_PER_TOKEN, Cut
@@ -67,6 +68,7 @@ class Episode:
     """The prompt; set by opening."""
     turns: list[Turn] = field(default_factory=list)
     _stack: AsyncExitStack | None = None
+    _scope: Scope | None = None
     _resources: Mapping[str, Any] = field(default_factory=dict)
     _turn_values: list[Mapping[str, Any]] = field(default_factory=list)
     _paid: float = 0.0
@@ -115,9 +117,14 @@ class Episode:
 
     async def aclose(self) -> None:
         """Closes the episode's resources in reverse order; may be called twice."""
+        scope, self._scope = self._scope, None
         stack, self._stack = self._stack, None
-        if stack is not None:
-            await stack.aclose()
+        try:
+            if scope is not None:  # tools may use resources, so what they keep goes first
+                await scope.aclose()
+        finally:
+            if stack is not None:
+                await stack.aclose()
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -251,7 +258,7 @@ class Episode:
     async def _invoke(self, calls: Sequence[ToolCall | MalformedCall], deadline: float) -> tuple[ToolResult, ...]:
         limits = self.environment.spec.limits
         allowed = min(limits.calls_per_turn, limits.tool_calls - self._calls)
-        context = ToolContext(self.task, self._resources, deadline, self.seed)
+        context = self._tool_context(deadline)
         if len(calls) <= allowed:
             return await self.environment.executor.run(calls, context)
         results = await self.environment.executor.run(calls[:allowed], context)
@@ -262,7 +269,8 @@ class Episode:
     def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
         show, cut, task = self.environment.show, self.cut, self.task
         messages = tuple(
-            Message("tool", cut(show(result, task, turn)), (), result.name, result.call_id) for result in results
+            Message("tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images)
+            for result in results
         )
         return Observation(messages, self.environment.parts.dialect.render_observation(messages), tuple(results))
 
@@ -280,14 +288,25 @@ class Episode:
 
     async def _call_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         # A reward is measured after the episode's own time is over, so its calls get a budget of their own.
-        deadline = time.monotonic() + self.environment.spec.limits.episode_s
-        context = ToolContext(self.task, self._resources, deadline, self.seed)
+        deadline = time.monotonic() + self.environment.spec.limits.reward_s
+        context = self._tool_context(deadline)
         (result,) = await self.environment.executor.run((ToolCall(name, arguments),), context)
         return result
 
+    def _tool_context(self, deadline: float) -> ToolContext:
+        return ToolContext(self.task, self._resources, deadline, self.seed, self.scope, self.environment.scope)
+
+    def scope(self) -> Scope:
+        """What tools keep for this episode; closed with it."""
+        if self._scope is None:
+            self._scope = Scope()
+        return self._scope
+
     async def _score_turn(self) -> float:
         scorer = self.environment.parts.scorer
-        values = await scorer.score_turn(self._context(answer=None, reason=""))
+        values = await scorer.score_turn(
+            self._context(answer=None, reason=""), limit_s=self.environment.spec.limits.reward_s
+        )
         self._turn_values.append(values)
         return scorer.paid_at_once(values)
 
@@ -303,10 +322,11 @@ class Episode:
         if last is not None and (self.environment.answer_is_explicit or not last.calls):
             found = answers.extract(self.environment.spec.answer, last)
         answer = found.text if found is not None else None
-        if scorer.has_turn_terms and len(self._turn_values) < len(self.turns):
-            self._turn_values.append(await scorer.score_turn(self._context(answer=answer, reason=reason)))
         context = self._context(answer=answer, reason=reason)
-        breakdown, success = await scorer.score(context, self._turn_values)
+        limit_s = self.environment.spec.limits.reward_s
+        if scorer.has_turn_terms and len(self._turn_values) < len(self.turns):
+            self._turn_values.append(await scorer.score_turn(context, limit_s=limit_s))
+        breakdown, success = await scorer.score(context, self._turn_values, limit_s=limit_s)
         failure = None
         if breakdown.total is None:
             bad = [term for term in breakdown.terms.values() if term.status == "invalid"]

@@ -226,7 +226,7 @@ class Executor:
             return self._late(entry, call, started, context)
         limit = started + entry.timeout_s
         if limit < context.deadline:
-            context = ToolContext(context.task, context.resources, limit, context.seed)
+            context = _until(context, limit)
         try:
             output = tool.run(arguments, context)
         except ToolFailed as failure:
@@ -260,7 +260,7 @@ class Executor:
             if not has_place:
                 return self._late(entry, call, started, context)
         try:
-            within = ToolContext(context.task, context.resources, limit, context.seed)
+            within = _until(context, limit)
             arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
             if entry.tool.mode == "async":
                 output = await self._async(entry, arguments, within)
@@ -325,7 +325,7 @@ class Executor:
             text = _cut(text, self._max_chars)
         if isinstance(value, (str, bytes)) and len(value) > self._max_chars:
             value = text if isinstance(value, str) else None
-        return ToolResult(call.name, text, "ok", value, call.id, time.monotonic() - started)
+        return ToolResult(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
@@ -357,6 +357,10 @@ class Executor:
         else:
             entry.unlogged += 1
         return ToolResult(call.name, f"the tool {call.name} failed", "failed", None, call.id, ended - started)
+
+
+def _until(context: ToolContext, deadline: float) -> ToolContext:
+    return ToolContext(context.task, context.resources, deadline, context.seed, context.scope, context.shared)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["MalformedCall", "Message", "Observation", "ParsedAction", "Role", "ToolCall", "ToolResult"]
+__all__ = ["Image", "MalformedCall", "Message", "Observation", "ParsedAction", "Role", "ToolCall", "ToolResult"]
 
 Role = Literal["system", "user", "assistant", "tool"]
 Outcome = Literal["ok", "failed", "timeout", "unknown_tool", "bad_arguments", "malformed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that a tool gave: its media type (`image/png`) and its bytes as base64 text, ready for JSON."""
+
+    mime: str
+    base64: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class ToolResult:
     value: Any = None
     call_id: str | None = None
     seconds: float = 0.0
+    images: tuple[Image, ...] = ()
 
     @property
     def is_error(self) -> bool:
@@ -100,10 +109,16 @@ class Message:
     tool_calls: tuple[ToolCall | MalformedCall, ...] = ()
     name: str | None = None
     tool_call_id: str | None = None
+    images: tuple[Image, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The message as chat templates and OpenAI-compatible servers take it; absent fields are left out."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.images:
+            # The parts of the OpenAI chat format; the text comes first.
+            urls = [f"data:{image.mime};base64,{image.base64}" for image in self.images]
+            parts: list[dict[str, Any]] = [{"type": "text", "text": self.content}]
+            out["content"] = parts + [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         if self.tool_calls:
             out["tool_calls"] = [_call_as_dict(call) for call in self.tool_calls]
         if self.name is not None:

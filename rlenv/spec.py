@@ -164,6 +164,8 @@ class LimitsSpec(Spec):
     """Actions in a row with a malformed, unknown or ill-typed call."""
     episode_s: Annotated[Float, Field(gt=0)] = 300.0
     """Seconds of wall time, the policy's own included."""
+    reward_s: Annotated[Float, Field(gt=0)] = 60.0
+    """Seconds that measuring the reward may take once the episode has ended; a slower term is invalid."""
     response_tokens: Annotated[Int, Field(ge=1)] | None = None
     """Tokens after the prompt, observations included; a trainer may set a smaller one."""
 

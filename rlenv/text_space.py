@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from gymnasium.spaces import Space
@@ -39,7 +39,7 @@ class TextSpace(Space[str]):
         """True for a str within the length."""
         return isinstance(x, str) and len(x) <= self.max_length
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
         """Texts are JSON already."""
         return list(sample_n)
 

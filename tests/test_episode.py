@@ -305,3 +305,24 @@ def test_equal_seeds_and_actions_give_equal_trajectories_but_for_clocks(environm
     (first, one), (second, two) = run(environment, actions), run(environment, actions)
     assert [step.observation.text for step in first] == [step.observation.text for step in second]
     assert one.reward.total == two.reward.total
+
+
+def test_a_reward_that_hangs_is_invalid_once_its_time_is_over(make_environment: Any) -> None:
+    spec = """
+    rlenv: 1
+    name: toy
+    tasks: {train: {rows: [{question: q}]}}
+    prompt: {user: "{{ task.question }}"}
+    limits: {reward_s: 0.05}
+    rewards: {slow: {kind: rule, python: "tools.py:slow"}}
+    """
+    tools = """
+    import asyncio
+
+    async def slow(context):
+        await asyncio.Event().wait()
+    """
+    _, trajectory = run(make_environment(spec, tools=tools), ["done"])
+    assert trajectory.reward.total is None
+    assert trajectory.failure is not None
+    assert "slow" in trajectory.failure.message

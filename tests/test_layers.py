@@ -25,6 +25,7 @@ LAYERS: dict[str, int] = {
     "rlenv.expressions": 0,
     "rlenv.functions": 0,
     "rlenv._threads": 0,
+    "rlenv._hosted": 0,
     "rlenv._deadline": 0,
     "rlenv.spec": 1,
     "rlenv.faults": 1,

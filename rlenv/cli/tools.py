@@ -83,6 +83,6 @@ async def _run(args: argparse.Namespace, environment: Environment, call: ToolCal
         if episode.failure is not None:
             raise UsageError(episode.failure.message)
         deadline = time.monotonic() + environment.spec.limits.episode_s
-        context = ToolContext(episode.task, episode.resources, deadline)
+        context = ToolContext(episode.task, episode.resources, deadline, 0, episode.scope, environment.scope)
         (result,) = await environment.executor.run((call,), context)
         return result

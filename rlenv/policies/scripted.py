@@ -36,8 +36,8 @@ def random_value(schema: Mapping[str, Any], rng: random.Random, *, depth: int = 
         low = int(schema.get("minimum", -1000))
         return rng.randint(low, int(schema.get("maximum", max(low, 1000))))
     if kind == "number":
-        low = float(schema.get("minimum", -1000))
-        return round(rng.uniform(low, float(schema.get("maximum", max(low, 1000)))), 3)
+        least = float(schema.get("minimum", -1000))
+        return round(rng.uniform(least, float(schema.get("maximum", max(least, 1000)))), 3)
     if kind == "boolean":
         return rng.random() < 0.5
     if kind == "null":

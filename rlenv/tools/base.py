@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from rlenv._hosted import Scope
+from rlenv.messages import Image
 from rlenv.spec import ToolSpec
 
 __all__ = ["CompileContext", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
@@ -38,13 +40,17 @@ class ToolContext:
     """What one call may see.
 
     `resources` are the opened resources by name. `deadline` is on the clock of `time.monotonic()`; work that can be
-    interrupted stops by then. `seed` is derived from the episode's seed and is equal for equal calls.
+    interrupted stops by then. `seed` is derived from the episode's seed and is equal for equal calls. `scope()` keeps
+    what lives as long as the episode (a session, a sandbox), `shared()` what lives as long as the environment; both
+    are closed whatever happens.
     """
 
     task: Mapping[str, Any]
     resources: Mapping[str, Any]
     deadline: float
     seed: int = 0
+    scope: Callable[[], Scope] = Scope
+    shared: Callable[[], Scope] = Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class ToolOutput:
 
     text: str
     value: Any = None
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,105 @@
+"""Context managers that live in a task of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from rlenv._hosted import Hosted, Scope
+
+
+@asynccontextmanager
+async def grouped(log: list[str], name: str = "a") -> AsyncIterator[str]:
+    # A cancel scope of anyio refuses to be exited by another task than the one that entered it.
+    async with anyio.create_task_group():
+        log.append(f"open {name}")
+        try:
+            yield name
+        finally:
+            log.append(f"close {name}")
+
+
+@asynccontextmanager
+async def broken() -> AsyncIterator[str]:
+    raise OSError("no server")
+    yield ""
+
+
+@asynccontextmanager
+async def endless(log: list[str]) -> AsyncIterator[str]:
+    try:
+        await asyncio.Event().wait()
+        yield ""
+    finally:
+        log.append("taken down")
+
+
+def test_it_is_opened_and_closed_from_different_tasks() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        host = Hosted(grouped(log))
+        assert await asyncio.create_task(host.open()) == "a"
+        assert host.is_open
+        await asyncio.create_task(host.aclose())
+        await host.aclose()
+        assert not host.is_open
+
+    asyncio.run(main())
+    assert log == ["open a", "close a"]
+
+
+def test_what_entering_raises_reaches_the_one_who_opens() -> None:
+    async def main() -> None:
+        with pytest.raises(OSError, match="no server"):
+            await Hosted(broken()).open()
+
+    asyncio.run(main())
+
+
+def test_cancelling_the_opening_takes_it_down_again() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await Hosted(endless(log)).open()
+
+    asyncio.run(main())
+    assert log == ["taken down"]
+
+
+def test_a_scope_opens_once_for_all_who_ask_and_closes_in_reverse_order() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        scope = Scope()
+        first = await asyncio.gather(*(scope.get("a", lambda: grouped(log, "a")) for _ in range(5)))
+        assert first == ["a"] * 5
+        assert await scope.get("b", lambda: grouped(log, "b")) == "b"
+        await scope.aclose()
+        with pytest.raises(RuntimeError, match="closed"):
+            await scope.get("c", lambda: grouped(log, "c"))
+
+    asyncio.run(main())
+    assert log == ["open a", "open b", "close b", "close a"]
+
+
+def test_a_scope_tries_again_after_a_failure_and_after_a_discard() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        scope = Scope()
+        with pytest.raises(OSError, match="no server"):
+            await scope.get("a", broken)
+        assert await scope.get("a", lambda: grouped(log)) == "a"
+        await scope.discard("a")
+        assert await scope.get("a", lambda: grouped(log)) == "a"
+        await scope.aclose()
+
+    asyncio.run(main())
+    assert log == ["open a", "close a", "open a", "close a"]
