@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.checks.files import check_files
 from rlenv.checks.oracle import check_oracle
 from rlenv.checks.scores import check_rewards
 from rlenv.checks.sites import check_templates
@@ -19,6 +20,7 @@ __all__ = ["Report", "validate", "validate_loaded"]
 
 _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_templates,
+    check_files,
     check_surface,
     check_rewards,
     check_oracle,

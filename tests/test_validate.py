@@ -98,13 +98,6 @@ def test_an_override_with_a_fault_is_shown_as_the_option(write: Write) -> None:
     assert str(report.faults[0]).startswith("--set limits.turns: limits.turns: found 0;")
 
 
-def test_a_resource_of_scope_process_cannot_read_a_task(write: Write) -> None:
-    report = validate(
-        [write(HEAD + 'resources:\n  db: {kind: sqlite, path: "{{ task.db }}.sqlite", scope: process}\n')]
-    )
-    assert any("opened once" in fault.message and fault.hint == "set scope: episode" for fault in report.faults)
-
-
 def test_the_command_prints_places_and_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(GOLDEN / "bad_name.yaml")]) == 1
     printed = capsys.readouterr().out

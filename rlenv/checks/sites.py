@@ -58,7 +58,6 @@ def check_templates(subject: Subject) -> Iterator[Fault]:
     """Faults of all templates outside the oracle."""
     for site in _sites(subject):
         yield from check_site(subject, site)
-    yield from _process_scope(subject)
 
 
 def _sites(subject: Subject) -> Iterator[Site]:
@@ -217,18 +216,3 @@ def _shadowed(subject: Subject, site: Site, template: Template, split: Split) ->
         if re.search(rf"\b{re.escape(dotted)}\b(?!\()", site.source):
             message = f"'{dotted}' is a method of every mapping, not the column of split '{split.name}'"
             yield subject.document.fault(site.path, message, f"write task['{path[1]}']", find=dotted)
-
-
-def _process_scope(subject: Subject) -> Iterator[Fault]:
-    """A resource that is opened once for all episodes cannot read a task."""
-    for name, spec in subject.loaded.spec.resources.items():
-        if spec.scope != "process":
-            continue
-        for path, text in _texts(subject.document.get(("resources", name)), ("resources", name)):
-            try:
-                reads_task = "task" in compile_template(text).names
-            except TemplateError:
-                continue
-            if reads_task:
-                message = "a resource of scope 'process' is opened once, without a task"
-                yield subject.document.fault(path, message, "set scope: episode", find="task")

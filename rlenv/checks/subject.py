@@ -14,7 +14,7 @@ from rlenv.errors import Fault, RlenvError, SpecError
 from rlenv.loader import LoadedSpec
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
-from rlenv.source import SourceDocument
+from rlenv.source import SourceDocument, nearest
 from rlenv.spec import Spec
 from rlenv.tasks import load_tasks
 from rlenv.tools.base import CompileContext, Tool
@@ -160,9 +160,29 @@ def _entry_fault(document: SourceDocument, path: str, text: str) -> Fault:
     message, hint = split_message(text)
     if match is not None and document.has(f"{path}.{match[1]}"):
         message, hint = split_message(match[2])
-        return document.fault(f"{path}.{match[1]}", message, hint)
+        place = f"{path}.{match[1]}"
+        return document.fault(place, message, hint or _fix(document, place))
     for key in ("function", "python", "path", "corpus", "resource", "pattern"):
         value = document.get(f"{path}.{key}")
-        if isinstance(value, str) and value and any(f"'{name}'" in text for name in _named_by(value)):
-            return document.fault(f"{path}.{key}", message, hint)
+        if isinstance(value, str) and value and any(name and name in text for name in _named_by(value)):
+            place = f"{path}.{key}"
+            return document.fault(place, message, hint or _fix(document, place))
     return document.fault(path, message, hint, at="key")
+
+
+def _fix(document: SourceDocument, place: str) -> str:
+    """A fix for a factory's message that offers none: the nearest resource or file."""
+    value = document.get(place)
+    if not isinstance(value, str):
+        return ""
+    if place.rpartition(".")[2] in ("resource", "inject"):
+        known = list(document.get("resources") or ())
+        close = nearest(value, known)
+        return f"did you mean '{close}'?" if close else f"resources: {', '.join(known) or 'none'}"
+    if "{{" in value:
+        return "set scope: episode" if document.get(f"{place.rpartition('.')[0]}.scope") == "process" else ""
+    file = document.base_of(place) / value.partition(":")[0]
+    if file.exists() or not file.parent.is_dir():
+        return "check the file's content" if file.exists() else "paths are relative to the file that names them"
+    close = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
+    return f"did you mean '{value.replace(file.name, close)}'?" if close else "name a file that is there"

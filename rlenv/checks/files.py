@@ -1,0 +1,76 @@
+"""Files that resources name: they are there for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlenv.checks.subject import Subject
+from rlenv.errors import Fault
+from rlenv.source import nearest
+from rlenv.templates import Template, TemplateError, compile_template
+
+__all__ = ["check_files"]
+
+_KEYS = ("path", "init")
+_SQLITE_MAGIC = b"SQLite format 3\x00"  # https://www.sqlite.org/fileformat2.html, section 1.2.1
+
+
+def check_files(subject: Subject) -> Iterator[Fault]:
+    """Faults of the files under `resources`: the first that is missing for each key."""
+    for name, spec in subject.loaded.spec.resources.items():
+        if name not in subject.resources:
+            continue  # it does not compile, which is reported
+        for key in _KEYS:
+            value = getattr(spec, key, None)
+            if isinstance(value, str):
+                yield from _file(subject, f"resources.{name}.{key}", value, is_database=spec.kind == "sqlite")
+
+
+def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iterator[Fault]:
+    try:
+        template = compile_template(value)
+    except TemplateError:
+        return  # reported with the templates
+    base = subject.loaded.base_of(path)
+    for written, where in _written(subject, template):
+        file = base / written
+        if not file.is_file():
+            message = f"there is no file '{written}'{where}"
+            yield subject.document.fault(path, message, _near(file, written))
+            return
+        if is_database and path.endswith(".path") and not _is_database(file):
+            message = f"'{written}' is no SQLite database{where}"
+            yield subject.document.fault(path, message, "name a database; for a file of SQL statements use 'init'")
+            return
+
+
+def _written(subject: Subject, template: Template) -> Iterable[tuple[str, str]]:
+    """Each path that some row gives, with the first row that gives it."""
+    constants: Mapping[str, Any] = subject.loaded.spec.vars
+    found: dict[str, str] = {}
+    try:
+        if "task" not in template.names:
+            return [(template.text(vars=constants), "")]
+        for split in subject.splits.values():
+            for index, row in enumerate(split.rows):
+                written = template.text(task=row, vars=constants)
+                found.setdefault(written, f" (row {index + 1} of split '{split.name}')")
+    except TemplateError:
+        return []  # reported with the templates
+    return found.items()
+
+
+def _is_database(file: Path) -> bool:
+    with file.open("rb") as opened:
+        start = opened.read(len(_SQLITE_MAGIC))
+    return start in (_SQLITE_MAGIC, b"")
+
+
+def _near(file: Path, written: str) -> str:
+    if file.parent.is_dir():
+        close = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
+        if close:
+            return f"did you mean '{written.removesuffix(file.name)}{close}'?"
+    return "paths are relative to the file that names them"
