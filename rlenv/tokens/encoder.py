@@ -201,13 +201,25 @@ class TokenEncoder:
                 return Program(())
         return program
 
-    def layout(self, messages: Sequence[Message]) -> Layout:
-        """How the template treats these messages behind an assistant's turn.
+    def require(self, roles: Sequence[str], *, after_thinking: bool = False) -> None:
+        """Passes where messages of `roles` can answer an assistant's turn with exact ids; to be called at binding.
+
+        Args:
+            roles: such as `["tool"]`, or `["user"]` where an environment answers in words.
+            after_thinking: whether the policy may have written thinking before.
 
         Raises:
-            UnsupportedTemplate: exact ids cannot be promised for messages of these roles.
+            UnsupportedTemplate: the message names the template and the place.
         """
-        return self._program(tuple(message.role for message in messages))[0]
+        layout = self._program(tuple(roles))[0]
+        fault = layout.rewrites
+        if not fault and after_thinking and layout.drops_thinking:
+            fault = "it drops the thinking of earlier turns once these messages follow"
+        if fault and self.history == "refuse":
+            raise UnsupportedTemplate(
+                f"chat template {self.template.name} rewrites what was sampled before a message of {', '.join(roles)}: "
+                f'{fault}; start a new trajectory there, or go on with the sampled ids by history="keep"'
+            )
 
     def encode_messages(self, messages: Sequence[Message]) -> array[int]:
         """The ids between an assistant's stop mark and the next sampled token, for messages that answer a turn.

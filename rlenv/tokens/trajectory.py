@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from rlenv.errors import UnsupportedTemplate, UsageError
+from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation
 from rlenv.tokens.cut import CHARS_A_TOKEN, Keep, token_cut
 
@@ -181,18 +181,7 @@ class TokenTrajectory:
             raise UsageError("the observation has no messages; expected those that answer the turn")
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
             raise UsageError("no sampled turn stands before this observation; call add_sampled first")
-        layout = self._encoder.layout(observation.messages)
-        if self._encoder.history == "keep":
-            return observation.messages
-        fault = layout.rewrites
-        if not fault and self._is_thinking and layout.drops_thinking:
-            fault = "it drops the thinking of earlier turns once these messages follow"
-        if fault:
-            roles = ", ".join(message.role for message in observation.messages)
-            raise UnsupportedTemplate(
-                f"chat template {self._encoder.template.name} rewrites what was sampled before a message of {roles}: "
-                f'{fault}; start a new trajectory there, or go on with the sampled ids by history="keep"'
-            )
+        self._encoder.require([m.role for m in observation.messages], after_thinking=self._is_thinking)
         return observation.messages
 
     def _encode(self, messages: Sequence[Message], limit: int | None) -> array[int]:

@@ -103,7 +103,7 @@ def test_a_template_that_cannot_be_exact_is_refused_when_it_is_bound(change: tup
     assert change[0] in CHAT_TEMPLATE
     source = CHAT_TEMPLATE.replace(*change)
     with pytest.raises(UnsupportedTemplate, match=said) as caught:
-        TokenEncoder(small_tokenizer(), chat_template=source).layout([Message("tool", "R")])
+        TokenEncoder(small_tokenizer(), chat_template=source).require(["tool"])
     assert str(caught.value).startswith("chat template of this tokenizer")
 
 

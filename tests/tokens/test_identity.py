@@ -12,6 +12,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from tokenizers import Tokenizer
 from tests.tokens import real
 
 CONTENTS = (
@@ -150,6 +151,20 @@ def test_a_template_that_rewrites_turns_is_refused_by_place() -> None:
     trajectory.add_sampled(bound.encode_text("hello<|im_end|>"))
     with pytest.raises(UnsupportedTemplate, match=r"before a message of user: after turn 1 it writes"):
         trajectory.add_observation(Observation((Message("user", "next"),)))
+
+
+def test_what_an_environment_needs_is_checked_when_it_is_bound() -> None:
+    bound = encoder("qwen3")
+    bound.require(["tool", "tool"], after_thinking=True)
+    bound.require(["user"])
+    with pytest.raises(UnsupportedTemplate, match="drops the thinking"):
+        bound.require(["user"], after_thinking=True)
+    tokenizer = Tokenizer.from_str(real.qwen("qwen3").to_str())
+    tokenizer.add_special_tokens(["<｜end▁of▁sentence｜>"])
+    for family in ("tool_chat_template_deepseekv3", "tool_chat_template_granite_20b_fc", "tool_chat_template_hermes"):
+        values = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+        with pytest.raises(UnsupportedTemplate, match="rewrites what was sampled before a message of tool"):
+            TokenEncoder(tokenizer, chat_template=real.template(family), template_kwargs=values).require(["tool"])
 
 
 def test_structured_calls_are_rendered_as_the_dialect_writes_them() -> None:
