@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv.checks.files import check_files
+from rlenv.checks.gold import check_gold
 from rlenv.checks.oracle import check_oracle
 from rlenv.checks.scores import check_rewards
 from rlenv.checks.sites import check_templates
@@ -87,6 +88,9 @@ def validate_loaded(loaded: LoadedSpec) -> Report:
     faults = list(subject.faults)
     for check in _CHECKS:
         faults.extend(check(subject))
+    # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
+    if not faults:
+        faults.extend(check_gold(subject))
     if not faults:
         faults.extend(_compiled_whole(loaded))
     return Report(1, tuple(in_order(faults, loaded.document)), tuple(subject.not_checked))
