@@ -7,12 +7,12 @@ import unicodedata
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from tokenizers import Tokenizer
 from tests.tokens import real
 
 CONTENTS = (
