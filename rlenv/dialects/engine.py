@@ -88,62 +88,60 @@ class TextDialect:
         next_call, next_open, next_close = find(call_open, at), find(think_open, at), find(think_close, at)
         if next_call < 0 and next_open < 0 and next_close < 0 and not at:
             return ParsedAction(text.strip())
+        length = len(text)
         last_end = -1  # the closing marker found last: found once, it serves every opening marker before it
         may_be_inside = self._thinking_open is None
-        while True:
-            # Each position is looked up again only once it lies behind, so that no marker is searched for twice.
+        while at < length:
+            # Each marker is looked up again only once it lies behind, so that no text is searched for it twice.
             if 0 <= next_open < at:
                 next_open = find(think_open, at)
-            if may_be_inside and 0 <= next_close < at:
+            if 0 <= next_close < at and may_be_inside:
                 next_close = find(think_close, at)
             if 0 <= next_call < at:
                 next_call = find(call_open, at)
-            if (
-                may_be_inside
-                and next_close >= 0
-                and (next_open < 0 or next_close < next_open)
-                and (next_call < 0 or next_close < next_call)
-            ):
-                # A block is closed that this message has not opened: all so far was thinking.
-                thinking, content, calls = [text[:next_close]], [], []
-                at = next_close + len(think_close)
-                may_be_inside = False
-            elif next_open >= 0 and (next_call < 0 or next_open < next_call):
-                content.append(text[at:next_open])
-                start = next_open + len(think_open)
-                end = find(think_close, start)
-                may_be_inside = False
-                if end < 0:
-                    thinking.append(text[start:])
-                    at, is_cut = len(text), True
+            horizon = next_open if next_open >= 0 else length
+            closes = may_be_inside and 0 <= next_close < horizon
+            if closes:
+                horizon = next_close
+            if not 0 <= next_call < horizon:
+                if horizon == length:
                     break
-                thinking.append(text[start:end])
-                at = end + len(think_close)
-            elif next_call >= 0:
+                if closes:
+                    # A block is closed that this message has not opened: all so far was thinking.
+                    thinking, content, calls = [text[:next_close]], [], []
+                    at = next_close + len(think_close)
+                else:
+                    content.append(text[at:next_open])
+                    start = next_open + len(think_open)
+                    end = find(think_close, start)
+                    is_cut = end < 0
+                    thinking.append(text[start:] if is_cut else text[start:end])
+                    at = length if is_cut else end + len(think_close)
+                may_be_inside = False
+                continue
+            while 0 <= next_call < horizon:
                 content.append(text[at:next_call])
                 if last_end < next_call:
                     last_end = find(call_close, next_call)
                     if last_end < 0:
-                        last_end = len(text)
+                        last_end = length
                 read = body_of(text[next_call + len(call_open) : last_end])
-                if type(read) is tuple and last_end < len(text):
+                if type(read) is tuple and last_end < length:
                     at = last_end + len(call_close)
                     calls.append(ToolCall(read[0], read[1], None, next_call, at))
+                    next_call = find(call_open, at)
                     continue
-                call, at = self._read(text, next_call, last_end, read)
-                end = at if at >= 0 else len(text)
-                if may_be_inside and type(call) is MalformedCall and next_call < next_close < end:
+                call, end = self._read(text, next_call, last_end, read)
+                at = end if end >= 0 else length
+                if closes and type(call) is MalformedCall and at > next_close:
                     # Not a call but the mention of one, in thinking that ends here.
                     thinking, content, calls = [text[:next_close]], [], []
                     at = next_close + len(think_close)
                     may_be_inside = False
-                    continue
-                calls.append(call)
-                if at < 0:
-                    at, is_cut = end, True
                     break
-            else:
-                break
+                calls.append(call)
+                is_cut = end < 0
+                next_call = find(call_open, at)
         content.append(text[at:])
         return ParsedAction("".join(content).strip(), "\n".join(thinking).strip(), tuple(calls), is_cut)
 
