@@ -50,7 +50,9 @@ def test_agent_loop_is_built_and_run_as_the_adapter_expects(verl: Any) -> None:
         what="AgentLoopBase.__init__",
         used_by="agent_loop.py",
     )
-    expect(parameters(AgentLoopBase.run), {"sampling_params", "kwargs"}, what="AgentLoopBase.run", used_by="agent_loop.py")
+    expect(
+        parameters(AgentLoopBase.run), {"sampling_params", "kwargs"}, what="AgentLoopBase.run", used_by="agent_loop.py"
+    )
     assert inspect.iscoroutinefunction(AgentLoopBase.run)
 
 

@@ -33,8 +33,8 @@ class Flaw(Enum):
 
     NONE = "none"
     DRILL = "drill"
-    """Calls with random numbers: real results of every length, to practise reading them. Only what follows the first
-    result is trained, since the call does not fit the question."""
+    """Calls with other numbers: real results without end, to practise reading them. Only what follows the first result
+    is trained, since the call does not fit the question."""
     GUESS = "guess"
     WRONG_TOOL = "wrong_tool"
     WRONG_ARGUMENT = "wrong_argument"
@@ -115,7 +115,7 @@ async def make_lesson(
     elif flaw is Flaw.WRONG_ARGUMENT:
         edited = [_edit_call(call, lambda value: _other_operator(value, rng)) for call in calls]
     elif flaw is Flaw.DRILL:
-        edited = [_edit_call(call, lambda value: _NUMBER.sub(lambda _: _any_number(rng), value)) for call in calls]
+        edited = [_edit_call(call, lambda value: _random_digits(value, rng)) for call in calls]
 
     prompt: tuple[Message, ...]
     turns: list[tuple[str, Observation | None]] = []
@@ -146,11 +146,6 @@ async def make_lesson(
 def _random_digits(text: str, rng: random.Random) -> str:
     """`text` with every number replaced by a random one of as many digits, without a leading zero."""
     return _NUMBER.sub(lambda match: _number(rng, len(match.group())), text)
-
-
-def _any_number(rng: random.Random) -> str:
-    # One to three digits: products and sums then have one to six, most lengths about as often as the others.
-    return _number(rng, rng.choice((1, 2, 2, 2, 3)))
 
 
 def _number(rng: random.Random, digits: int) -> str:

@@ -30,8 +30,8 @@ class WarmupSettings:
     """How much the warm start sees. `golds` oracle episodes are played; `clean` and `mixed` lessons are drawn from
     them; `drill_share` of the clean ones are drills."""
 
-    steps: int = 400
-    clean_share: float = 0.5
+    steps: int = 460
+    clean_share: float = 0.65
     drill_share: float = 0.5
     golds: int = 1500
     clean: int = 3000
@@ -134,26 +134,36 @@ async def _collect(
         await gold_of(environment, oracle, task=task, split=split, seed=0)
         for task in rng.sample(range(rows), min(rows, settings.golds))
     ]
-    groups = _by_answer_length(golds)
     flaws, shares = list(MIXTURE), list(MIXTURE.values())
 
     async def lesson(gold: Gold, flaw: Flaw) -> Lesson:
         return await make_lesson(environment, gold, flaw, split=split, rng=rng, other=rng.choice(golds))
 
-    clean = [
-        # Lengths of answers are drawn evenly: a length that few tasks have would hardly be practised otherwise.
-        await lesson(rng.choice(rng.choice(groups)), Flaw.DRILL if rng.random() < settings.drill_share else Flaw.NONE)
-        for _ in range(settings.clean)
-    ]
+    drills = [await lesson(rng.choice(golds), Flaw.DRILL) for _ in range(settings.clean)]
+    gold_lessons = [await lesson(gold, Flaw.NONE) for gold in golds]
+    drilled, shown = _ByLength(drills), _ByLength(gold_lessons)
+    clean = [(drilled if rng.random() < settings.drill_share else shown).draw(rng) for _ in range(settings.clean)]
     mixed = [await lesson(rng.choice(golds), rng.choices(flaws, shares)[0]) for _ in range(settings.mixed)]
     return clean, mixed
 
 
-def _by_answer_length(golds: Sequence[Gold]) -> list[list[Gold]]:
-    groups: dict[int, list[Gold]] = {}
-    for gold in golds:
-        groups.setdefault(len(gold.actions[-1]), []).append(gold)
-    return [groups[length] for length in sorted(groups)]
+class _ByLength:
+    """Draws lessons so that every length of the final action is as likely as any other.
+
+    A length that few tasks have would hardly be practised otherwise: one in six products of two-digit numbers has
+    three digits, and policies that had seen them in that proportion miscopied every third of them.
+    """
+
+    def __init__(self, lessons: Sequence[Lesson]) -> None:
+        groups: dict[int, list[Lesson]] = {}
+        for lesson in lessons:
+            groups.setdefault(len(lesson.turns[-1][0]), []).append(lesson)
+        # A rare length is not repeated without end: it gets at most three times its own share.
+        self.groups = [groups[length] for length in sorted(groups)]
+        self.weights = [min(1 / len(groups), 3 * len(group) / len(lessons)) for group in self.groups]
+
+    def draw(self, rng: random.Random) -> Lesson:
+        return rng.choice(rng.choices(self.groups, self.weights)[0])
 
 
 def _conversation(lesson: Lesson) -> list[dict[str, Any]]:

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from rlenv import record
+from tests.trainers.conftest import quiet
+
+CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6*7"}}\n</tool_call>'
+SPEC = """
+rlenv: 1
+name: toy
+tasks:
+  train:
+    rows: [{question: "What is 6 * 7?", answer: 42}]
+prompt:
+  user: "{{ task.question }}"
+tools:
+  calculate: {kind: calculator}
+limits: {turns: 3}
+rewards:
+  correct: {kind: rule, rule: numeric_match}
+"""
+BROKEN = SPEC + '  broken: {kind: rule, python: "broken.py:score", required: true}\n'
+
+
+class Server:
+    """Stands in for veRL's client of the rollout servers: says what the test scripted."""
+
+    def __init__(self, tokenizer: Any, actions: Sequence[str | Exception], *, stop_reason: str = "completed") -> None:
+        self.tokenizer, self.actions, self.stop_reason = tokenizer, list(actions), stop_reason
+        self.requests: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        self.requests.append({"prompt_ids": prompt_ids, **sampling_params})
+        action = self.actions.pop(0)
+        if isinstance(action, Exception):
+            raise action
+        ids = [*self.tokenizer(action, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        ids = ids[: sampling_params["max_tokens"]]
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=[-0.5] * len(ids),
+            stop_reason=self.stop_reason,
+            extra_fields={"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4},
+        )
+
+
+@pytest.fixture
+def tokenizer(tiny_folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(tiny_folder)
+
+
+def run(
+    verl: Any,
+    tmp_path: Path,
+    tokenizer: Any,
+    actions: Sequence[str | Exception],
+    *,
+    spec: str = SPEC,
+    response: int = 96,
+    prompt: int = 512,
+    validation: bool = False,
+    greedy: bool = False,
+    **server: Any,
+) -> tuple[Any, Server]:
+    """One sample through the loop, built as veRL builds it."""
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from rlenv_verl.agent_loop import RlenvAgentLoop
+
+    (tmp_path / "spec.yaml").write_text(spec, encoding="utf-8")
+    rollout = {"response_length": response, "prompt_length": prompt, "calculate_log_probs": True}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    fake = Server(tokenizer, actions, **server)
+
+    async def sample() -> Any:
+        with quiet():
+            loop = RlenvAgentLoop(
+                trainer_config=DictConfigWrap(config),
+                server_manager=fake,
+                tokenizer=tokenizer,
+                processor=None,
+                dataset_cls=RLHFDataset,
+                data_config=DictConfigWrap(config.data),
+                hf_model_type="qwen3",
+                tools=ToolListWrap([]),
+                spec=str(tmp_path / "spec.yaml"),
+                record_dir=str(tmp_path / "records"),
+                turn_tokens=40,
+            )
+        where = {"index": 0, "split": "train", "task": 0, "greedy": greedy, "is_validation": validation}
+        return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=5, raw_prompt=[])
+
+    return asyncio.run(sample()), fake
+
+
+def check_alignment(output: Any) -> None:
+    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs) >= 1
+    assert all(math.isfinite(value) for value in output.response_logprobs)
+
+
+def test_an_episode_comes_back_token_by_token(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    output, server = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
+    check_alignment(output)
+    assert output.reward_score == 1.0
+    info = output.extra_fields["reward_extra_info"]
+    assert (info["success"], info["invalid"], info["turns"], info["calls"]) == (1.0, 0.0, 2.0, 1.0)
+    # What the policy was shown the second time is exactly what it is trained on.
+    second = server.requests[1]["prompt_ids"]
+    assert output.prompt_ids + output.response_ids[: len(second) - len(output.prompt_ids)] == second
+    written = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
+    assert tokenizer.decode(written) == CALL + "<|im_end|>" + "<answer>42</answer>" + "<|im_end|>"
+    assert output.extra_fields["min_global_steps"] == output.extra_fields["max_global_steps"] == 4
+
+
+def test_the_whole_conversation_is_the_templates_own(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    from rlenv.environment import load
+
+    output, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
+    tools = [dict(schema) for schema in load(tmp_path / "spec.yaml").tool_schemas]
+    conversation = [
+        {"role": "user", "content": "What is 6 * 7?"},
+        {"role": "assistant", "content": CALL},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "<answer>42</answer>"},
+    ]
+    text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False)
+    assert tokenizer.decode(output.prompt_ids + output.response_ids) == text.removesuffix("\n")
+
+
+def test_validation_rows_may_ask_for_greedy_and_are_recorded(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    _, server = run(verl, tmp_path, tokenizer, ["<answer>41</answer>"], validation=True, greedy=True)
+    assert server.requests[0]["temperature"] == 0.0
+    (file,) = (tmp_path / "records").glob("step-00005-greedy.*.jsonl")
+    (trajectory,) = record.read(file)
+    assert trajectory.success is False
+
+
+def test_training_rows_keep_their_sampling_and_leave_no_files(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    _, server = run(verl, tmp_path, tokenizer, ["<answer>41</answer>"])
+    assert server.requests[0]["temperature"] == 1.0
+    assert not (tmp_path / "records").exists()
+
+
+def test_an_observation_that_does_not_fit_is_left_out_whole(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    full, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
+    first = full.response_mask.index(0)
+    output, server = run(verl, tmp_path, tokenizer, [CALL], response=first + 3)
+    check_alignment(output)
+    assert output.response_ids == full.response_ids[:first]
+    assert set(output.response_mask) == {1}
+    assert output.extra_fields["reward_extra_info"]["truncated"] == 1.0
+    assert len(server.requests) == 1
+
+
+def test_actions_never_exceed_what_is_left(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    output, server = run(verl, tmp_path, tokenizer, ["word " * 200] * 3, response=17)
+    assert server.requests[0]["max_tokens"] == 17
+    assert len(output.response_ids) <= 17
+
+
+@pytest.mark.parametrize("fault", ["reward", "tool", "prompt_tokens", "aborted"])
+def test_a_fault_of_the_environment_is_a_masked_sample(verl: Any, tmp_path: Path, tokenizer: Any, fault: str) -> None:
+    good, _ = run(verl, tmp_path, tokenizer, ["<answer>42</answer>"])
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    options: dict[str, Any] = {}
+    if fault == "reward":
+        (bad / "broken.py").write_text("def score(context):\n    raise RuntimeError('no')\n")
+        options["spec"] = BROKEN
+    elif fault == "tool":
+        options["spec"] = SPEC.replace("name: toy", "name: toy\nresources:\n  db: {kind: sqlite, path: missing.sqlite}")
+    elif fault == "prompt_tokens":
+        options["prompt"] = 3
+    else:
+        options["stop_reason"] = "aborted"
+    output, _ = run(verl, bad, tokenizer, ["<answer>42</answer>"], **options)
+    check_alignment(output)
+    assert not any(output.response_mask)
+    assert output.reward_score == 0.0
+    info = output.extra_fields["reward_extra_info"]
+    assert info["invalid"] == 1.0
+    assert info["success"] is None
+    assert set(info) - {"term_broken"} == set(good.extra_fields["reward_extra_info"])
+    assert isinstance(output.extra_fields["min_global_steps"], int)
+    (file,) = (bad / "records").glob("failures.*.jsonl")
+    entry = json.loads(file.read_text())
+    assert entry["task"] == 0
+    assert entry["reason"]
+    # What veRL does with every output of a batch.
+    assert output.as_dict()["rm_scores"].sum() == 0.0
+
+
+def test_a_fault_of_the_rollout_server_is_raised(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(ConnectionError, match="server is gone"):
+        run(verl, tmp_path, tokenizer, [ConnectionError("server is gone")])
+
+
+def test_a_group_shares_its_seed_and_steps_differ() -> None:
+    with quiet():
+        from rlenv_verl.agent_loop import _seed
+
+    assert _seed(0, 5, "train", 3) == _seed(0, 5, "train", 3)
+    assert len({_seed(run, step, "train", 3) for run in range(3) for step in range(9)}) == 27
