@@ -12,6 +12,7 @@ from rlenv.messages import ToolCall
 
 OK = '{"name": "add", "arguments": {"a": 1}}'
 PIECES = (
+    *(f"<tool_call>{OK}</tool_call>",) * 4,
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "<|im_end|>", OK, OK[:-1], OK[1:]),
     *(
         '"',
