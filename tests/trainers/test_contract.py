@@ -1,4 +1,4 @@
-"""What the adapter stands on in veRL: a release that changes one of these fails here first, and says what to look at."""
+"""What the adapter stands on in veRL: a release that changes it fails here first, and says what to look at."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""Metrics, curves, presets and data sets: what stands around a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rlenv.environment import load
+from rlenv.errors import UsageError
+from rlenv_verl.datasets import training_rows, validation_rows
+from rlenv_verl.metrics import MetricsFile, figures_of, merged
+from rlenv_verl.preset import compose, flatten, load_preset, override
+from rlenv_verl.report import plot_png, plot_text, series
+
+SOURCES = {"greedy": "toy/test/greedy"}
+
+
+def line(step: int, **values: float) -> bytes:
+    return (
+        orjson.dumps({"step": step, "data": {key.replace("__", "/"): value for key, value in values.items()}}) + b"\n"
+    )
+
+
+def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    log = MetricsFile(tmp_path / "metrics.jsonl", SOURCES)
+    assert list(log.new()) == []
+    first, second = line(0), line(1, critic__score__mean=0.5)
+    log.path.write_bytes(first + second[:10])
+    assert [entry.step for entry in log.new()] == [0]
+    assert list(log.new()) == []
+    with log.path.open("ab") as file:
+        file.write(second[10:])
+    (entry,) = log.new()
+    assert (entry.step, entry.reward) == (1, 0.5)
+
+
+def test_success_and_failures_of_validation_are_read() -> None:
+    values = {"val-aux/toy/test/greedy/success/mean@1": 0.75, "val-aux/toy/test/greedy/invalid/mean@1": 0.1}
+    entry = figures_of(5, values, sources=SOURCES)
+    assert entry.success == {"greedy": 0.75}
+    assert entry.invalid == 0.1
+    assert entry.reward is None
+
+
+def test_a_step_that_is_logged_twice_counts_once() -> None:
+    steps = [figures_of(1, {"critic/score/mean": reward}, sources={}) for reward in (0.1, 0.2)]
+    assert [entry.reward for entry in merged(steps)] == [0.2]
+
+
+def test_curves_are_drawn_as_text_and_png(tmp_path: Path) -> None:
+    steps = [
+        figures_of(
+            step, {"critic/score/mean": step / 10, "val-aux/toy/test/greedy/success/mean@1": 0.5}, sources=SOURCES
+        )
+        for step in range(11)
+    ]
+    curves = series(steps)
+    text = plot_text(curves, width=40)
+    assert "g  held-out success, greedy" in text
+    assert max(len(row) for row in text.splitlines()) <= 60
+    plot_png(curves, tmp_path / "curve.png", title="toy")
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_nothing_to_draw_is_an_empty_text() -> None:
+    assert plot_text({}) == ""
+
+
+def test_rows_name_their_task_and_nothing_else() -> None:
+    environment = load("arithmetic")
+    rows = training_rows(environment, "train")
+    assert len(rows) == len(environment.tasks("train"))
+    assert rows[7]["extra_info"]["task"] == 7
+    assert "answer" not in str(rows[7])
+    held_out = validation_rows(environment, "test", tasks=3, modes=("greedy", "sampled"))
+    assert [row["extra_info"]["greedy"] for row in held_out] == [True] * 3 + [False] * 3
+    assert all(row["extra_info"]["is_validation"] for row in held_out)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "a.b=true"),
+        (None, "a.b=null"),
+        (5e-4, "a.b=0.0005"),
+        (["x", 1], "a.b=[x,1]"),
+        ("/a path/it's", r"a.b='/a path/it\'s'"),
+        ("pkg://m", "a.b='pkg://m'"),
+        ("1e3", "a.b='1e3'"),
+        ("", "a.b=''"),
+    ],
+)
+def test_overrides_are_quoted_as_hydra_reads_them(value: object, text: str) -> None:
+    assert override("a.b", value) == text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", ["/a path/it's", "x=y, z", "true", "12:30", "back\\slash", "{ray_dir}"])
+def test_an_override_reaches_the_configuration_unchanged(value: str) -> None:
+    config = compose([override("trainer.experiment_name", value)])
+    assert config["trainer"]["experiment_name"] == value
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_unknown_key_is_an_error_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="test_frequency"):
+        compose(["trainer.test_frequency=3"])
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match="cpu, gpu"):
+        load_preset("tpu")
+
+
+def test_nested_keys_are_joined_and_lists_are_values() -> None:
+    assert list(flatten({"a": {"b": 1, "c": {"d": [2]}}})) == [("a.b", 1), ("a.c.d", [2])]
