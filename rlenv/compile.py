@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from rlenv import dialects, registry
 from rlenv.dialects.base import Dialect
-from rlenv.errors import Fault, RlenvError, SpecError, UsageError
+from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.scoring import Scorer
+from rlenv.secrets import redact
 from rlenv.spec import EnvSpec
 from rlenv.templates import Template, compile_template
 from rlenv.tools.base import CompileContext, Tool
 
 if TYPE_CHECKING:
     from rlenv.loader import LoadedSpec
+    from rlenv.source import SourceDocument
 
-__all__ = ["Parts", "compile_parts"]
+__all__ = ["Parts", "compile_parts", "missing_variable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,10 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         except (UsageError, RlenvError) as error:
             if isinstance(error, SpecError):
                 faults.extend(error.faults)
+            elif isinstance(error, MissingVariable):
+                faults.append(missing_variable(loaded.document, path, error))
             else:
-                faults.append(loaded.document.fault(path, str(error)))
+                faults.append(loaded.document.fault(path, redact(str(error))))
             return None
 
     def bases(path: str, entry: Any) -> dict[str, Path]:
@@ -102,3 +106,20 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     if faults:
         raise SpecError(faults)
     return Parts(spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation)
+
+
+def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:
+    """The fault of a variable that is not set, at the first text under `path` that names it."""
+    wanted = f"${{env:{error.name}}}"
+    message, _, hint = str(error).partition("; ")
+
+    def search(value: Any, at: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
+        if isinstance(value, str):
+            return at if wanted in value else None
+        items: Any = (
+            value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        )
+        return next((found for key, item in items if (found := search(item, (*at, key))) is not None), None)
+
+    place = search(document.get(path), tuple(path.split(".")))
+    return document.fault(place if place is not None else path, message, hint, find=wanted)

@@ -19,6 +19,7 @@ from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.observe import Cut, cut_chars, shower
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
+from rlenv.secrets import redact
 from rlenv.spec import EnvSpec
 from rlenv.tasks import load_tasks
 
@@ -132,10 +133,10 @@ class Environment:
     def prompt(self, task: Mapping[str, Any], resources: Mapping[str, Any]) -> tuple[Message, ...]:
         """The first messages of an episode."""
         values = {"task": task, "resources": resources, "vars": self.spec.vars}
-        user = Message("user", self.parts.user.text(**values))
+        user = Message("user", redact(self.parts.user.text(**values)))
         if self.parts.system is None:
             return (user,)
-        return (Message("system", self.parts.system.text(**values)), user)
+        return (Message("system", redact(self.parts.system.text(**values))), user)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """The prompt as a policy of raw text sees it."""

@@ -3,7 +3,8 @@
 RlenvError
 ├── SpecError              the author's: a spec that cannot be compiled; carries every fault with its place
 ├── UsageError             the caller's: an API used out of order or with arguments that do not fit
-│   └── MissingExtra       an optional part is not installed; names the extra
+│   ├── MissingExtra       an optional part is not installed; names the extra
+│   └── MissingVariable    an environment variable that a spec names is not set
 ├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
 ├── ToolFailed             the tool's: the model sees its text, the episode goes on
 └── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
@@ -24,6 +25,7 @@ __all__ = [
     "EpisodeError",
     "Fault",
     "MissingExtra",
+    "MissingVariable",
     "PolicyError",
     "ResourceError",
     "RewardError",
@@ -95,6 +97,14 @@ class MissingExtra(UsageError):
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
         super().__init__(f"{feature} needs an optional part of rlenv; install it with: pip install 'rlenv[{extra}]'")
+
+
+class MissingVariable(UsageError):
+    """A spec names an environment variable that is not set; `name` is the variable's."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        self.name = name
+        super().__init__(message)
 
 
 class UnsupportedTemplate(RlenvError):

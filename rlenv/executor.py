@@ -7,7 +7,6 @@ are bounded by their own time limit, by the episode's deadline and by how many m
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -21,12 +20,13 @@ from rlenv._deadline import Expired, drive
 from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.secrets import logger, redact, redact_value
 from rlenv.spec import CallsSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
 __all__ = ["Executor"]
 
-_log = logging.getLogger("rlenv.tools")
+_log = logger("rlenv.tools")
 _LOG_EVERY_S = 1.0
 _MAX_ERROR_CHARS = 2_000
 
@@ -320,7 +320,7 @@ class Executor:
         if type(output) is not ToolOutput:
             error = TypeError(f"a tool's run returned a {type(output).__name__}, not a ToolOutput")
             return self._broken(entry, call, error, started)
-        text, value = output.text, output.value
+        text, value = redact(output.text), redact_value(output.value)
         if len(text) > self._max_chars:
             text = _cut(text, self._max_chars)
         if isinstance(value, (str, bytes)) and len(value) > self._max_chars:
@@ -329,7 +329,7 @@ class Executor:
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
-        text = _cut(failure.text, _MAX_ERROR_CHARS)
+        text = _cut(redact(failure.text), _MAX_ERROR_CHARS)
         return ToolResult(call.name, text, outcome, None, call.id, time.monotonic() - started)
 
     def _late(self, entry: _Entry, call: ToolCall, started: float, context: ToolContext) -> ToolResult:

@@ -14,6 +14,7 @@ from rlenv.errors import Fault, RlenvError, SpecError
 from rlenv.loader import LoadedSpec
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
+from rlenv.secrets import redact
 from rlenv.source import SourceDocument, nearest
 from rlenv.spec import Spec
 from rlenv.tasks import load_tasks
@@ -109,7 +110,7 @@ def _compile(subject: Subject) -> None:
         except SpecError as error:
             subject.faults.extend(error.faults)
         except RlenvError as error:
-            subject.faults.append(_entry_fault(subject.document, path, str(error)))
+            subject.faults.append(_entry_fault(subject.document, path, redact(str(error))))
         return None
 
     def bases(path: str, entry: Spec) -> dict[str, Path]:

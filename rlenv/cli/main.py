@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rlenv.errors import RlenvError, SpecError
+from rlenv.secrets import redact
 
 __all__ = ["main"]
 
@@ -61,10 +62,10 @@ def _guard(run: object) -> int:
         return int(run())
     except SpecError as error:
         count = len(error.faults)
-        sys.stderr.write(f"{error}\n{count} fault{'s' if count != 1 else ''}\n")
+        sys.stderr.write(f"{redact(str(error))}\n{count} fault{'s' if count != 1 else ''}\n")
         return 1
     except RlenvError as error:
-        sys.stderr.write(f"rlenv: {error}\n")
+        sys.stderr.write(f"rlenv: {redact(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
