@@ -22,7 +22,7 @@ from rlenv.faults import found, from_pydantic, keys_of, listed
 from rlenv.source import SourceDocument, nearest, read_source
 from rlenv.spec import EnvSpec, OracleCall, OracleSay, ResourceSpec, RewardSpec, Spec, ToolSpec
 
-__all__ = ["LoadedSpec", "load_document", "load_spec", "type_document"]
+__all__ = ["LoadedSpec", "load_document", "load_spec", "loaded_of", "type_document"]
 
 _BASES: dict[registry.Group, type[Spec]] = {"tools": ToolSpec, "resources": ResourceSpec, "rewards": RewardSpec}
 
@@ -64,7 +64,15 @@ def load_spec(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = N
         SpecError: with every fault of the document, in order of place. Templates, functions and files are not looked
             at yet: see `rlenv.validate`.
     """
-    document = load_document(path, set=set)
+    return loaded_of(load_document(path, set=set))
+
+
+def loaded_of(document: SourceDocument) -> LoadedSpec:
+    """A document to its typed form; see `load_spec`.
+
+    Raises:
+        SpecError: with every fault of the document, in order of place.
+    """
     spec = type_document(document)
     content = {key: value for key, value in document.data.items() if key != "extends"}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)

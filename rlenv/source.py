@@ -118,6 +118,18 @@ class SourceDocument:
         dotted = ".".join(map(str, keys)) if shown is None else shown
         return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
 
+    def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
+        """This document with `data`, in which nothing stands at or below `paths` any more."""
+        gone = tuple(paths)
+
+        def stays(keys: tuple[str | int, ...]) -> bool:
+            return not any(keys[: len(path)] == path for path in gone)
+
+        values = {keys: span for keys, span in self._values.items() if stays(keys)}
+        names = {keys: span for keys, span in self._keys.items() if stays(keys)}
+        dotted = {text: keys for text, keys in self._dotted.items() if stays(keys)}
+        return SourceDocument(self.path, data, self.files, names, values, dotted)
+
     def _resolve(self, path: PathLike) -> tuple[str | int, ...]:
         if isinstance(path, tuple):
             return path

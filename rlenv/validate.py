@@ -15,7 +15,10 @@ from rlenv.checks.sites import check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_surface
 from rlenv.errors import Fault, SpecError
-from rlenv.loader import LoadedSpec, in_order, load_spec
+from rlenv.loader import LoadedSpec, in_order, load_document, loaded_of
+from rlenv.salvage import salvage
+from rlenv.secrets import leave_open
+from rlenv.source import SourceDocument
 
 __all__ = ["Report", "validate", "validate_loaded"]
 
@@ -72,9 +75,15 @@ def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] 
     for path in paths:
         files += 1
         try:
-            loaded = load_spec(path, set=set)
+            document = load_document(path, set=set)
         except SpecError as error:
             faults.extend(error.faults)
+            continue
+        try:
+            loaded = loaded_of(document)
+        except SpecError as error:
+            faults.extend(_with_the_rest(document, error.faults))
+            not_checked[f"{os.fspath(path)}: what the faults stand in the way of"] = None
             continue
         report = validate_loaded(loaded)
         faults.extend(report.faults)
@@ -84,16 +93,32 @@ def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] 
 
 def validate_loaded(loaded: LoadedSpec) -> Report:
     """Checks a spec that is loaded already; see `validate`."""
-    subject = subject_of(loaded)
-    faults = list(subject.faults)
-    for check in _CHECKS:
-        faults.extend(check(subject))
-    # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
-    if not faults:
-        faults.extend(check_gold(subject))
-    if not faults:
-        faults.extend(_compiled_whole(loaded))
+    # A spec is checked where its secrets need not be, such as in continuous integration.
+    with leave_open() as missing:
+        subject = subject_of(loaded)
+        faults = list(subject.faults)
+        for check in _CHECKS:
+            faults.extend(check(subject))
+        # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
+        if not faults:
+            faults.extend(check_gold(subject))
+        if not faults:
+            faults.extend(_compiled_whole(loaded))
+    subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return Report(1, tuple(in_order(faults, loaded.document)), tuple(subject.not_checked))
+
+
+def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Faults of type, and what the checks find in the rest of the document."""
+    rest = salvage(document, faults)
+    if rest is None:
+        return faults
+    with leave_open():
+        subject = subject_of(rest.loaded)
+        more = list(subject.faults)
+        for check in _CHECKS:
+            more.extend(check(subject))
+    return tuple(in_order([*faults, *(fault for fault in more if not rest.concerns(fault))], document))
 
 
 def _compiled_whole(loaded: LoadedSpec) -> tuple[Fault, ...]:

@@ -34,6 +34,7 @@ LAYERS: dict[str, int] = {
     "rlenv.registry": 1,
     "rlenv.loader": 1,
     "rlenv.shipped": 1,
+    "rlenv.calls": 2,
     "rlenv.tools": 2,
     "rlenv.dialects": 2,
     "rlenv.rewards": 2,

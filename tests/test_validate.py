@@ -94,7 +94,7 @@ def test_faults_of_all_checks_and_files_are_reported_at_once(write: Write) -> No
 
 def test_an_override_with_a_fault_is_shown_as_the_option(write: Write) -> None:
     report = validate([write(HEAD)], set={"limits.turns": 0, "tasks.train": {"path": "none.jsonl"}})
-    assert [fault.file for fault in report.faults] == ["--set limits.turns"]
+    assert [fault.file for fault in report.faults] == ["--set limits.turns", "--set tasks.train"]
     assert str(report.faults[0]).startswith("--set limits.turns: limits.turns: found 0;")
 
 
@@ -110,7 +110,7 @@ def test_the_command_writes_one_json_object(capsys: pytest.CaptureFixture[str]) 
     report = json.loads(capsys.readouterr().out)
     assert report["files"] == 1
     assert set(report["faults"][0]) == {"file", "line", "column", "path", "message", "hint"}
-    assert report["not_checked"] == []
+    assert [note.rpartition(": ")[2] for note in report["not_checked"]] == ["what the faults stand in the way of"]
 
 
 def test_the_command_exits_with_zero_for_a_valid_spec(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,98 @@
+"""What can still be checked of a document that has faults of type, so that one validation shows as much as it can."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlenv.errors import Fault, SpecError
+from rlenv.loader import LoadedSpec, type_document
+from rlenv.source import SourceDocument
+
+__all__ = ["Salvaged", "salvage"]
+
+_ROUNDS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Salvaged:
+    """The rest of a document without its faulty values. `removed` are the dotted paths that were taken out."""
+
+    loaded: LoadedSpec
+    removed: tuple[str, ...]
+
+    def concerns(self, fault: Fault) -> bool:
+        """True where a fault of the rest may only stand because something was taken out."""
+        for path in self.removed:
+            name = path.rpartition(".")[2]
+            if fault.path == path or fault.path.startswith(f"{path}.") or f"'{name}'" in fault.message + fault.hint:
+                return True
+        return False
+
+
+def salvage(document: SourceDocument, faults: Sequence[Fault]) -> Salvaged | None:
+    """The document without the values at fault, or None where too little is left to make sense of.
+
+    A faulty value goes first; where its entry cannot do without it, the entry goes too.
+    """
+    removed: dict[str, None] = {}
+    for _ in range(_ROUNDS):
+        paths = {_existing(document, fault.path) for fault in faults}
+        if () in paths:
+            return None
+        for path in sorted(paths, key=len):
+            # A value that was at fault again although it is gone is required: the entry around it goes.
+            removed[".".join(map(str, path))] = None
+        document = _without(document, paths)
+        try:
+            spec = type_document(document)
+        except SpecError as error:
+            faults = error.faults
+            continue
+        return Salvaged(LoadedSpec(spec, document, document.path, ""), tuple(removed))
+    return None
+
+
+def _existing(document: SourceDocument, path: str) -> tuple[str | int, ...]:
+    """The keys of `path` as far as the document still holds them."""
+    keys: list[str | int] = []
+    value: Any = document.data
+    rest = path
+    while rest and isinstance(value, (dict, list)):
+        if isinstance(value, list):
+            head, _, tail = rest.partition(".")
+            if not head.isdecimal() or int(head) >= len(value):
+                break
+            keys.append(int(head))
+            value, rest = value[int(head)], tail
+            continue
+        key = next((key for key in value if rest == key or rest.startswith(f"{key}.")), None)
+        if key is None:
+            break
+        keys.append(key)
+        value, rest = value[key], rest[len(key) + 1 :]
+    return tuple(keys)
+
+
+def _without(document: SourceDocument, paths: Iterable[tuple[str | int, ...]]) -> SourceDocument:
+    data = copy.deepcopy(dict(document.data))
+    gone = set(paths)
+    for path in sorted(gone, key=lambda keys: (len(keys), [str(key) for key in keys]), reverse=True):
+        parent: Any = data
+        for key in path[:-1]:
+            parent = parent[key]
+        if isinstance(parent, list):
+            # The places of later items must not move: the whole list goes instead.
+            _remove(data, path[:-1])
+            gone.add(path[:-1])
+        else:
+            parent.pop(path[-1], None)
+    return document.without(gone, data)
+
+
+def _remove(data: Any, path: Sequence[str | int]) -> None:
+    for key in path[:-1]:
+        data = data[key]
+    data.pop(path[-1], None)
