@@ -15,18 +15,21 @@ import inspect
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from rlenv._hosted import Scope
 from rlenv.errors import ToolFailed
 from rlenv.executor import Executor
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.spec import CallsSpec
 from rlenv.tools.base import Mode, Tool, ToolContext, ToolOutput
 
-__all__ = ["Gate", "call", "check_tool", "context", "fake_tool", "refuse"]
+__all__ = ["Gate", "call", "check_tool", "context", "fake_tool", "kept", "refuse"]
 
 _ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|File \".+\", line \d+")
@@ -120,6 +123,19 @@ class Gate:
         return self._open.setdefault(who, asyncio.Event())
 
 
+@asynccontextmanager
+async def kept(make_context: Callable[[], ToolContext] = context) -> AsyncIterator[Callable[[], ToolContext]]:
+    """Gives contexts that keep what tools open, as in one episode of one environment; closes it at the end."""
+    scope, shared = Scope(), Scope()
+    try:
+        yield lambda: replace(make_context(), scope=lambda: scope, shared=lambda: shared)
+    finally:
+        try:
+            await scope.aclose()
+        finally:
+            await shared.aclose()
+
+
 async def call(tool: Tool, arguments: Mapping[str, Any], *, within: ToolContext | None = None) -> ToolResult:
     """The result of one call through an executor with default limits."""
     executor = Executor({tool.name: tool}, calls=CallsSpec())
@@ -147,6 +163,10 @@ def check_tool(
     _check_declaration(tool)
 
     async def laws() -> None:
+        async with kept(make_context) as make:
+            await obey(make)
+
+    async def obey(make_context: Callable[[], ToolContext]) -> None:
         for arguments in good:
             await _check_good(tool, arguments, make_context)
         for arguments in bad:
