@@ -59,6 +59,45 @@ def test_answers_and_normalised_golds_are_those_that_were_recorded() -> None:
         assert [qa(gold) for gold in record["golden"]] == record["normalized"]
 
 
+def only_message(rule: str, record: dict[str, Any], **keys: Any) -> float | None:
+    where = reward_context(task={"gold": record["ground_truth"]}, turns=[turn(record["text"])])
+    return measure(rule, where, expect="{{ task.gold }}", **keys).value
+
+
+@pytest.mark.parametrize(
+    ("rule", "column"), [("verl_math", "verl_math"), ("verl_dapo", "verl_dapo"), ("skyrl_aime", "skyrl_aime")]
+)
+def test_math_presets_score_as_recorded(rule: str, column: str) -> None:
+    found = records("math")
+    assert len(found) == 58
+    for record in found:
+        recorded = record[column]["score"] if isinstance(record[column], dict) else record[column]
+        assert only_message(rule, record) == recorded, record
+
+
+def test_the_answers_that_dapo_and_aime_read_are_those_that_were_recorded() -> None:
+    for record in records("math"):
+        for rule in ("verl_dapo", "skyrl_aime"):
+            where = reward_context(task={"gold": record["ground_truth"]}, turns=[turn(record["text"])])
+            assert measure(rule, where, expect="{{ task.gold }}").evidence == record[rule.replace("-", "_")]["pred"]
+
+
+def test_skyrl_gsm8k_scores_as_recorded_where_verl_differs_too() -> None:
+    found = records("gsm8k")
+    assert len(found) == 600
+    assert [record for record in found if only_message("skyrl_gsm8k", record) != float(record["skyrl_strict"])] == []
+    assert sum(float(record["skyrl_strict"]) != float(record["verl_strict"]) for record in found) > 0
+
+
+def test_the_double_prompt_of_search_r1_is_its_match_on_the_policys_own_text() -> None:
+    # The original wants two answer tags because the prompt holds one; what stands before the policy's text is not read.
+    found = records("qa_em")
+    assert len(found) == 800
+    for record in found:
+        score = scored("search_r1", record, record["golden"], expect="{{ task.gold }}")
+        assert score == float(record["verl_em_double_prompt"]), record
+
+
 def gsm8k(record: dict[str, Any], **keys: Any) -> float | None:
     return scored("gsm8k", record, record["ground_truth"], expect="{{ task.gold }}", **keys)
 

@@ -1,0 +1,60 @@
+"""The rule math_equal: equality in the mathematical sense."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.mathematics import shared_workers
+from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rules.text import Expected
+from rlenv.rewards.templating import compile_accepted
+from rlenv.spec import Float
+
+__all__ = ["MATH_EQUAL", "MathEqualSpec"]
+
+_MAX_CHARS = 2_000
+
+
+class MathEqualSpec(RuleSpec):
+    """1 if the answer equals an accepted one as mathematics, 0 otherwise (extra `math`).
+
+    Numbers, fractions, expressions, equations, sets, intervals and tuples are read from LaTeX or plain text by the
+    library math-verify: `0.5` is `\\frac{1}{2}`, `x^2+2x+1` is `(x+1)^2`. It runs in a process of its own, which is
+    ended after `limit_s`.
+    """
+
+    rule: Literal["math_equal"]
+    expect: Expected = "{{ task.answer }}"
+    """The accepted answer, or several, as LaTeX or plain text; a template may give a list."""
+    limit_s: Annotated[Float, Field(gt=0, le=60)] = 5.0
+    """An answer that takes longer to read and compare is wrong."""
+
+
+def _math_equal(name: str, spec: MathEqualSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+    workers = shared_workers()
+
+    async def measure(context: RewardContext) -> Measured:
+        golds = [gold_text(value).strip() for value in accepted(context)]
+        answer = context.answer
+        if answer is None:
+            return Measured(0.0, "no answer")
+        if answer and answer in golds:
+            return Measured(1.0, answer)
+        if len(answer) > _MAX_CHARS:
+            return Measured(0.0, f"longer than the {_MAX_CHARS} characters that an expression may have")
+        loop = asyncio.get_running_loop()
+        verdict = await loop.run_in_executor(
+            workers.threads, lambda: workers.compare(answer, golds, limit_s=spec.limit_s)
+        )
+        return Measured(float(verdict.is_equal), answer, {"note": verdict.note} if verdict.note else {})
+
+    return Term(name=name, spec=spec, measure_async=measure)
+
+
+MATH_EQUAL = Kind(MathEqualSpec, _math_equal)

@@ -1,0 +1,60 @@
+"""The rule sql_match: the structure of a query, without running it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlenv.errors import RewardError, UsageError
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.queries import UnreadableQuery, overlap, structure
+from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rules.text import Expected
+from rlenv.rewards.templating import compile_accepted
+from rlenv.spec import Bool, Text
+
+__all__ = ["SQL_MATCH", "SqlMatchSpec"]
+
+
+class SqlMatchSpec(RuleSpec):
+    """1 if the answer is an accepted query in structure, 0 otherwise (extra `sql`).
+
+    Spelling, table aliases and the order of conditions do not count. Nothing is run: to compare results use `verify`.
+    """
+
+    rule: Literal["sql_match"]
+    expect: Expected = "{{ task.gold_sql }}"
+    """The accepted query, or several; a template may give a list."""
+    dialect: Text = "sqlite"
+    """The SQL dialect, by sqlglot's name."""
+    partial: Bool = False
+    """Give the F1 of the queries' parts (columns, tables, conditions, …) in place of 0 or 1."""
+
+
+def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+    try:  # a missing extra is found here too, when the spec is compiled
+        structure("SELECT 1", dialect=spec.dialect)
+    except ValueError as error:
+        raise UsageError(f"dialect: {error}") from error
+
+    def measure(context: RewardContext) -> Measured:
+        golds = []
+        for value in accepted(context):
+            try:
+                golds.append(structure(gold_text(value), dialect=spec.dialect))
+            except UnreadableQuery as error:
+                raise RewardError(f"expect: the gold query cannot be read: {error}") from error
+        if context.answer is None:
+            return Measured(0.0, "no answer")
+        try:
+            mine = structure(context.answer, dialect=spec.dialect)
+        except UnreadableQuery as error:
+            return Measured(0.0, f"not a query: {error}")
+        best = max(overlap(mine, gold) for gold in golds)
+        return Measured(best if spec.partial else float(any(mine == gold for gold in golds)), context.answer)
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+SQL_MATCH = Kind(SqlMatchSpec, _sql_match)

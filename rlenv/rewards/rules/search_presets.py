@@ -1,0 +1,166 @@
+"""Presets of search agents that score form and content: search_r1_format and rl_factory_search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from rlenv.messages import ToolCall
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.normalise import qa
+from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rules.text import Expected
+from rlenv.rewards.templating import compile_accepted
+from rlenv.spec import Float
+from rlenv.trajectory import Turn
+
+__all__ = [
+    "RL_FACTORY_SEARCH",
+    "SEARCH_R1_FORMAT",
+    "RlFactorySearchSpec",
+    "SearchR1FormatSpec",
+    "has_search_r1_form",
+]
+
+_TAG = re.compile(r"(</?(?:think|search|information|answer)>)")
+_NEXT = {
+    ("start", "<think>"): "in_think",
+    ("information", "<think>"): "in_think",
+    ("in_think", "</think>"): "thought",
+    ("thought", "<search>"): "in_search",
+    ("in_search", "</search>"): "searched",
+    ("searched", "<information>"): "in_information",
+    ("in_information", "</information>"): "information",
+    ("thought", "<answer>"): "in_answer",
+    ("in_answer", "</answer>"): "end",
+}
+
+
+class SearchR1FormatSpec(RuleSpec):
+    """Search-R1's exact match with its rewards for form (version 0.3).
+
+    Correct: 1, or 1 - s where the form is wrong. Not correct and in form: s, or s + r where a gold answer stands in
+    what was retrieved. Wrong answer out of form: f. No answer and out of form: 0.
+    """
+
+    rule: Literal["search_r1_format"]
+    expect: Expected = "{{ task.golden_answers }}"
+    """The gold answers; a template may give a list."""
+    structure: Float = 0.2
+    """s: what form alone is worth."""
+    final: Float = 0.1
+    """f: what an answer out of form is worth."""
+    retrieval: Float = 0.0
+    """r: what is added where a gold answer was retrieved."""
+
+
+class RlFactorySearchSpec(RuleSpec):
+    """The reward of RL-Factory's search environment, on the policy's own text.
+
+    With T = (f if the answer tags alternate, else -f) + (-f if there are more than two calls): correct 1 + T/2, wrong
+    T, no answer -f + T/2. The original also reads what tools wrote, so that an answer in a retrieved page earns 1.05
+    there; here it earns nothing.
+    """
+
+    rule: Literal["rl_factory_search"]
+    expect: Expected = "{{ task.golden_answers }}"
+    """The gold answers; a template may give a list."""
+    form: Float = 0.1
+    """f: 0.1 in training and 0 in validation, there."""
+
+
+def _symbols(turn: Turn) -> Iterator[str]:
+    """The tags and texts of one action in order; a call that the dialect read stands as a search."""
+    text, position = turn.action, 0
+    for call in turn.parsed.calls:
+        if call.start < 0:
+            continue
+        yield from _TAG.split(text[position : call.start])
+        yield from ("<search>", "</search>")
+        position = call.end
+    yield from _TAG.split(text[position:])
+    if any(call.start < 0 for call in turn.parsed.calls):
+        yield from ("<search>", "</search>")
+
+
+def has_search_r1_form(turns: tuple[Turn, ...] | list[Turn]) -> bool:
+    """Whether an episode goes think, search, information, think, …, answer, with nothing but white space between.
+
+    Source: `is_valid_sequence` of Search-R1 `verl/utils/reward_score/qa_em_format.py` (v0.3). Information is what the
+    environment answered between two actions; a policy that writes the tag itself is out of form. One action may hold
+    several calls, which count as one search.
+    """
+    state = "start"
+    for index, turn in enumerate(turns):
+        if index:
+            if state != "searched":
+                return False
+            state = "information"
+        for symbol in _symbols(turn):
+            if not symbol.strip():
+                continue
+            if symbol in ("<information>", "</information>"):
+                return False
+            if _TAG.fullmatch(symbol):
+                if state == "searched" and symbol == "<search>":
+                    state = "thought"
+                following = _NEXT.get((state, symbol))
+                if following is None:
+                    return False
+                state = following
+            elif not state.startswith("in_"):
+                return False
+    return state == "end"
+
+
+def _search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+
+    def measure(context: RewardContext) -> Measured:
+        golds = [qa(gold_text(value)) for value in accepted(context)]
+        in_form = has_search_r1_form(list(context.turns))
+        answer = context.answer
+        is_right = answer is not None and qa(answer) in golds
+        if is_right:
+            value = 1.0 if in_form else 1.0 - spec.structure
+        elif in_form:
+            value = spec.structure + (spec.retrieval if spec.retrieval and _retrieved(context, golds) else 0.0)
+        else:
+            value = 0.0 if answer is None else spec.final
+        return Measured(value, answer or "no answer", {"in_form": in_form, "correct": is_right})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+def _retrieved(context: RewardContext, golds: list[str]) -> bool:
+    # The one place that reads what tools wrote: it rewards finding the page, never an answer.
+    pages = [qa(result.text) for turn in context.turns for result in turn.results if result.outcome == "ok"]
+    return any(gold in page for gold in golds if gold for page in pages)
+
+
+_ANSWER_TAG = re.compile(r"</?answer>")
+
+
+def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompileContext) -> Term:
+    accepted = compile_accepted(spec.expect)
+    f = spec.form
+
+    def measure(context: RewardContext) -> Measured:
+        golds = [qa(gold_text(value)) for value in accepted(context)]
+        tags = [tag for turn in context.turns for tag in _ANSWER_TAG.findall(turn.parsed.content)]
+        alternate = bool(tags) and all(tag == ("<answer>", "</answer>")[index % 2] for index, tag in enumerate(tags))
+        alternate = alternate and len(tags) % 2 == 0
+        calls = sum(isinstance(call, ToolCall) for turn in context.turns for call in turn.parsed.calls)
+        t = (f if alternate else -f) + (-f if calls > 2 else 0.0)
+        answer = context.answer
+        wrong_or_right = 1 + t / 2 if answer is not None and qa(answer) in golds else t
+        value = -f + t / 2 if answer is None else wrong_or_right
+        return Measured(value, answer or "no answer", {"calls": calls, "tags_alternate": alternate})
+
+    return Term(name=name, spec=spec, measure=measure)
+
+
+SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format)
+RL_FACTORY_SEARCH = Kind(RlFactorySearchSpec, _rl_factory_search)

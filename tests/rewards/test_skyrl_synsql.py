@@ -1,0 +1,74 @@
+"""skyrl_synsql on the recorded queries, run by the real sql tool."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.environment import Environment
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+SPEC = """
+rlenv: 1
+name: synsql
+tasks: {train: {rows: [{db: x, gold_sql: SELECT 1}]}}
+prompt: {user: "Write SQL."}
+resources: {db: {kind: sqlite, path: "{{ vars.databases }}/{{ task.db }}.sqlite", access: read_only}}
+tools: {query: {kind: sql, resource: db}}
+answer: {from: tag, tag: solution}
+rewards: {score: {kind: rule, rule: skyrl_synsql, tool: query}}
+vars: {databases: nowhere}
+"""
+
+
+def load(folder: Path, databases: Path) -> Environment:
+    (folder / "env.yaml").write_text(SPEC)
+    return rlenv.load(folder / "env.yaml", set={"vars.databases": str(databases)})
+
+
+async def scores(environment: Environment, actions: list[tuple[dict[str, Any], list[str]]]) -> list[float | None]:
+    found = []
+    async with environment:
+        for task, steps in actions:
+            async with environment.start(task=task) as episode:
+                for action in steps:
+                    step = await episode.step(action)
+                    if step.is_last:
+                        break
+                found.append(episode.trajectory.reward.total)
+    return found
+
+
+def test_it_scores_as_skyrl_recorded(tmp_path: Path) -> None:
+    path = DATA / "oracles" / "sql.jsonl"
+    if not path.is_file():
+        pytest.skip(f"the recorded scores are not here: {path}")
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(records) == 300
+    environment = load(tmp_path, DATA / "nl2sql" / "databases")
+    plays = [({"db": record["db"], "gold_sql": record["reference"]}, [record["text"]]) for record in records]
+    found = asyncio.run(scores(environment, plays))
+    assert [(r["kind"], r["skyrl"], mine) for r, mine in zip(records, found, strict=True) if mine != r["skyrl"]] == []
+
+
+def test_thinking_is_wanted_after_what_a_tool_answered(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(tmp_path / "one.sqlite")) as database:
+        database.execute("CREATE TABLE t (a)")
+        database.executemany("INSERT INTO t VALUES (?)", [(1,), (2,), (2,)])
+        database.commit()
+    environment = load(tmp_path, tmp_path)
+    task = {"db": "one", "gold_sql": "SELECT a FROM t"}
+    call = '<think>t</think><tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+    plays = [
+        (task, [call, "<think>u</think><solution>SELECT DISTINCT a FROM t</solution>"]),
+        (task, [call, "<solution>SELECT a FROM t</solution>"]),
+        (task, ["<think>t</think><solution>SELECT a FROM t WHERE a = 1</solution>"]),
+        (task, ["<think>t</think><solution>DROP TABLE t</solution>"]),
+    ]
+    assert asyncio.run(scores(environment, plays)) == [1.0, -1.0, 0.0, 0.0]
