@@ -10,9 +10,10 @@ import pytest
 from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv_verl.datasets import training_rows, validation_rows
-from rlenv_verl.metrics import MetricsFile, figures_of, merged
+from rlenv_verl.metrics import MetricsFile, figures_of, merged, without_failures
 from rlenv_verl.preset import compose, flatten, load_preset, override
 from rlenv_verl.report import plot_png, plot_text, series
+from rlenv_verl.summary import failures_by_step
 
 SOURCES = {"greedy": "toy/test/greedy"}
 
@@ -116,3 +117,13 @@ def test_an_unknown_preset_names_those_there_are() -> None:
 
 def test_nested_keys_are_joined_and_lists_are_values() -> None:
     assert list(flatten({"a": {"b": 1, "c": {"d": [2]}}})) == [("a.b", 1), ("a.c.d", [2])]
+
+
+def test_the_training_reward_leaves_failed_episodes_out(tmp_path: Path) -> None:
+    entry = figures_of(3, {"critic/score/mean": 0.6}, sources={})
+    assert without_failures(entry, failed=0, episodes=8).reward == 0.6
+    assert without_failures(entry, failed=2, episodes=8).reward == pytest.approx(0.8)
+    assert without_failures(entry, failed=8, episodes=8).reward is None
+    lines = [{"step": 3, "split": split} for split in ("train", "train", "test")]
+    (tmp_path / "failures.77.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"cut')
+    assert failures_by_step(tmp_path, split="train") == {3: 2}

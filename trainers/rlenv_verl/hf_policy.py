@@ -60,8 +60,11 @@ def load_policy(
         PolicyError: the folder holds no model that transformers can load.
     """
     import transformers
+    from transformers.utils import logging
 
     library: Any = transformers  # its classes are partly annotated
+    silence: Any = logging.disable_progress_bar
+    silence()
 
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-__all__ = ["MetricsFile", "StepFigures", "figures_of"]
+__all__ = ["MetricsFile", "StepFigures", "figures_of", "merged", "without_failures"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
     """The figures of one step that a person follows.
 
-    `reward` is the mean score of the step's training episodes (None at step 0, where nothing is trained). `success`
+    `reward` is the mean score of the step's training episodes (None at step 0, where nothing is trained, and where all
+    failed). `success`
     holds the held-out success of each validation mode at steps that validate; failed episodes are left out of it.
     `invalid` is the share of validation episodes that failed. `seconds` is veRL's own time for the step.
     """
@@ -85,6 +86,23 @@ class MetricsFile:
             if line.strip():
                 entry = orjson.loads(line)
                 yield figures_of(int(entry["step"]), entry["data"], sources=self.sources)
+
+
+def without_failures(entry: StepFigures, *, failed: int, episodes: int) -> StepFigures:
+    """The step's figures with its training reward over the episodes that did not fail.
+
+    veRL's mean counts the placeholder 0 of a failed episode like a reward.
+
+    Args:
+        entry: as read from the log.
+        failed: how many of the step's training episodes failed.
+        episodes: how many there were.
+    """
+    if entry.reward is None or not failed:
+        return entry
+    if failed >= episodes:
+        return replace(entry, reward=None)
+    return replace(entry, reward=entry.reward * episodes / (episodes - failed))
 
 
 def merged(steps: Sequence[StepFigures]) -> list[StepFigures]:

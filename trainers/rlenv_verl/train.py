@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
-import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,14 +14,14 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-import rlenv
 from rlenv.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
-from rlenv_verl.metrics import MetricsFile, StepFigures, merged
+from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.prepare import Plan, RunSettings, measure_prompts, prepare, run_environment
 from rlenv_verl.preset import load_preset, preset_names
-from rlenv_verl.report import plot_png, plot_text, series
+from rlenv_verl.report import plot_text, series
+from rlenv_verl.summary import failures_by_step, summarise
 
 __all__ = ["main"]
 
@@ -101,7 +98,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     limit = arguments.time_limit or preset.run["time_limit_s"] or float("inf")
     ending, steps = _run(settings, plan, console, time_limit_s=limit)
-    summary = _summarise(settings, plan, environment, ending, steps, tiny, seconds=time.monotonic() - started)
+    summary = summarise(settings, plan, environment, ending, steps, tiny, seconds=time.monotonic() - started)
     _show(summary, steps, folder, console)
     if ending.how != "finished":
         _explain(ending, folder / "verl.log", console)
@@ -154,12 +151,16 @@ def _run(
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
     figures = MetricsFile(plan.metrics, plan.sources)
     steps: list[StepFigures] = []
+    config = plan.config
+    episodes = config["data"]["train_batch_size"] * config["actor_rollout_ref"]["rollout"]["n"]
     total = f"/{plan.total_steps}" if plan.total_steps else ""
 
     with console.status("veRL is starting") as status:
 
         def poll(seconds: float) -> None:
-            for entry in figures.new():
+            for read in figures.new():
+                failed = failures_by_step(plan.records, split=settings.preset.run["train_split"])
+                entry = without_failures(read, failed=failed.get(read.step, 0), episodes=episodes)
                 steps.append(entry)
                 console.print(f"{_line(entry, total)}  {seconds:6.0f} s", markup=False)
             done = steps[-1].step if steps else 0
@@ -183,46 +184,6 @@ def _line(entry: StepFigures, total: str) -> str:
     if entry.invalid:
         parts.append(f"failed episodes {entry.invalid:.1%}")
     return "  ".join(parts)
-
-
-def _summarise(
-    settings: RunSettings,
-    plan: Plan,
-    environment: Environment,
-    ending: Ending,
-    steps: Sequence[StepFigures],
-    tiny: Mapping[str, Any] | None,
-    *,
-    seconds: float,
-) -> dict[str, Any]:
-    """Gather what the run left, write summary.json, and return it."""
-    failures = _gather_records(plan.records)
-    trained = _keep_policy(plan.checkpoints, settings.folder / "trained")
-    held_out = [{"step": entry.step, **entry.success} for entry in steps if entry.success]
-    summary: dict[str, Any] = {
-        "environment": environment.id,
-        "preset": settings.preset.name,
-        "seed": settings.seed,
-        "shuffled_rewards": settings.shuffle_rewards,
-        "ending": dataclasses.asdict(ending),
-        "seconds": round(seconds, 1),
-        "steps": max((entry.step for entry in steps), default=0),
-        "held_out_tasks": settings.preset.run["validation_tasks"],
-        "held_out_success": held_out,
-        "training_reward": [[entry.step, entry.reward] for entry in steps if entry.reward is not None],
-        "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
-        "failed_episodes": failures,
-        "trained": str(trained) if trained is not None else None,
-        "model": str(settings.model),
-        "warm_start": tiny,
-        "versions": {name: _version(name) for name in ("rlenv", "verl", "torch", "ray", "transformers")},
-    }
-    text = json.dumps(summary, indent=2)
-    (settings.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    curves = series(steps)
-    if curves:
-        plot_png(curves, settings.folder / "curve.png", title=f"{environment.id}, seed {settings.seed}")
-    return summary
 
 
 def _show(summary: Mapping[str, Any], steps: Sequence[StepFigures], folder: Path, console: Console) -> None:
@@ -260,33 +221,6 @@ def _explain(ending: Ending, log: Path, console: Console) -> None:
             console.print("  " + line[:300], markup=False)
 
 
-def _gather_records(folder: Path) -> int:
-    """Join the files of the run's processes, one a step and mode, and return how many episodes failed."""
-    failures = 0
-    for part in sorted(folder.glob("*.*.jsonl")):
-        name = part.name.split(".")[0]
-        data = part.read_bytes()
-        if name == "failures":
-            failures += data.count(b"\n")
-        with (folder / f"{name}.jsonl").open("ab") as file:
-            file.write(data)
-        part.unlink()
-    return failures
-
-
-def _keep_policy(checkpoints: Path, target: Path) -> Path | None:
-    """Copy the last checkpoint's policy, in the layout of transformers, to `target`; None where there is none."""
-    found = sorted(checkpoints.glob("global_step_*/actor/huggingface/*.safetensors"), key=_step_of)
-    if not found:
-        return None
-    shutil.copytree(found[-1].parent, target, dirs_exist_ok=True)
-    return target
-
-
-def _step_of(path: Path) -> int:
-    return int(path.parents[2].name.removeprefix("global_step_"))
-
-
 def _assignments(items: Sequence[str]) -> dict[str, Any]:
     """`KEY=VALUE` pairs, the values as YAML."""
     out: dict[str, Any] = {}
@@ -301,17 +235,6 @@ def _assignments(items: Sequence[str]) -> dict[str, Any]:
 def _absolute(spec: str) -> str:
     path = Path(spec)
     return str(path.resolve()) if path.exists() else spec
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 3) if values else None
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return rlenv.__version__ if package == "rlenv" else "not installed"
 
 
 if __name__ == "__main__":
