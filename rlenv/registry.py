@@ -31,6 +31,8 @@ class Kind:
 BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
         "calculator": "rlenv.tools.calculator:KIND",
+        "http": "rlenv.tools.http:KIND",
+        "mcp": "rlenv.tools.mcp:KIND",
         "python": "rlenv.tools.python:KIND",
         "search": "rlenv.tools.search:KIND",
         "sql": "rlenv.tools.sql:KIND",

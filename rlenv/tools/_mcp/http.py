@@ -1,0 +1,110 @@
+"""Servers behind an address: streamable HTTP, and the older SSE.
+
+The SDK's transports end the whole session when one request cannot be sent, and with it every other call on it. Here
+a connection that fails becomes an error response to its own request, so that only the call that made it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import orjson
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+
+__all__ = ["LOST", "MAX_BODY_BYTES", "UNREACHABLE", "open_http", "open_sse"]
+
+UNREACHABLE = -32081
+"""The code of a request that did not reach the server, or whose answer was cut off; in the range that JSON-RPC leaves
+to implementations."""
+LOST = -32082
+"""The code of a request to a server that does not know the session: it was started anew. It was not run."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+_READ_S = 3600.0  # calls have time limits of their own
+
+
+class _Careful(httpx2.AsyncBaseTransport):
+    """Sends requests; what goes wrong underneath is an answer with a JSON-RPC error in it."""
+
+    def __init__(self, on_lost: Callable[[], None], *, is_sse: bool) -> None:
+        self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
+        self._on_lost = on_lost
+        self._is_sse = is_sse
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        is_post = request.method == "POST"
+        try:
+            response = await self._inner.handle_async_request(request)
+            if is_post and response.status_code == 404 and MCP_SESSION_ID in request.headers:
+                await response.aclose()
+                self._on_lost()
+                return _error(request, LOST, "the server does not know this session", status=404)
+            if is_post and "text/event-stream" not in response.headers.get("content-type", ""):
+                return await _whole(request, response)
+        except httpx2.TransportError as error:
+            if not is_post:
+                raise
+            if self._is_sse:  # its answers come another way, so nothing would tell the one who waits
+                self._on_lost()
+            return _error(request, UNREACHABLE, f"the server cannot be reached ({type(error).__name__})", status=503)
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+    body = bytearray()
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    try:
+        async for chunk in response.stream:
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                return _error(request, UNREACHABLE, f"the server sent more than {MAX_BODY_BYTES:,} bytes", status=502)
+    finally:
+        await response.aclose()
+    return httpx2.Response(
+        response.status_code, headers=response.headers, content=None, request=request, stream=_Body(bytes(body))
+    )
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+def _error(request: httpx2.Request, code: int, message: str, *, status: int) -> httpx2.Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    headers = {"content-type": "application/json"}
+    return httpx2.Response(status, headers=headers, content=orjson.dumps(body), request=request)
+
+
+@asynccontextmanager
+async def open_http(url: str, *, headers: Mapping[str, str], on_lost: Callable[[], None]) -> AsyncIterator[Any]:
+    """The streams of a streamable HTTP server; `on_lost` is called when the server no longer knows the session."""
+    timeout = httpx2.Timeout(30.0, read=_READ_S)
+    transport = _Careful(on_lost, is_sse=False)
+    async with (
+        httpx2.AsyncClient(headers=dict(headers), timeout=timeout, transport=transport) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BODY_BYTES) as streams,
+    ):
+        yield streams
+
+
+@asynccontextmanager
+async def open_sse(url: str, *, headers: Mapping[str, str], on_lost: Callable[[], None]) -> AsyncIterator[Any]:
+    """The streams of an SSE server; `on_lost` is called when a message cannot be delivered."""
+
+    def client(
+        headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
+    ) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(headers=headers, timeout=timeout, transport=_Careful(on_lost, is_sse=True))
+
+    async with sse_client(url, headers=dict(headers), sse_read_timeout=_READ_S, httpx_client_factory=client) as streams:
+        yield streams

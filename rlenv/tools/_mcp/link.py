@@ -1,0 +1,279 @@
+"""Sessions that are kept: opened when first needed, renewed when they end, shared by many calls.
+
+A server may die at any time. Calls that it was running fail at once and say so; the next call opens it anew, not more
+often than `_Pace` lets it, so that one that cannot live does not take the machine with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, CallToolResult
+
+from rlenv import secrets
+from rlenv._hosted import Hosted
+from rlenv.errors import ResourceError
+from rlenv.tools._mcp.http import LOST, UNREACHABLE
+from rlenv.tools._mcp.server import Connection, Server, ServerDown, connect
+
+__all__ = ["CallFailed", "Pool", "ServerDied", "open_pool"]
+
+_log = secrets.logger("rlenv.tools")
+_MOST_FAILED_STARTS = 3
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
+_PROBE_S = 2.0
+_STARTS_AT_ONCE = 8
+_SHOWN_STDERR = 1_000
+
+# A start costs a processor for about half a second: more at once only make each other late.
+_starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
+
+
+class ServerDied(Exception):
+    """The server ended, or could not be reached, while it had the call: whether the call was run is not known."""
+
+
+class CallFailed(Exception):
+    """The server answered a call with an error of the protocol; the message is the server's."""
+
+
+def _place_to_start() -> asyncio.Semaphore:
+    loop = asyncio.get_running_loop()
+    found = _starts.get(id(loop))
+    if found is None or found[0] is not loop:
+        for key in [key for key, (other, _) in _starts.items() if other.is_closed()]:
+            del _starts[key]
+        found = _starts[id(loop)] = (loop, asyncio.Semaphore(_STARTS_AT_ONCE))
+    return found[1]
+
+
+class _Pace:
+    """When a server may be started again: at once where it lived for a while, later and later where it did not."""
+
+    def __init__(self) -> None:
+        self._pause = _LEAST_PAUSE_S
+        self._not_before = 0.0
+        self.failed_starts = 0
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self._not_before - time.monotonic())
+
+    def has_started(self) -> None:
+        self.failed_starts = 0
+
+    def has_failed(self) -> None:
+        self.failed_starts += 1
+        self._slow_down()
+
+    def has_ended(self, lived_s: float) -> None:
+        if lived_s < self._pause:
+            self._slow_down()
+        else:
+            self._pause = _LEAST_PAUSE_S
+
+    def _slow_down(self) -> None:
+        # Jittered, so that the processes of one machine do not start their servers together.
+        self._not_before = time.monotonic() + self._pause * random.uniform(0.75, 1.25)
+        self._pause = min(2 * self._pause, _MOST_PAUSE_S)
+
+
+class Link:
+    """One session that is renewed when it ends. `in_flight` calls are using it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pace = _Pace()
+        self._host: Hosted[Connection] | None = None
+        self._opening: asyncio.Task[Connection] | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._work: set[asyncio.Task[Any]] = set()
+        self.in_flight = 0
+
+    @property
+    def current(self) -> Connection | None:
+        """The connection, where there is one that takes calls."""
+        task = self._opening
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        connection = task.result()
+        return connection if connection.is_open and self._host is not None and self._host.is_open else None
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, deadline: float) -> CallToolResult:
+        """One call of a tool.
+
+        Raises:
+            CallFailed: the server refused it.
+            ServerDied: the server ended during the call.
+            ServerDown: the server cannot be opened again at the moment.
+            ResourceError: it could not be opened several times in a row.
+        """
+        self.in_flight += 1
+        try:
+            try:
+                return await self._call(name, arguments, deadline)
+            except _NotRun:
+                return await self._call(name, arguments, deadline)
+        except _NotRun as error:
+            raise ServerDied(str(error)) from error
+        finally:
+            self.in_flight -= 1
+
+    async def _call(self, name: str, arguments: Mapping[str, Any], deadline: float) -> CallToolResult:
+        connection = self.current
+        if connection is None:
+            connection = await self._connected()
+        try:
+            return await connection.client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            code, message = error.error.code, error.error.message
+            if code == LOST:
+                raise _NotRun(message) from error
+            was_cut = code == CONNECTION_CLOSED and (not connection.is_open or message.startswith("SSE stream"))
+            if was_cut or code == UNREACHABLE or self.current is not connection:
+                raise ServerDied(message) from error
+            raise CallFailed(message) from error
+        except asyncio.CancelledError:
+            if time.monotonic() >= deadline:
+                self._suspect(connection)
+            raise
+
+    async def aclose(self) -> None:
+        """Ends the session and everything that is under way for it."""
+        opening, self._opening = self._opening, None
+        for task in (opening, self._probe):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        if opening is not None and not opening.cancelled():
+            opening.exception()
+        self._close_host()
+        while self._work:
+            await asyncio.wait(self._work)
+
+    async def _connected(self) -> Connection:
+        if self._opening is None or self._opening.done():
+            if self._pace.failed_starts >= _MOST_FAILED_STARTS:
+                self._pace.failed_starts = _MOST_FAILED_STARTS - 1  # the next episode may try once
+                raise ResourceError(f"the MCP server '{self._server.name}' could not be started several times in a row")
+            self._close_host()
+            # A task of its own: the caller's time may be up before a slow server has started.
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(_retrieve)
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Connection:
+        await asyncio.sleep(self._pace.wait_s)
+        async with _place_to_start():
+            host = Hosted(connect(self._server, on_end=self._has_ended))
+            try:
+                connection = await host.open()
+            except ServerDown as error:
+                self._pace.has_failed()
+                _log.warning("%s", error)
+                raise
+        self._pace.has_started()
+        self._host = host
+        return connection
+
+    def _has_ended(self, connection: Connection) -> None:
+        lived_s = asyncio.get_running_loop().time() - connection.opened_at
+        self._pace.has_ended(lived_s)
+        # Closing fails the calls that wait for an answer which cannot come any more.
+        self._close_host(report=connection)
+
+    def _close_host(self, *, report: Connection | None = None) -> None:
+        host, self._host = self._host, None
+        if host is not None:
+            self._in_background(self._closed(host, report))
+
+    async def _closed(self, host: Hosted[Connection], report: Connection | None) -> None:
+        # What a connection raises while it is taken down was already said to the calls on it.
+        with suppress(Exception, BaseExceptionGroup):
+            await host.aclose()
+        child = report.child if report is not None else None
+        if child is not None:  # only now is it known how the process ended
+            said = f"; its standard error ends with: {child.stderr[-_SHOWN_STDERR:]}" if child.stderr else ""
+            _log.warning("MCP server '%s' ended by itself (%s)%s", self._server.name, child.fate, said)
+
+    def _suspect(self, connection: Connection) -> None:
+        """A call ran out of time: a server that does not answer a simple question either is replaced."""
+        if self.current is connection and (self._probe is None or self._probe.done()):
+            self._probe = self._in_background(self._ask(connection))
+
+    async def _ask(self, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                await connection.client.list_tools()
+        except TimeoutError:
+            if self.current is connection:
+                _log.warning("MCP server '%s' does not answer any more; it is replaced", self._server.name)
+                connection.is_lost = True
+                self._pace.has_ended(asyncio.get_running_loop().time() - connection.opened_at)
+                self._close_host()
+        except (MCPError, ValueError):
+            pass  # it answers
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
+
+
+class _NotRun(Exception):
+    """The server did not know the session, and has not run the call."""
+
+
+class Pool:
+    """At most `size` sessions on one server, each with any number of calls; the least busy one takes the next."""
+
+    def __init__(self, server: Server, *, size: int) -> None:
+        self._server = server
+        self._size = size
+        self._links: list[Link] = []
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, deadline: float) -> CallToolResult:
+        """One call of a tool; see `Link.call`."""
+        return await self._link().call(name, arguments, deadline=deadline)
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The process ids of the servers that run now."""
+        connections = [link.current for link in self._links]
+        pids = [one.child.pid for one in connections if one is not None and one.child is not None]
+        return tuple(pid for pid in pids if pid is not None)
+
+    async def aclose(self) -> None:
+        """Ends all sessions, at once."""
+        await asyncio.gather(*(link.aclose() for link in self._links))
+
+    def _link(self) -> Link:
+        if self._links:
+            least = min(self._links, key=lambda link: link.in_flight)
+            if least.in_flight == 0 or len(self._links) == self._size:
+                return least
+        link = Link(self._server)
+        self._links.append(link)
+        return link
+
+
+@asynccontextmanager
+async def open_pool(server: Server, *, size: int) -> AsyncIterator[Pool]:
+    """A pool, closed on leaving."""
+    pool = Pool(server, size=size)
+    try:
+        yield pool
+    finally:
+        await pool.aclose()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,147 @@
+"""How a server is reached, and one connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import mcp_types as types
+from mcp.client import Client
+from mcp.shared.exceptions import MCPError
+
+from rlenv import secrets
+from rlenv.tools._mcp.http import open_http, open_sse
+from rlenv.tools._mcp.stdio import Child, child_environment, open_child
+
+__all__ = ["Connection", "Server", "ServerDown", "connect"]
+
+_log = secrets.logger("rlenv.tools")
+_SHOWN_STDERR = 1_000
+
+
+class ServerDown(Exception):
+    """A server could not be started or reached; the message is for the author, not for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as an entry names it, secrets filled in. Equal servers have equal `key`.
+
+    Exactly one of `command` and `url` is given. `env` is added to the minimal environment of the process; `cwd` is
+    the folder that it runs in.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    transport: Literal["http", "sse"] = "http"
+    env: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path = Path()
+    start_timeout_s: float = 30.0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes it this server and no other."""
+        settings = (tuple(sorted(self.env.items())), tuple(sorted(self.headers.items())))
+        return (self.command, self.url, self.transport, settings, str(self.cwd))
+
+    @property
+    def address(self) -> str:
+        """How messages name it."""
+        return self.url if self.url is not None else " ".join(self.command)
+
+
+class Connection:
+    """A session that has been opened. `is_open` turns false as soon as it can take no more calls."""
+
+    def __init__(self, client: Client, child: Child | None) -> None:
+        self.client = client
+        self.child = child
+        self.is_lost = False
+        self.opened_at = asyncio.get_running_loop().time()
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_lost and (self.child is None or self.child.is_open)
+
+
+@asynccontextmanager
+async def connect(server: Server, *, on_end: Callable[[Connection], None] | None = None) -> AsyncIterator[Connection]:
+    """Starts or reaches a server and opens a session on it.
+
+    Args:
+        on_end: called once when the connection ends by itself.
+
+    Raises:
+        ServerDown: with how it ended and the last lines of its standard error.
+    """
+    connection: Connection | None = None
+    child: Child | None = None
+
+    def lost() -> None:
+        if connection is not None and not connection.is_lost:
+            connection.is_lost = True
+            if on_end is not None:
+                on_end(connection)
+
+    @asynccontextmanager
+    async def streams() -> AsyncIterator[Any]:
+        nonlocal child
+        if server.url is not None:
+            open_url = open_sse if server.transport == "sse" else open_http
+            async with open_url(server.url, headers=server.headers, on_lost=lost) as pair:
+                yield pair
+        else:
+            async with open_child(server.command, env=child_environment(server.env), cwd=server.cwd) as child:
+                child.on_end = lost
+                yield child.incoming, child.outgoing
+
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(server.start_timeout_s):
+                client = await stack.enter_async_context(_client(server, streams()))
+        except TimeoutError as error:
+            raise ServerDown(_why(server, child, f"no answer within {server.start_timeout_s:g} s")) from error
+        except (Exception, BaseExceptionGroup) as error:
+            raise ServerDown(_why(server, child, _reason(error))) from error
+        connection = Connection(client, child)
+        yield connection
+        # What the SDK's task groups raise while they are taken down says nothing new.
+
+
+def _client(server: Server, streams: AbstractAsyncContextManager[Any]) -> Client:
+    async def heard(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            _log.info(
+                "MCP server '%s' changed its tools; the environment keeps those it was compiled with", server.name
+            )
+
+    return Client(
+        streams,
+        message_handler=heard,
+        client_info=types.Implementation(name="rlenv", version="0"),
+        cache=None,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, MCPError):
+        return error.error.message
+    return str(error) or type(error).__name__
+
+
+def _why(server: Server, child: Child | None, reason: str) -> str:
+    if child is None:
+        return f"the MCP server '{server.name}' ({server.address}) cannot be reached: {reason}"
+    fate = "" if child.is_open else f" ({child.fate})"
+    said = f"; it wrote: {child.stderr[-_SHOWN_STDERR:]}" if child.stderr else ""
+    if child.garbage:
+        said = f"; {child.garbage} lines on its standard output were no messages{said}"
+    return f"the MCP server '{server.name}' ({server.address}) does not start: {reason}{fate}{said}"

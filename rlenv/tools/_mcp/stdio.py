@@ -1,0 +1,292 @@
+"""A server as a child process that speaks one JSON-RPC message a line on its standard streams.
+
+The SDK has a transport of its own. This one differs where training needs it: the end of the process is seen at once,
+also where a grandchild holds the pipe open; the child's environment is exactly what it is given; the last lines of its
+standard error are kept for the author; a call that is cancelled never waits for a pipe that is full; and a line that
+is no message costs that line and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+__all__ = ["Child", "child_environment", "open_child"]
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""A longer line ends the connection: nothing a model reads is that long."""
+_STDERR_BYTES = 4_096
+_GRACE_S = 1.0
+_DRAIN_S = 0.2
+_PAUSE_AT, _RESUME_AT = 256, 32
+
+
+def child_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What a server's process sees: `PATH`, with the folder of this interpreter first, and what it is given."""
+    own = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    return {"PATH": f"{own}{os.pathsep}{path}", **given}
+
+
+class _Incoming:
+    """Messages that have come and not been read; ends with `end()`."""
+
+    def __init__(self, pause: Callable[[bool], None]) -> None:
+        self._items: deque[SessionMessage | Exception] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._pause = pause
+        self._is_paused = False
+        self.is_ended = False
+
+    def put(self, item: SessionMessage | Exception) -> None:
+        self._items.append(item)
+        if not self._is_paused and len(self._items) > _PAUSE_AT:
+            self._is_paused = True
+            self._pause(True)
+        self._wake()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        while not self._items:
+            if self.is_ended:
+                raise anyio.EndOfStream
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        if self._is_paused and len(self._items) <= _RESUME_AT:
+            self._is_paused = False
+            self._pause(False)
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        self.end()
+
+    def __aiter__(self) -> _Incoming:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> _Incoming:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Outgoing:
+    """Messages to the child; sending never waits, so that a cancelled call can always say so."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def send(self, item: SessionMessage, /) -> None:
+        self._child.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+
+    async def aclose(self) -> None:
+        pass  # the child's standard input is closed when the child is stopped
+
+    async def __aenter__(self) -> _Outgoing:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Child(asyncio.SubprocessProtocol):
+    """The process behind a connection.
+
+    `is_open` turns false as soon as its output ends or the process does. `on_end` is called once, then.
+    """
+
+    def __init__(self) -> None:
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._line = bytearray()
+        self._errors = bytearray()
+        self._exited = asyncio.get_running_loop().create_future()
+        self.incoming = _Incoming(self._pause)
+        self.outgoing = _Outgoing(self)
+        self.on_end: Callable[[], None] | None = None
+        self.garbage = 0
+        """Lines on its standard output that were no messages."""
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            self._errors += data
+            del self._errors[:-_STDERR_BYTES]
+            return
+        if self.incoming.is_ended:
+            return
+        self._line += data
+        if b"\n" not in data:
+            if len(self._line) > MAX_MESSAGE_BYTES:
+                self._line.clear()
+                self._end()
+            return
+        *lines, rest = bytes(self._line).split(b"\n")
+        self._line = bytearray(rest)
+        for line in lines:
+            self._read(line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self._end()
+
+    def process_exited(self) -> None:
+        if not self._exited.done():
+            self._exited.set_result(None)
+        # What it wrote last is still in the pipe; a grandchild that holds the pipe open must not keep the end away.
+        self._exited.get_loop().call_later(_DRAIN_S, self._end)
+
+    # What the connection uses.
+
+    @property
+    def is_open(self) -> bool:
+        return not self.incoming.is_ended and not self._exited.done()
+
+    @property
+    def stderr(self) -> str:
+        """The last lines that it wrote on its standard error."""
+        return self._errors.decode(errors="replace").strip()
+
+    @property
+    def fate(self) -> str:
+        """How it ended, for messages: `exit code 3`, `signal SIGKILL`, or that it still runs."""
+        code = self._transport.get_returncode() if self._transport is not None else None
+        if code is None:
+            return "still running"
+        if code < 0:
+            with suppress(ValueError):
+                return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, which is also its group's."""
+        return self._transport.get_pid() if self._transport is not None else None
+
+    def write(self, line: bytes) -> None:
+        """Sends a line.
+
+        Raises:
+            anyio.BrokenResourceError: it has ended.
+        """
+        pipe: Any = self._transport.get_pipe_transport(0) if self._transport is not None else None
+        if pipe is None or pipe.is_closing() or not self.is_open:
+            raise anyio.BrokenResourceError
+        pipe.write(line)
+
+    async def stop(self) -> None:
+        """Closes its input, waits a little, then ends it and all its children; nothing of it is left afterwards."""
+        assert self._transport is not None
+        self.on_end = None
+        pipe: Any = self._transport.get_pipe_transport(0)
+        if pipe is not None:
+            pipe.abort() if pipe.get_write_buffer_size() else pipe.close()
+        try:
+            for sent in (None, signal.SIGTERM, signal.SIGKILL):
+                if sent is not None:
+                    self._signal(sent)
+                if await self._has_exited(_GRACE_S):
+                    break
+        finally:
+            self._signal(signal.SIGKILL)  # what it started and left behind, and itself where this is cancelled
+            self._end()
+            self._transport.close()
+
+    async def _has_exited(self, seconds: float) -> bool:
+        await asyncio.wait([self._exited], timeout=seconds)
+        return self._exited.done()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _pause(self, is_paused: bool) -> None:
+        pipe: Any = self._transport.get_pipe_transport(1) if self._transport is not None else None
+        if pipe is not None and not pipe.is_closing():
+            pipe.pause_reading() if is_paused else pipe.resume_reading()
+
+    def _read(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            self.garbage += 1
+            return
+        self.incoming.put(SessionMessage(message))
+
+    def _end(self) -> None:
+        self.incoming.end()
+        told, self.on_end = self.on_end, None
+        if told is not None:
+            told()
+
+
+@asynccontextmanager
+async def open_child(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> AsyncIterator[Child]:
+    """Starts a server's process in a group of its own; on leaving, nothing of the group is left.
+
+    Args:
+        env: the whole environment of the process.
+
+    Raises:
+        OSError: it cannot be started.
+        ValueError: an argument holds a NUL.
+    """
+    loop = asyncio.get_running_loop()
+    # Looked up in the PATH that the child gets; the system would look in ours.
+    program = _which(command[0], env=env, cwd=cwd)
+    _, child = await loop.subprocess_exec(Child, program, *command[1:], env=dict(env), cwd=cwd, start_new_session=True)
+    try:
+        yield child
+    finally:
+        # In a task of its own: a second cancellation must not leave the process behind.
+        stopping = asyncio.ensure_future(child.stop())
+        await asyncio.shield(stopping)
+
+
+def _which(program: str, *, env: Mapping[str, str], cwd: Path) -> str:
+    if os.sep in program:
+        return str(cwd / program)
+    found = shutil.which(program, path=env.get("PATH"))
+    if found is None:
+        raise FileNotFoundError(f"there is no program '{program}' on the PATH")
+    return found

@@ -1,0 +1,220 @@
+"""The `mcp` tool: all tools of an MCP server, by one entry.
+
+The server is started (`command`) or reached (`url`) with the official SDK. Its sessions are shared by all episodes
+unless the entry asks for one of each; one that ends is renewed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlenv.errors import MissingExtra, ToolFailed, UsageError
+from rlenv.registry import Kind
+from rlenv.secrets import resolve, resolve_value
+from rlenv.source import nearest
+from rlenv.spec import Float, Int, Text, ToolSpec
+from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
+from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+
+if TYPE_CHECKING:
+    from rlenv.tools._mcp.server import Server
+
+__all__ = ["KIND", "McpSpec", "changes", "live_listing", "pin_path"]
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_DEFAULT_POOL = 4
+_SHOWN_DIFFERENCES = 5
+
+
+class McpSpec(ToolSpec):
+    """Brings the tools of an MCP server."""
+
+    kind: Literal["mcp"]
+    command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    """Starts the server, which speaks on its standard streams; runs in the spec's folder."""
+    url: Text | None = None
+    """Where the server is, instead of `command`."""
+    transport: Literal["http", "sse"] = "http"
+    """With `url`: streamable HTTP, or the older SSE."""
+    env: Mapping[str, Text] = Field(default_factory=dict)
+    """With `command`: the server's environment; beside it the server sees only `PATH`."""
+    headers: Mapping[str, Text] = Field(default_factory=dict)
+    """With `url`: headers of every request."""
+    include: tuple[Text, ...] | None = None
+    """Only these tools, by the server's names; `*` stands for any characters."""
+    exclude: tuple[Text, ...] = ()
+    """Not these tools, by the server's names; `*` stands for any characters."""
+    rename: Mapping[str, Text] = Field(default_factory=dict)
+    """What the model calls a tool, by the server's name for it."""
+    prefix: Text = ""
+    """Stands before the names that are not under `rename`."""
+    scope: Literal["process", "episode", "pool"] = "process"
+    """One session for all episodes, one for each episode, or as many as `size` for all."""
+    size: Annotated[Int, Field(ge=1, le=256)] | None = None
+    """With `scope: pool`: how many sessions; 4 otherwise."""
+    start_timeout_s: Annotated[Float, Field(gt=0)] = 30.0
+    """The server has to answer within this many seconds after its start."""
+    pin: Text | None = None
+    """A file, relative to the spec, that holds the tools; `rlenv tools SPEC --pin` writes it."""
+
+
+def _server(name: str, spec: McpSpec, context: CompileContext) -> Server:
+    if (spec.command is None) == (spec.url is None):
+        found = "both" if spec.command is not None else "neither"
+        raise UsageError(f"a server has either 'command' or 'url', and here are {found}; name one of them")
+    for key, owner in (("env", "command"), ("headers", "url"), ("transport", "url")):
+        if key in spec.model_fields_set and getattr(spec, owner) is None:
+            raise UsageError(f"{key}: it is read only with '{owner}'; remove '{key}'")
+    if spec.size is not None and spec.scope != "pool":
+        raise UsageError(f"size: it is read only with 'scope: pool', and the scope is {spec.scope}; remove 'size'")
+    if importlib.util.find_spec("mcp") is None:
+        raise MissingExtra("the tool kind 'mcp'", extra="mcp")
+    from rlenv.tools._mcp.server import Server
+
+    return Server(
+        name,
+        command=tuple(resolve(word) for word in spec.command or ()),
+        url=resolve(spec.url) if spec.url is not None else None,
+        transport=spec.transport,
+        env=resolve_value(spec.env),
+        headers=resolve_value(spec.headers),
+        cwd=_folder(context),
+        start_timeout_s=spec.start_timeout_s,
+    )
+
+
+def _folder(context: CompileContext) -> Path:
+    return context.bases.get("command", context.base).absolute()
+
+
+def pin_path(spec: McpSpec, context: CompileContext) -> Path | None:
+    """The file that pins the entry's tools, where it names one."""
+    return context.path("pin", spec.pin) if spec.pin is not None else None
+
+
+def live_listing(name: str, spec: McpSpec, context: CompileContext) -> Listing:
+    """The tools of the entry's server as it lists them now.
+
+    Raises:
+        UsageError: the entry names no server, or the server does not start.
+    """
+    return discover(_server(name, spec, context), is_fresh=True)
+
+
+def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
+    """What the server changed since the entry's tools were pinned, in words; None where they are as they were.
+
+    Raises:
+        UsageError: the pin cannot be read, or the server does not start.
+    """
+    path = pin_path(spec, context)
+    if path is None:
+        return None
+    found = differences(read_pin(path, name), live_listing(name, spec, context))
+    if not found:
+        return None
+    more = f", and {len(found) - _SHOWN_DIFFERENCES} more" if len(found) > _SHOWN_DIFFERENCES else ""
+    return ", ".join(found[:_SHOWN_DIFFERENCES]) + more
+
+
+def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
+    known = [tool.name for tool in listing.tools]
+
+    def matching(key: str, patterns: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for pattern in patterns:
+            hits = [tool for tool in known if fnmatchcase(tool, pattern)]
+            if not hits:
+                close = nearest(pattern, known)
+                hint = f"did you mean '{close}'?" if close else f"it has: {', '.join(known) or 'none'}"
+                raise UsageError(f"{key}: the server '{name}' has no tool '{pattern}'; {hint}")
+            found.update(hits)
+        return found
+
+    wanted = matching("include", spec.include) if spec.include is not None else set(known)
+    wanted -= matching("exclude", spec.exclude)
+    matching("rename", tuple(spec.rename))
+    if not wanted:
+        raise UsageError(f"no tool of the server '{name}' is left; it has: {', '.join(known) or 'none'}")
+    return [tool for tool in listing.tools if tool.name in wanted]
+
+
+def _name(spec: McpSpec, tool: ListedTool) -> str:
+    name = spec.rename.get(tool.name, spec.prefix + tool.name)
+    if not _TOOL_NAME.fullmatch(name):
+        fixed = re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64]
+        raise UsageError(
+            f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'; "
+            f"add 'rename: {{{tool.name}: {fixed}}}'"
+        )
+    return name
+
+
+def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[Tool]:
+    """The server's tools, in its order; what they answer as structured content is the value.
+
+    Without `pin` the server is started once to be asked for its tools (see `discover`). A tool that the server
+    declares as one that is not read-only counts as `mutates`, and one that it declares as read-only or idempotent
+    may be retried, unless the entry says otherwise.
+
+    Raises:
+        MissingExtra: the SDK is not installed.
+        UsageError: the keys do not fit together, the server does not start, or a named tool does not exist.
+    """
+    server = _server(name, spec, context)
+    path = pin_path(spec, context)
+    listing = read_pin(path, name) if path is not None else discover(server)
+    tools = _chosen(spec, listing, name)
+    if spec.description is not None and len(tools) != 1:
+        raise UsageError(f"description: the entry gives {len(tools)} tools, which have their own; remove 'description'")
+    made = [_tool(spec, tool, server, listing) for tool in tools]
+    return tuple(made)
+
+
+def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> Tool:
+    from rlenv.tools._mcp.content import as_output
+    from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
+    from rlenv.tools._mcp.server import ServerDown
+
+    name, remote = _name(spec, tool), tool.name
+    is_own = spec.scope == "episode"
+    size = (spec.size or _DEFAULT_POOL) if spec.scope == "pool" else 1
+    key = ("mcp", server.key, size)
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        scope = call.scope() if is_own else call.shared()
+        pool = await scope.get(key, lambda: open_pool(server, size=size))
+        try:
+            result = await pool.call(remote, arguments, deadline=call.deadline)
+        except CallFailed as error:
+            raise ToolFailed(str(error)) from error
+        except ServerDied as error:
+            text = f"the server of the tool {name} stopped during the call"
+            raise ToolFailed(text, reason="server_died", retryable=True) from error
+        except ServerDown as error:
+            text = f"the tool {name} is not available at the moment"
+            raise ToolFailed(text, reason="server_down", retryable=True) from error
+        return as_output(name, result)
+
+    is_safe = bool(tool.is_read_only or tool.is_idempotent)
+    fields = common(spec, idempotent=is_safe)
+    if "mutates" not in spec.model_fields_set:
+        fields["mutates"] = tool.is_read_only is False
+    return Tool(
+        name=name,
+        description=spec.description or tool.description or f"The tool {remote} of {listing.server or server.name}.",
+        parameters=tool.parameters,
+        run=run,
+        mode="async",
+        **fields,
+    )
+
+
+KIND = Kind(McpSpec, compile_mcp)
