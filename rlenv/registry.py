@@ -32,6 +32,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
         "calculator": "rlenv.tools.calculator:KIND",
         "http": "rlenv.tools.http:KIND",
+        "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",
         "python": "rlenv.tools.python:KIND",
         "search": "rlenv.tools.search:KIND",

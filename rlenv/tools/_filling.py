@@ -1,0 +1,79 @@
+"""Templates of an entry that are filled for each call, over `args`, `task` and `vars`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rlenv.errors import UsageError
+from rlenv.secrets import resolve_value
+from rlenv.source import nearest
+from rlenv.templates import TemplateError, compile_template, compile_value
+
+__all__ = ["Filling", "compile_filling", "is_dynamic", "read_parameters"]
+
+_NAMES = ("args", "task", "vars")
+
+Filling = Callable[..., Any]
+"""Filled by `filling(args=…, task=…)`."""
+
+
+def read_parameters(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """From a call's arguments to what templates read as `args`.
+
+    Every name of the schema is there: one that the call left out has its `default`, or None.
+    """
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    defaults = {name: one.get("default") if isinstance(one, Mapping) else None for name, one in properties.items()}
+    return lambda arguments: {**defaults, **arguments}
+
+
+def compile_filling(value: Any, *, where: str, parameters: Mapping[str, Any], vars: Mapping[str, Any]) -> Filling:
+    """Compiles `value`, in which every string is a template; secrets named in it are put in.
+
+    Args:
+        where: the key that holds it, for messages.
+        parameters: the tool's parameters, whose names `args` has.
+
+    Raises:
+        UsageError: a template cannot be read, or reads a name that is not there; a secret is not set.
+    """
+    for text in _texts(value):
+        _check(text, where=where, parameters=parameters)
+    fill = compile_value(resolve_value(value))
+    return lambda *, args, task: fill(args=args, task=task, vars=vars)
+
+
+def is_dynamic(value: Any) -> bool:
+    """True if a template in `value` reads what differs from call to call."""
+    return any(compile_template(text).names & {"args", "task"} for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+
+
+def _check(text: str, *, where: str, parameters: Mapping[str, Any]) -> None:
+    try:
+        template = compile_template(text)
+    except TemplateError as error:
+        raise UsageError(f"{where}: the template cannot be read: {error}") from error
+    named = list(parameters.get("properties", {}))
+    for name in sorted(template.names - set(_NAMES)):
+        close = nearest(name, _NAMES)
+        if close is None and name in named:
+            close = f"args.{name}"
+        hint = f"did you mean '{close}'?" if close else f"known names: {', '.join(_NAMES)}"
+        raise UsageError(f"{where}: '{name}' is not known here; {hint}")
+    for path in sorted(template.paths):
+        if path[0] == "args" and len(path) > 1 and path[1] not in named:
+            close = nearest(path[1], named)
+            hint = f"did you mean 'args.{close}'?" if close else "name it under 'parameters'"
+            raise UsageError(f"{where}: there is no argument '{path[1]}'; {hint}")

@@ -1,0 +1,261 @@
+"""The `http` tool: one request to a server, and the part of its answer that matters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, urlencode, urlsplit
+
+import orjson
+from pydantic import Field
+
+from rlenv.errors import MissingExtra, ToolFailed, UsageError
+from rlenv.registry import Kind
+from rlenv.spec import Bool, Int, Text, ToolSpec
+from rlenv.tools._filling import Filling, compile_filling, read_parameters
+from rlenv.tools._signature import shorthand
+from rlenv.tools._wire import Answer, Request, exchange
+from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+
+__all__ = ["KIND", "HttpSpec"]
+
+_CONSTANT = r"\{\{\s*vars\.[\w.]+\s*\}\}|\$\{env:\w+\}"
+_SERVER = re.compile(rf"(https?://|{_CONSTANT})([^{{}}/?#\s$]|://|{_CONSTANT})*(?=[/?#]|$)", re.IGNORECASE)
+_JSON_TYPE = re.compile(r"application/(.*\+)?json")
+
+
+class HttpSpec(ToolSpec):
+    """Sends one HTTP request and shows the answer, or a part of it."""
+
+    kind: Literal["http"]
+    url: Text
+    """http:// or https://, a template; what a call fills in is percent-encoded and cannot change the server."""
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] | None = None
+    """POST where there is a body, otherwise GET."""
+    headers: Mapping[str, Text] = Field(default_factory=dict)
+    """Headers; values are templates, and secrets are written ${env:NAME}."""
+    query: Mapping[str, Any] = Field(default_factory=dict)
+    """Parameters after the `?`; values are templates, and one that gives None is left out."""
+    body: Any = None
+    """A mapping or list is sent as JSON, a text as it is; strings in it are templates."""
+    parameters: Mapping[str, Any] = Field(default_factory=dict)
+    """What the model gives, read by templates as `args`: `{text: string, limit: integer?}`, or a JSON Schema."""
+    response: Text | None = None
+    """A JMESPath expression that selects from a JSON answer; the whole answer otherwise."""
+    expect_status: tuple[Annotated[Int, Field(ge=100, le=599)], ...] = ()
+    """The statuses that count as an answer; 200 to 299 otherwise."""
+    max_bytes: Annotated[Int, Field(ge=1, le=100_000_000)] = 1_000_000
+    """No more of an answer is read."""
+    redirects: Bool = False
+    """Follow redirects within the same server; never to another."""
+    preset: Literal["search-r1"] | None = None
+    """`search-r1`: the wire format of Search-R1's retrieval server; only the url is needed."""
+    top_k: Annotated[Int, Field(ge=1, le=1_000)] = 3
+    """With the preset: how many documents are asked for."""
+
+
+def _selector(expression: str) -> Callable[[Any], Any]:
+    try:
+        import jmespath
+    except ImportError as error:
+        raise MissingExtra("response (JMESPath)", extra="http") from error
+    try:
+        search: Callable[[Any], Any] = jmespath.compile(expression).search
+    except jmespath.exceptions.JMESPathError as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"response: '{expression}' is not a JMESPath expression ({reason})") from error
+    return search
+
+
+def _check_url(url: str) -> None:
+    """A call decides what is asked, never whom: up to the path there are only letters, constants and secrets."""
+    if not _SERVER.match(url):
+        raise UsageError(
+            f"url: '{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
+            "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task"
+        )
+
+
+class _Quoted(Mapping[str, Any]):
+    """Values as they may stand in a URL: each encoded, so that none can end its segment."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        if isinstance(value, Mapping):
+            return _Quoted(value)
+        return quote(_encoded("" if value is None else _plain(value)), safe="")
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return orjson.dumps(value).decode()  # as JSON writes it: true, 3, [1,2]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", errors="replace")  # a policy may write lone surrogates
+
+
+def _address(url: str, query: Mapping[str, Any]) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ToolFailed("the arguments make no address", reason="bad_arguments") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(character <= " " for character in url):
+        raise ToolFailed("the arguments make no address", reason="bad_arguments")
+    if any(segment in (".", "..") for segment in parts.path.split("/")):
+        raise ToolFailed("an argument of '.' or '..' would lead to another address", reason="bad_arguments")
+    pairs = []
+    for name, value in query.items():
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        pairs += [(name, _encoded(_plain(one))) for one in values if one is not None]
+    if not pairs:
+        return url
+    return f"{url}{'&' if parts.query else '?'}{urlencode(pairs)}"
+
+
+def _output(answer: Answer, select: Callable[[Any], Any] | None, max_bytes: int) -> ToolOutput:
+    if select is not None:
+        return _selected(answer, select, max_bytes)
+    if answer.is_cut:
+        return ToolOutput(f"{answer.text}\n(cut after {max_bytes} bytes)", answer.text)
+    value: Any = answer.text
+    if _JSON_TYPE.match(answer.content_type):
+        try:
+            value = orjson.loads(answer.text)
+        except orjson.JSONDecodeError:
+            value = answer.text
+    return ToolOutput(answer.text or f"(no content, status {answer.status})", value)
+
+
+def _selected(answer: Answer, select: Callable[[Any], Any], max_bytes: int) -> ToolOutput:
+    from jmespath.exceptions import JMESPathError
+
+    value = _json_of(answer, max_bytes)
+    try:
+        value = select(value)
+    except JMESPathError as error:
+        raise ToolFailed("the server's answer is not of the form that this tool reads") from error
+    if value is None:
+        return ToolOutput("(nothing found)")
+    return ToolOutput(_plain(value), value)
+
+
+def _json_of(answer: Answer, max_bytes: int) -> Any:
+    if answer.is_cut:
+        raise ToolFailed(f"the server's answer is longer than {max_bytes} bytes")
+    try:
+        return orjson.loads(answer.text)
+    except orjson.JSONDecodeError as error:
+        raise ToolFailed("the server's answer is not JSON") from error
+
+
+def _search_r1(answer: Answer, max_bytes: int) -> ToolOutput:
+    """`{"result": [[{"document": {"contents": "Title\\ntext"}, "score": f}]]}`, or documents without scores, in the
+    form in which Search-R1 shows them (its search_r1/llm_agent/generation.py, `_passages2string`)."""
+    found = _json_of(answer, max_bytes)
+    try:
+        (documents,) = found["result"]
+        value = []
+        for one in documents:
+            contents = one.get("document", one)["contents"]
+            title, _, text = contents.partition("\n")
+            value.append({"title": title, "text": text, "score": one.get("score")})
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ToolFailed("the server's answer is not of the form that this tool reads") from error
+    shown = [f"Doc {number}(Title: {one['title']}) {one['text']}" for number, one in enumerate(value, start=1)]
+    return ToolOutput("\n".join(shown) or "no documents match", value)
+
+
+def _with_preset(spec: HttpSpec) -> HttpSpec:
+    for key in ("query", "body", "parameters", "response", "method"):
+        if getattr(spec, key):
+            raise UsageError(f"{key}: the preset '{spec.preset}' gives it; leave it out, or leave out the preset")
+    return spec.model_copy(
+        update={
+            "parameters": {"query": {"type": "string", "description": "What to look for."}},
+            "body": {"queries": ["{{ args.query }}"], "topk": spec.top_k, "return_scores": True},
+        }
+    )
+
+
+def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence[Tool]:
+    """One tool that sends the request; its value is the selection, the answer as JSON, or its text.
+
+    Raises:
+        MissingExtra: `response` is given and jmespath is not installed.
+        UsageError: the url, a template or the JMESPath expression is wrong.
+    """
+    preset = spec.preset
+    if preset is not None:
+        spec = _with_preset(spec)
+    elif "top_k" in spec.model_fields_set:
+        raise UsageError("top_k: only a preset takes it")
+    parameters = shorthand(spec.parameters)
+    _check_url(spec.url)
+    fillings: dict[str, Filling] = {
+        key: compile_filling(getattr(spec, key), where=key, parameters=parameters, vars=context.vars)
+        for key in ("url", "headers", "query", "body")
+    }
+    method = spec.method or ("GET" if spec.body is None else "POST")
+    select = _selector(spec.response) if spec.response is not None else None
+    arguments_of = read_parameters(parameters)
+    statuses, max_bytes = frozenset(spec.expect_status), spec.max_bytes
+
+    def request(arguments: Mapping[str, Any], call: ToolContext) -> Request:
+        args = arguments_of(arguments)
+        headers = {key: str(value) for key, value in fillings["headers"](args=args, task=call.task).items()}
+        body = fillings["body"](args=args, task=call.task)
+        sent = None
+        if isinstance(body, str):
+            sent = _encoded(body)
+            headers.setdefault("Content-Type", "text/plain; charset=utf-8")
+        elif body is not None:
+            sent = _json_body(body)
+            headers.setdefault("Content-Type", "application/json")
+        url = fillings["url"](args=_Quoted(args), task=_Quoted(call.task))
+        address = _address(url, fillings["query"](args=args, task=call.task))
+        return Request(method, address, headers, sent, statuses, spec.redirects, max_bytes)
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        answer = await exchange(request(arguments, call), call)
+        if preset == "search-r1":
+            return _search_r1(answer, max_bytes)
+        return _output(answer, select, max_bytes)
+
+    return (
+        Tool(
+            name=name,
+            description=spec.description or _description(preset),
+            parameters=parameters,
+            run=run,
+            mode="async",
+            **common(spec),
+        ),
+    )
+
+
+def _json_body(body: Any) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:  # integers beyond 64 bits, lone surrogates
+        raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
+
+
+def _description(preset: str | None) -> str:
+    if preset == "search-r1":
+        return "Search documents; the best matches are shown."
+    return "Ask a server and read its answer."
+
+
+KIND = Kind(HttpSpec, compile_http)

@@ -1,0 +1,410 @@
+"""The http tool against servers that answer, refuse, dawdle, flood and break off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rlenv.errors import MissingVariable, UsageError
+from rlenv.messages import ToolResult
+from rlenv.testing.tools import call, check_tool, context, kept
+from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.http import KIND, HttpSpec
+
+pytest.importorskip("jmespath")
+
+TEXT = {"text": "string"}
+Answers = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def compiled(url: str, *, vars: dict[str, Any] | None = None, **keys: Any) -> Tool:
+    spec = HttpSpec.model_validate({"kind": "http", "url": url, **keys})
+    (tool,) = KIND.factory("ask", spec, CompileContext(base=Path(), vars=vars or {}))
+    assert isinstance(tool, Tool)
+    return tool
+
+
+@asynccontextmanager
+async def served(answers: Answers) -> AsyncIterator[str]:
+    """A loopback server that answers everything with `answers`; gives its address."""
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answers)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def raw(reply: bytes, *, ends: bool = True) -> AsyncIterator[str]:
+    """A loopback server that answers each connection with these bytes, whatever was asked."""
+    open_now: set[asyncio.StreamWriter] = set()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_now.add(writer)
+        await reader.read(1)
+        writer.write(reply)
+        if ends:
+            writer.transport.abort() if not reply else writer.close()
+
+    server = await asyncio.start_server(one, "127.0.0.1", 0)
+    try:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.close()
+        for writer in open_now:
+            writer.transport.abort()
+
+
+@contextmanager
+def in_thread(answers: Answers) -> Iterator[str]:
+    """The same server on an event loop of its own."""
+    address: Future[str] = Future()
+    leave = threading.Event()
+
+    async def serve() -> None:
+        async with served(answers) as where:
+            address.set_result(where)
+            await asyncio.to_thread(leave.wait, 60)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield address.result(30)
+    finally:
+        leave.set()
+        thread.join()
+
+
+def ask(answers: Answers, arguments: dict[str, Any] | None = None, *, path: str = "/", **keys: Any) -> ToolResult:
+    async def go() -> ToolResult:
+        async with served(answers) as address, kept() as make:
+            return await call(compiled(address + path, **keys), arguments or {}, within=make())
+
+    return asyncio.run(go())
+
+
+def ask_raw(reply: bytes, *, ends: bool = True, seconds: float = 60.0, **keys: Any) -> ToolResult:
+    async def go() -> ToolResult:
+        async with raw(reply, ends=ends) as address, kept(lambda: context(seconds=seconds)) as make:
+            return await call(compiled(address + "/secret-path", **keys), {}, within=make())
+
+    return asyncio.run(go())
+
+
+async def echo(request: web.Request) -> web.Response:
+    body = await request.text()
+    return web.json_response(
+        {
+            "method": request.method,
+            "path": request.raw_path,
+            "query": list(request.query.items()),
+            "body": body,
+            "headers": dict(request.headers),
+        }
+    )
+
+
+def says(text: str | bytes, status: int = 200, content_type: str | None = "text/plain") -> Answers:
+    async def answer(request: web.Request) -> web.Response:
+        body = text.encode() if isinstance(text, str) else text
+        headers = {"Content-Type": content_type} if content_type else {}
+        return web.Response(body=body, status=status, headers=headers)
+
+    return answer
+
+
+def test_the_http_tool_keeps_the_laws_of_tools() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        text = request.query["q"]
+        return web.json_response({"said": text}) if text else web.Response(status=404, text="say something")
+
+    # check_tool owns its event loop, so the server has one of its own.
+    with in_thread(answer) as address:
+        check_tool(
+            compiled(address, query={"q": "{{ args.text }}"}, parameters=TEXT, response="said"),
+            good=[{"text": "a"}, {"text": "☃ & = ?"}],
+            bad=[{}, {"text": 1}, {"text": "a", "more": 1}],
+            failing=[{"text": ""}],
+        )
+
+
+def test_arguments_reach_path_query_headers_and_body() -> None:
+    result = ask(
+        echo,
+        {"text": "a/b ☃?", "limit": 3},
+        path="/items/{{ args.text }}",
+        query={"n": "{{ args.limit }}", "none": "{{ args.other }}", "many": ["x", "{{ args.text }}"]},
+        headers={"X-Limit": "{{ args.limit }}"},
+        body={"deep": [{"text": "{{ args.text }}", "limit": "{{ args.limit }}"}]},
+        parameters={"text": "string", "limit": "integer", "other": "string?"},
+    )
+    value = result.value
+    assert value["method"] == "POST"
+    assert value["path"].startswith("/items/a%2Fb%20%E2%98%83%3F?")
+    assert value["query"] == [["n", "3"], ["many", "x"], ["many", "a/b ☃?"]]
+    assert value["headers"]["X-Limit"] == "3"
+    assert json.loads(value["body"]) == {"deep": [{"text": "a/b ☃?", "limit": 3}]}
+
+
+def test_the_task_and_constants_are_read_too() -> None:
+    async def go() -> ToolResult:
+        async with served(echo) as address, kept(lambda: context(task={"id": "7/8"})) as make:
+            tool = compiled("{{ vars.server }}/{{ task.id }}", vars={"server": address}, response="path")
+            return await call(tool, {}, within=make())
+
+    assert asyncio.run(go()).text == "/7%2F8"
+
+
+@pytest.mark.parametrize("text", ["..", ".", ""])
+def test_an_argument_cannot_climb_to_another_path(text: str) -> None:
+    result = ask(echo, {"text": text}, path="/public/{{ args.text }}", parameters=TEXT, response="path")
+    assert (result.outcome == "bad_arguments") if text else result.text == "/public/"
+
+
+def test_an_argument_cannot_add_a_header() -> None:
+    result = ask(echo, {"text": "a\r\nX-Evil: 1"}, headers={"X": "{{ args.text }}"}, parameters=TEXT)
+    assert (result.outcome, result.text) == ("bad_arguments", "the header X would hold a control character")
+
+
+def test_a_selection_is_shown_as_text_or_json() -> None:
+    document = json.dumps({"items": [{"name": "kite", "n": 1}, {"name": "ball", "n": 2}]})
+    answer = says(document, content_type="application/json")
+    assert ask(answer, response="items[0].name").text == "kite"
+    found = ask(answer, response="items[].n")
+    assert (found.text, found.value) == ("[1,2]", [1, 2])
+    assert ask(answer, response="items[5]").text == "(nothing found)"
+    assert ask(answer).value["items"][1]["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "says_what"),
+    [
+        (says("nothing here", 404), "the server answered 404 Not Found: nothing here"),
+        (says("<h1>secret stack</h1>", 500, "text/html"), "the server answered 500 Internal Server Error"),
+        (says("", 302), "the server answered 302 Found"),
+        (says("x" * 10_000, 400), "the server answered 400 Bad Request: " + "x" * 299 + "…"),
+        (says("?", 799), "the server answered 799: ?"),
+        (says(b"\x89PNG", content_type="image/png"), "the server answered with image/png, which is no text"),
+    ],
+)
+def test_what_is_no_answer_is_a_short_failure(answer: Answers, says_what: str) -> None:
+    result = ask(answer)
+    assert (result.outcome, result.text) == ("failed", says_what)
+
+
+def test_expected_statuses_count_as_answers() -> None:
+    assert ask(says("gone", 404), expect_status=[200, 404]).text == "gone"
+    assert ask(says("fine"), expect_status=[201]).outcome == "failed"
+
+
+def test_a_selection_from_what_is_not_json_fails() -> None:
+    assert ask(says("<html>"), response="a").text == "the server's answer is not JSON"
+    result = ask(says("[1]", content_type="application/json"), response="length(a)")
+    assert result.text == "the server's answer is not of the form that this tool reads"
+
+
+def test_text_that_is_not_utf8_is_read_as_well_as_possible() -> None:
+    assert ask(says("déjà".encode("latin-1"), content_type="text/plain; charset=latin-1")).text == "déjà"
+    assert ask(says(b"d\xe9j\xe0")).text == "d\ufffdj\ufffd"
+    assert ask(says(b"ok", content_type="text/plain; charset=no-such")).text == "ok"
+
+
+def test_a_flood_is_cut_while_it_is_read() -> None:
+    sent = 0
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        try:
+            for _ in range(100_000):
+                await response.write(b"x" * 10_000)
+                sent += 10_000
+        except ConnectionError:
+            pass
+        return response
+
+    result = ask(flood, max_bytes=1_000)
+    assert result.text == "x" * 1_000 + "\n(cut after 1000 bytes)"
+    assert sent < 100_000_000
+    assert ask(flood, max_bytes=1_000, response="a").text == "the server's answer is longer than 1000 bytes"
+
+
+def test_an_answer_that_was_compressed_unasked_is_refused() -> None:
+    async def bomb(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip", "Content-Type": "text/plain"})
+
+    assert ask(bomb).text == "the server sent a compressed answer that was not asked for"
+
+
+@pytest.mark.parametrize(
+    ("reply", "says_what"),
+    [
+        (b"", "the server closed the connection before its answer ended"),
+        (b"\x00\xff garbage \r\n\r\n", "the server's answer is not HTTP"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100\r\n\r\nhalf",
+            "the server closed the connection before its answer ended",
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n", "the server's answer is not HTTP"),
+    ],
+)
+def test_a_broken_server_is_a_short_failure_that_names_no_address(reply: bytes, says_what: str) -> None:
+    result = ask_raw(reply)
+    assert (result.outcome, result.text) == ("failed", says_what)
+
+
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nslow"])
+def test_a_server_that_dawdles_costs_the_tools_time_limit(reply: bytes) -> None:
+    result = ask_raw(reply, ends=False, timeout_s=0.05)
+    assert result.outcome == "timeout"
+
+
+def test_a_server_that_is_not_there_is_a_short_failure() -> None:
+    async def go() -> ToolResult:
+        async with served(echo) as address:
+            gone = address
+        async with kept() as make:
+            return await call(compiled(gone), {}, within=make())
+
+    assert asyncio.run(go()).text == "the server cannot be reached"
+
+
+def test_redirects_are_followed_within_the_server_only_where_asked() -> None:
+    async def move(request: web.Request) -> web.Response:
+        if request.path == "/":
+            return web.Response(status=302, headers={"Location": "/next"})
+        if request.path == "/next":
+            return web.Response(status=302, headers={"Location": "http://localhost.invalid/"})
+        return web.Response(text="there")
+
+    assert ask(move).text == "the server answered 302 Found"
+    assert ask(move, redirects=True).text == "the server redirected to another server, which is not followed"
+
+    async def circle(request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": "/"})
+
+    assert ask(circle, redirects=True).text == "the server redirected more than 5 times"
+
+
+def test_cookies_do_not_cross_calls() -> None:
+    async def cookie(request: web.Request) -> web.Response:
+        response = web.Response(text=request.headers.get("Cookie", "none"))
+        response.set_cookie("who", "me")
+        return response
+
+    async def go() -> list[str]:
+        async with served(cookie) as address, kept() as make:
+            tool = compiled(address)
+            return [(await call(tool, {}, within=make())).text for _ in range(2)]
+
+    assert asyncio.run(go()) == ["none", "none"]
+
+
+def test_a_secret_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLENV_TEST_KEY", "correct-horse-battery")
+    keys: dict[str, Any] = {"headers": {"Authorization": "Bearer ${env:RLENV_TEST_KEY}"}}
+    seen: list[str] = []
+
+    async def tell(request: web.Request) -> web.Response:
+        seen.append(request.headers["Authorization"])
+        return web.Response(text=f"you sent {seen[-1]}", status=200 if len(seen) == 1 else 403)
+
+    good, refused = ask(tell, **keys), ask(tell, **keys)
+    assert seen == ["Bearer correct-horse-battery"] * 2
+    for result in (good, refused):
+        assert "correct-horse" not in result.text + repr(result.value)
+    assert refused.text == "the server answered 403 Forbidden: you sent Bearer ${env:RLENV_TEST_KEY}"
+
+
+def test_a_secret_that_is_not_set_is_said_at_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLENV_TEST_KEY", raising=False)
+    with pytest.raises(MissingVariable, match="RLENV_TEST_KEY"):
+        compiled("http://h/", headers={"Authorization": "${env:RLENV_TEST_KEY}"})
+
+
+@pytest.mark.parametrize(
+    ("url", "keys", "says_what"),
+    [
+        ("ftp://h/", {}, "does not begin with a fixed server"),
+        ("h/path", {}, "does not begin with a fixed server"),
+        ("http://{{ args.text }}/", {}, "not from the call"),
+        ("http://h{{ args.text }}/", {}, "not from the call"),
+        ("{{ vars.h }}{{ task.x }}/", {}, "not from the call"),
+        ("{{ 'http://' ~ args.text }}", {}, "not from the call"),
+        ("http://h/{{ args.tex }}", {}, "did you mean 'args.text'"),
+        ("http://h/{{ text }}", {}, "did you mean 'args.text'"),
+        ("http://h/{{ args.text }", {}, "url: the template cannot be read"),
+        ("http://h/", {"body": {"a": ["{{ argz.text }}"]}}, "did you mean 'args'"),
+        ("http://h/", {"response": "a["}, "is not a JMESPath expression"),
+        ("http://h/", {"parameters": {"text": "strng"}}, "expected one of"),
+        ("http://h/", {"top_k": 5}, "only a preset takes it"),
+        ("http://h/", {"preset": "search-r1"}, "the preset 'search-r1' gives it"),
+    ],
+)
+def test_a_wrong_entry_is_the_authors_mistake(url: str, keys: dict[str, Any], says_what: str) -> None:
+    with pytest.raises(UsageError, match=says_what):
+        compiled(url, **{"parameters": TEXT, **keys})
+
+
+SCORED = {
+    "result": [
+        [
+            {"document": {"contents": '"Kite"\nIt flies.\nHigh.'}, "score": 0.9},
+            {"document": {"contents": "Ball\nIt rolls."}, "score": 0.5},
+        ]
+    ]
+}
+
+
+def test_the_search_r1_preset_speaks_its_wire_format() -> None:
+    asked: list[Any] = []
+
+    async def retrieve(request: web.Request) -> web.Response:
+        asked.append((request.method, request.path, await request.json()))
+        return web.json_response(SCORED)
+
+    result = ask(retrieve, {"query": "what flies?"}, path="/retrieve", preset="search-r1", top_k=2)
+    assert asked == [("POST", "/retrieve", {"queries": ["what flies?"], "topk": 2, "return_scores": True})]
+    assert result.text == 'Doc 1(Title: "Kite") It flies.\nHigh.\nDoc 2(Title: Ball) It rolls.'
+    assert result.value[1] == {"title": "Ball", "text": "It rolls.", "score": 0.5}
+
+
+def test_the_search_r1_preset_reads_documents_without_scores() -> None:
+    bare = {"result": [[one["document"] for one in SCORED["result"][0]]]}
+    answer = says(json.dumps(bare), content_type="application/json")
+    result = ask(answer, {"query": "q"}, preset="search-r1")
+    assert result.text.startswith('Doc 1(Title: "Kite") It flies.')
+    assert result.value[0]["score"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong", ["{}", "[]", '{"result": [[1]]}', '{"result": [[{"document": {}}]]}', '{"result": 3}']
+)
+def test_another_wire_format_is_a_failure(wrong: str) -> None:
+    result = ask(says(wrong, content_type="application/json"), {"query": "q"}, preset="search-r1")
+    assert result.text == "the server's answer is not of the form that this tool reads"
+
+
+def test_a_lone_surrogate_in_an_argument_breaks_nothing() -> None:
+    keys: dict[str, Any] = {"parameters": TEXT, "path": "/{{ args.text }}"}
+    assert ask(echo, {"text": "\ud800"}, **keys).outcome in ("ok", "bad_arguments")
+    result = ask(echo, {"text": "\ud800"}, parameters=TEXT, body={"a": "{{ args.text }}"})
+    assert result.text == "the arguments cannot be sent as JSON"
