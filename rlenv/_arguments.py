@@ -71,6 +71,16 @@ class ArgumentCheck:
                 break
         return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "the arguments do not fit the tool's parameters"
 
+    def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
+        """Where a value's type is refused, and the JSON types that are allowed there; nothing else is listed."""
+        found: list[tuple[list[Any], list[str]]] = []
+        for error in self._validator.iter_errors(arguments):
+            if error.schema_path and str(error.schema_path[-1]) == "type":
+                types = getattr(error.kind, "types", None) or self._types_at(error) or []
+                listed = [types] if isinstance(types, str) else [str(name) for name in types]
+                found.append((list(error.instance_path), listed))
+        return found
+
     def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> list[str]:
         known = list(self._schema.get("properties", {}))
         place = _place(list(error.instance_path))

@@ -70,12 +70,20 @@ class Hosted(Generic[_T]):
 class Scope:
     """What tools keep for one episode, or for one environment: opened when first asked for, closed in reverse order."""
 
-    __slots__ = ("_hosts", "_is_closed", "_values")
+    __slots__ = ("_hosts", "_is_closed", "_kept", "_values")
 
     def __init__(self) -> None:
         self._values: dict[Hashable, asyncio.Future[Any]] = {}
         self._hosts: dict[Hashable, Hosted[Any]] = {}
+        self._kept: dict[Hashable, Any] = {}
         self._is_closed = False
+
+    def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """The plain value under `key`, made when first asked for; it needs no closing and goes with the scope."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: _T = self._kept[key]
+        return kept
 
     async def get(self, key: Hashable, open: Callable[[], AbstractAsyncContextManager[_T]]) -> _T:
         """The value under `key`; `open()` is entered for it once, whoever asks first.

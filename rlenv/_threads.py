@@ -90,7 +90,7 @@ class _State:
 
     size: int
     lock: threading.Lock = field(default_factory=threading.Lock)
-    queue: SimpleQueue[tuple[Job, _Mailbox]] = field(default_factory=SimpleQueue)
+    queue: SimpleQueue[tuple[Job, _Mailbox] | None] = field(default_factory=SimpleQueue)
     threads: int = 0
     """Threads in the pool: running a job that is still wanted, or waiting for one."""
     idle: int = 0
@@ -199,6 +199,17 @@ class ThreadPool:
             if state.backlog and self._spawn():
                 state.backlog -= 1
             return True
+
+    def close(self) -> None:
+        """Ends the threads that wait for work; a job submitted later starts new ones."""
+        state = self._state
+        if os.getpid() != self._process:
+            return
+        with state.lock:
+            idle, state.idle = state.idle, 0
+            state.threads -= idle
+            for _ in range(idle):
+                state.queue.put(None)
 
     def _spawn(self) -> bool:
         """Starts a thread; False where the system gives none but others are at work, which take its job later."""

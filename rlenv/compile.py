@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlenv import dialects, registry
+from rlenv.calls.attach import governed
 from rlenv.dialects.base import Dialect
 from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
 from rlenv.resources.base import Resource
@@ -90,6 +91,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         path = f"rewards.{name}"
         term_context = TermCompileContext(
             loaded.base_of(path), spec.vars, resources, bases(path, reward_entry), tools, spec.answer
+        made = attempt(path, partial(governed, made, name, tool_entry, loaded)) if made else made
         )
         kind = registry.get("rewards", reward_entry.kind)
         term = attempt(path, partial(kind.factory, name, reward_entry, term_context))

@@ -83,6 +83,7 @@ class Environment:
                 await scope.aclose()
         finally:
             await self._stack.aclose()
+            self.executor.close()
 
     def scope(self) -> Scope:
         """What tools keep for as long as the environment; closed with it."""

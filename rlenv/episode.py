@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv._hosted import Scope
 from rlenv.errors import EpisodeError, UsageError
@@ -290,12 +290,19 @@ class Episode:
     async def _call_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         # A reward is measured after the episode's own time is over, so its calls get a budget of their own.
         deadline = time.monotonic() + self.environment.spec.limits.reward_s
-        context = self._tool_context(deadline)
+        context = self._tool_context(deadline, turn=len(self.turns))
         (result,) = await self.environment.executor.run((ToolCall(name, arguments),), context)
         return result
 
-    def _tool_context(self, deadline: float) -> ToolContext:
-        return ToolContext(self.task, self._resources, deadline, self.seed, self.scope, self.environment.scope)
+    def _tool_context(self, deadline: float, *, turn: int = -1) -> ToolContext:
+        bounded_by: Literal["episode", "turn"] = "episode"
+        turn_s = self.environment.spec.limits.turn_s
+        if turn_s is not None and turn >= 0 and (turn_ends := time.monotonic() + turn_s) < deadline:
+            deadline, bounded_by = turn_ends, "turn"
+        environment = self.environment
+        return ToolContext(
+            self.task, self._resources, deadline, self.seed, self.scope, environment.scope, turn, bounded_by
+        )
 
     def scope(self) -> Scope:
         """What tools keep for this episode; closed with it."""

@@ -115,10 +115,19 @@ class ToolFailed(RlenvError):
     """A tool declares that a call failed.
 
     `text` is shown to the model as it stands: short, and without tracebacks, paths or secrets. `reason` is a stable
-    word for counting (`failed`, `timeout`, …).
+    word for counting (`failed`, `timeout`, …). `retryable` is true where the same call may succeed a little later (a
+    server that was busy or gone), false where it would fail again (a statement that is wrong). `details` (JSON) are
+    kept in the trajectory and not shown.
     """
 
-    def __init__(self, text: str, *, reason: str = "failed") -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        reason: str = "failed",
+        retryable: bool = False,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
         self.text = text
         self.reason = reason
         super().__init__(text)
@@ -130,6 +139,7 @@ class EpisodeError(RlenvError):
     reason = "infrastructure"
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
+        self.retryable = retryable
         if reason is not None:
             self.reason = reason
         super().__init__(message)

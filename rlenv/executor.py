@@ -10,19 +10,26 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import CoroutineType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv._arguments import ArgumentCheck, nearest
+from rlenv._coercion import coerced
 from rlenv._deadline import Expired, drive
 from rlenv._threads import ThreadPool
+from rlenv.calls.cache import forget_episode
+from rlenv.calls.guard import Guard, Notes
+from rlenv.calls.policy import policy_of
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.secrets import logger, redact, redact_value
 from rlenv.spec import CallsSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
+
+if TYPE_CHECKING:
+    from rlenv.calls.shared import SharedPlaces
 
 __all__ = ["Executor"]
 
@@ -102,6 +109,12 @@ class _Entry:
     check: ArgumentCheck
     timeout_s: float
     places: _Places
+    is_inline: bool
+    """Runs on the loop, and no policy asks for more."""
+    guard: Guard | None = None
+    shared: SharedPlaces | None = None
+    coerce: frozenset[str] = frozenset()
+    keeps_results: bool = False
     left_behind: int = 0
     """Calls that were given up and have not ended."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -115,6 +128,15 @@ class _Entry:
     def has_ended(self, _: object = None) -> None:
         with self.lock:
             self.left_behind -= 1
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A call that is run with other arguments than the policy wrote."""
+
+    entry: _Entry
+    call: ToolCall
+    notes: Notes
 
 
 class Executor:
@@ -147,20 +169,48 @@ class Executor:
         threads: int = 256,
         max_left_behind: int = 256,
     ) -> None:
-        self._entries = {
-            name: _Entry(
-                tool,
-                ArgumentCheck(tool.parameters, tool=name),
-                tool.timeout_s if tool.timeout_s is not None else calls.timeout_s,
-                _Places(tool.concurrency if tool.concurrency is not None else calls.concurrency),
-            )
-            for name, tool in tools.items()
-        }
+        self._entries = {name: self._entry(name, tool, calls) for name, tool in tools.items()}
         self._has_mutating = any(tool.mutates for tool in tools.values())
+        self._keeps_results = any(entry.keeps_results for entry in self._entries.values())
         self._max_chars = max_chars
         self._max_left_behind = max_left_behind
         self._pool = ThreadPool(size=threads)
         self._strays: set[asyncio.Task[Any]] = set()
+
+    def _entry(self, name: str, tool: Tool, calls: CallsSpec) -> _Entry:
+        policy = tool.policy
+        if policy is None:
+            policy = policy_of(calls, idempotent=tool.idempotent, mutates=tool.mutates)
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else calls.timeout_s
+        concurrency = tool.concurrency if tool.concurrency is not None else calls.concurrency
+        guard = shared = None
+        if not policy.is_quiet:
+            guard = Guard(tool, policy, timeout_s=timeout_s, in_thread=self._call_in_thread)
+            if policy.shared_concurrency is not None:
+                from rlenv.calls.shared import shared_places  # not on every platform
+
+                limit = policy.shared_concurrency
+                shared = shared_places(tool.identity or tool.name, limit=limit)
+                # So no more calls than there are places look for one; the others wait in order.
+                concurrency = min(concurrency, limit)
+        return _Entry(
+            tool,
+            ArgumentCheck(tool.parameters, tool=name),
+            timeout_s,
+            _Places(concurrency),
+            tool.mode == "inline" and guard is None,
+            guard,
+            shared,
+            policy.coerce,
+            policy.cache is not None,
+        )
+
+    def close(self) -> None:
+        """Ends the threads that wait for work and closes what caches keep open; calls made later open them again."""
+        for entry in self._entries.values():
+            if entry.guard is not None:
+                entry.guard.close()
+        self._pool.close()
 
     async def run(self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext) -> tuple[ToolResult, ...]:
         """The results of one turn's calls, `len(results) == len(calls)`, in the same order.
@@ -168,43 +218,56 @@ class Executor:
         Raises:
             EpisodeError: a tool's infrastructure failed; the turn's other calls are cancelled.
         """
-        if self._has_mutating and len(calls) > 1:
-            results: list[ToolResult] = []
-            for group in self._groups(calls):
-                results.extend(await self._together(group, context))
-            return tuple(results)
-        return await self._together(calls, context)
+        if not self._has_mutating:
+            return await self._together(calls, context, 0)
+        results: list[ToolResult] = []
+        for group in self._groups(calls):
+            results.extend(await self._together(group, context, len(results)))
+            if self._keeps_results and any(self._mutates(call) for call in group):
+                forget_episode(context)
+        return tuple(results)
+
+    def _mutates(self, call: ToolCall | MalformedCall) -> bool:
+        entry = self._entries.get(call.name) if isinstance(call, ToolCall) else None
+        return entry is not None and entry.tool.mutates
 
     def _groups(self, calls: Sequence[ToolCall | MalformedCall]) -> list[list[ToolCall | MalformedCall]]:
         groups: list[list[ToolCall | MalformedCall]] = [[]]
         for call in calls:
-            entry = self._entries.get(call.name) if isinstance(call, ToolCall) else None
-            if entry is not None and entry.tool.mutates:
+            if self._mutates(call):
                 groups += [[call], []]
             else:
                 groups[-1].append(call)
         return [group for group in groups if group]
 
     async def _together(
-        self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext
+        self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
     ) -> tuple[ToolResult, ...]:
-        results = [self._at_once(call, context) for call in calls]
-        pending = [index for index, result in enumerate(results) if isinstance(result, _Entry)]
+        results: list[Any] = [self._at_once(call, context) for call in calls]
+        pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
         if pending:
             if len(pending) == 1:
                 index = pending[0]
-                results[index] = await self._waiting(results[index], calls[index], context)  # type: ignore[arg-type]
+                results[index] = await self._awaited(results[index], calls[index], context, first + index)
             else:
                 tasks = [
-                    asyncio.ensure_future(self._waiting(results[index], calls[index], context))  # type: ignore[arg-type]
+                    asyncio.ensure_future(self._awaited(results[index], calls[index], context, first + index))
                     for index in pending
                 ]
                 for index, result in zip(pending, await _all(tasks), strict=True):
                     results[index] = result
-        return tuple(results)  # type: ignore[arg-type]
+        return tuple(results)
 
-    def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Entry:
-        """The result of a call that needs no waiting, or the entry of the tool whose call has to be awaited."""
+    def _awaited(
+        self, what: _Entry | _Pending, call: Any, context: ToolContext, index: int
+    ) -> Coroutine[Any, Any, ToolResult]:
+        if type(what) is _Pending:
+            return self._waiting(what.entry, what.call, context, index, what.notes)
+        assert type(what) is _Entry
+        return self._waiting(what, call, context, index, None)
+
+    def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Entry | _Pending:
+        """The result of a call that needs no waiting, or what has to be awaited."""
         if isinstance(call, MalformedCall):
             return ToolResult(call.name or "", call.reason, "malformed", None, call.id)
         entry = self._entries.get(call.name)
@@ -213,13 +276,16 @@ class Executor:
         arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
         try:
             if not entry.check.fits(arguments):
+                if entry.coerce and (taken := coerced(arguments, entry.check, entry.coerce)) is not None:
+                    fitting = ToolCall(call.name, taken.arguments, call.id, call.start, call.end)
+                    return _Pending(entry, fitting, {"coerced": list(taken.names)})
                 text = f"bad arguments for {call.name}: {entry.check.explain(arguments)}"
                 return ToolResult(call.name, text, "bad_arguments", None, call.id)
         except ValueError as error:  # what no JSON text can hold, or nested too deep to check
             text = f"bad arguments for {call.name}: they cannot be read as JSON ({error})"
             return ToolResult(call.name, text, "bad_arguments", None, call.id)
         tool = entry.tool
-        if tool.mode != "inline":
+        if not entry.is_inline:
             return entry
         started = time.monotonic()
         if started >= context.deadline:
@@ -237,7 +303,9 @@ class Executor:
             return self._broken(entry, call, error, started)
         return self._ended(entry, call, output, started)
 
-    async def _waiting(self, entry: _Entry, call: ToolCall, context: ToolContext) -> ToolResult:
+    async def _waiting(
+        self, entry: _Entry, call: ToolCall, context: ToolContext, index: int, notes: Notes | None
+    ) -> ToolResult:
         started = time.monotonic()
         limit = min(started + entry.timeout_s, context.deadline)
         if started >= limit:
@@ -247,9 +315,48 @@ class Executor:
                 f"{entry.left_behind} calls of tool '{call.name}' were given up and have not ended; no more are made",
                 reason="tool_hangs",
             )
+        arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
+        if entry.guard is not None and notes is None:
+            notes = {}
+        try:
+            if entry.guard is None:
+                output = await self._admitted(entry, arguments, context, limit)
+            else:
+                assert notes is not None
+                output = await entry.guard.run(
+                    lambda until, held_s: self._admitted(entry, arguments, context, until, held_s),
+                    arguments,
+                    context,
+                    index=index,
+                    limit=limit,
+                    notes=notes,
+                )
+            result = self._ended(entry, call, output, started)
+        except Expired:
+            result = self._late(entry, call, started, context)
+        except ToolFailed as failure:
+            result = self._failed(failure, call, started)
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:
+            result = self._broken(entry, call, error, started)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            result = self._broken(entry, call, error, started)  # the tool cancelled something of its own
+        return replace(result, details={**(result.details or {}), **notes}) if notes else result
+
+    async def _admitted(
+        self, entry: _Entry, arguments: dict[str, Any], context: ToolContext, limit: float, held_s: float = 0.0
+    ) -> Any:
+        """Waits for a place and runs the tool once; a call held for `held_s` seconds has its place meanwhile.
+
+        Raises Expired at `limit`, and whatever the tool raises.
+        """
         turn = entry.places.take()
         if turn is not None:
-            timer = turn.get_loop().call_later(limit - started, _expire, turn)
+            timer = turn.get_loop().call_later(limit - time.monotonic(), _expire, turn)
             try:
                 has_place = await turn
             except asyncio.CancelledError:
@@ -258,30 +365,37 @@ class Executor:
             finally:
                 timer.cancel()
             if not has_place:
-                return self._late(entry, call, started, context)
+                raise Expired(None)
         try:
             within = _until(context, limit)
-            arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
-            if entry.tool.mode == "async":
-                output = await self._async(entry, arguments, within)
-            else:
-                output = await self._in_thread(entry, arguments, within)
-        except Expired:
-            return self._late(entry, call, started, context)
-        except ToolFailed as failure:
-            return self._failed(failure, call, started)
-        except EpisodeError:
-            raise
-        except (Exception, SystemExit) as error:
-            return self._broken(entry, call, error, started)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return self._broken(entry, call, error, started)  # the tool cancelled something of its own
+            if entry.shared is None and not held_s:
+                return await self._run(entry, arguments, within)
+            return await self._run_shared(entry, arguments, within, held_s)
         finally:
             entry.places.free()
-        return self._ended(entry, call, output, started)
+
+    async def _run_shared(self, entry: _Entry, arguments: dict[str, Any], context: ToolContext, held_s: float) -> Any:
+        limit = context.deadline
+        place = None
+        if entry.shared is not None and (place := await entry.shared.take(until=limit)) is None:
+            raise Expired(None)
+        try:
+            if held_s:
+                await asyncio.sleep(min(held_s, max(limit - time.monotonic(), 0)))
+            if time.monotonic() >= limit:
+                raise Expired(None)
+            return await self._run(entry, arguments, context)
+        finally:
+            if entry.shared is not None and place is not None:
+                entry.shared.free(place)
+
+    async def _run(self, entry: _Entry, arguments: dict[str, Any], context: ToolContext) -> Any:
+        mode = entry.tool.mode
+        if mode == "async":
+            return await self._async(entry, arguments, context)
+        if mode == "thread":
+            return await self._in_thread(entry, arguments, context)
+        return entry.tool.run(arguments, context)
 
     async def _async(self, entry: _Entry, arguments: dict[str, Any], context: ToolContext) -> Any:
         coroutine = entry.tool.run(arguments, context)
@@ -316,6 +430,13 @@ class Executor:
             raise job.error
         return job.result
 
+    async def _call_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        job = self._pool.submit(function, *arguments)
+        await job.done
+        if job.error is not None:
+            raise job.error
+        return job.result
+
     def _ended(self, entry: _Entry, call: ToolCall, output: Any, started: float) -> ToolResult:
         if type(output) is not ToolOutput:
             error = TypeError(f"a tool's run returned a {type(output).__name__}, not a ToolOutput")
@@ -325,18 +446,20 @@ class Executor:
             text = _cut(text, self._max_chars)
         if isinstance(value, (str, bytes)) and len(value) > self._max_chars:
             value = text if isinstance(value, str) else None
-        return ToolResult(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images)
+        details = redact_value(output.details)
+        return ToolResult(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
         text = _cut(redact(failure.text), _MAX_ERROR_CHARS)
-        return ToolResult(call.name, text, outcome, None, call.id, time.monotonic() - started)
+        details = redact_value(failure.details)
+        return ToolResult(call.name, text, outcome, None, call.id, time.monotonic() - started, (), details)
 
     def _late(self, entry: _Entry, call: ToolCall, started: float, context: ToolContext) -> ToolResult:
         if started + entry.timeout_s <= context.deadline:
             text = f"the tool {call.name} did not end within {entry.timeout_s:g} s"
         else:
-            text = f"the tool {call.name} was stopped: the episode's time is up"
+            text = f"the tool {call.name} was stopped: the {context.bounded_by}'s time is up"
         return ToolResult(call.name, text, "timeout", None, call.id, time.monotonic() - started)
 
     def _unknown(self, call: ToolCall) -> ToolResult:
@@ -360,7 +483,16 @@ class Executor:
 
 
 def _until(context: ToolContext, deadline: float) -> ToolContext:
-    return ToolContext(context.task, context.resources, deadline, context.seed, context.scope, context.shared)
+    return ToolContext(
+        context.task,
+        context.resources,
+        deadline,
+        context.seed,
+        context.scope,
+        context.shared,
+        context.turn,
+        context.bounded_by,
+    )
 
 
 def _cut(text: str, limit: int) -> str:

@@ -71,7 +71,8 @@ class ToolResult:
 
     `text` is what the model sees. `outcome` says how the call ended; everything but `ok` is shown as an error.
     `value` is the structured value behind the text (None where there is none), for rewards. `seconds` is the wall
-    time of the call including waiting for a place.
+    time of the call including waiting for a place. `details` says what policies did to the call, None where nothing:
+    `faults` (put in on purpose), `attempts`, `cached`, `coerced` (argument names), `breaker`.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ToolResult:
     call_id: str | None = None
     seconds: float = 0.0
     images: tuple[Image, ...] = ()
+    details: Mapping[str, Any] | None = None
 
     @property
     def is_error(self) -> bool:

@@ -18,7 +18,10 @@ __all__ = [
     "CallsSpec",
     "EnvSpec",
     "Float",
+    "BreakerSpec",
+    "CacheSpec",
     "Int",
+    "DelaySpec",
     "LimitsSpec",
     "ObservationSpec",
     "OracleCall",
@@ -63,6 +66,59 @@ class TaskSource(Spec):
 class PromptSpec(Spec):
     """The first messages, as sandboxed Jinja templates over `task`, `resources` and `vars`."""
 
+Share = Annotated[Float, Field(ge=0, le=1)]
+
+
+class CacheSpec(Spec):
+    """Keeps results of equal calls. Failures are never kept; equal calls at once become one."""
+
+    scope: Literal["process", "episode", "disk"] = "process"
+    """`process`: in memory, for all episodes; `episode`: for one; `disk`: in a file that processes share."""
+    ttl_s: Annotated[Float, Field(gt=0)] | None = None
+    """A result is kept for so many seconds; until it is pushed out otherwise."""
+    path: Text | None = None
+    """With `disk`: the file, relative to the spec; one in the user's cache folder otherwise."""
+    max_entries: Annotated[Int, Field(ge=1)] = 10_000
+    """The results used longest ago are pushed out beyond this many of one tool."""
+    key: Literal["arguments", "task"] | None = None
+    """What a result depends on: the `arguments` alone, or the `task` too; by default what the tool says of itself."""
+
+
+class BreakerSpec(Spec):
+    """Stops calling a tool that keeps failing, and tries it again after a while."""
+
+    failures: Annotated[Int, Field(ge=1)] = 10
+    """Failures in a row after which calls are refused at once."""
+    reset_s: Annotated[Float, Field(gt=0)] = 30.0
+    """Seconds after which one call is let through; it decides whether the others are."""
+
+
+class DelaySpec(Spec):
+    """A delay before some calls."""
+
+    p: Share
+    """The share of calls that are delayed."""
+    uniform: tuple[Annotated[Float, Field(ge=0)], Annotated[Float, Field(ge=0)]]
+    """The shortest and the longest delay, in seconds; evenly spread."""
+
+
+class FaultsSpec(Spec):
+    """Faults put in on purpose; the same ones for equal task, seed, turn and call."""
+
+    error: Share = 0.0
+    """The share of calls that fail."""
+    delay_s: DelaySpec | None = None
+    """Delays some calls; one that is delayed past its time limit times out."""
+    garble: Share = 0.0
+    """The share of results whose text is scrambled."""
+    oversize: Share = 0.0
+    """The share of results that grow to 10 MB."""
+    hang: Share = 0.0
+    """The share of calls that hang until their time limit."""
+    seed: Int = 0
+    """Another seed gives other faults."""
+
+
     system: Text | None = None
     """The system message; tool schemas are added by the dialect or the model's chat template."""
     user: Text
@@ -76,6 +132,26 @@ class ToolSpec(Spec):
     """Which kind of tool this is."""
     description: Text | None = None
     """What the model reads; by default the kind's own, or a function's docstring."""
+    idempotent: Bool | None = None
+    """True if a call may be repeated without harm; by default what the kind says. Retries and the cache need it."""
+    example: Mapping[str, Any] | None = None
+    """Arguments for `rlenv tools SPEC check`; for an entry that gives several tools, by the tool's name."""
+    retries: Annotated[Int, Field(ge=0, le=20)] | None = None
+    """A failed call of an idempotent tool is tried again so often; `calls.retries` otherwise."""
+    attempt_s: Annotated[Float, Field(gt=0)] | None = None
+    """One try is ended after this many seconds; all tries and the waits between them stay within `timeout_s`."""
+    rate_per_s: Annotated[Float, Field(gt=0)] | None = None
+    """At most this many calls a second of one tool in one process; others wait within their time limit."""
+    shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
+    """At most this many calls of one tool at once over all processes of the machine that run this spec."""
+    cache: CacheSpec | Literal[False] | None = None
+    """Keeps results of equal calls; `false` keeps none. `calls.cache` otherwise."""
+    breaker: BreakerSpec | Literal[False] | None = None
+    """Refuses calls after many failures in a row; `false` never does. `calls.breaker` otherwise."""
+    faults: FaultsSpec | Literal[False] | None = None
+    """Faults put in on purpose, to train and test against flaky tools; `false` for none. `calls.faults` otherwise."""
+    coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
+    """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
     timeout_s: Annotated[Float, Field(gt=0)] | None = None
     """A call is ended after this many seconds; `calls.timeout_s` otherwise."""
     concurrency: Annotated[Int, Field(ge=1)] | None = None
@@ -114,6 +190,50 @@ class CallsSpec(Spec):
     """Defaults for the calls of all tools."""
 
     timeout_s: Annotated[Float, Field(gt=0)] = 10.0
+    normalise: tuple[Float, Float] | None = None
+    """Maps this range to 0 … 1: with `[1, 5]`, 1 becomes 0 and 5 becomes 1."""
+    clip: tuple[Float, Float] | None = None
+    """Values outside are moved to the nearer end; after `normalise`."""
+    on_invalid: Literal["mask", "retry", "raise"] = "mask"
+    """`mask`: see `required`; `retry`: measure twice more first; `raise`: stop the run."""
+
+
+class SamplingSpec(Spec):
+    """How a model's next tokens are chosen; what is left out is left to the server."""
+
+    temperature: Annotated[Float, Field(ge=0)] | None = None
+    """0 is greedy."""
+    top_p: Annotated[Float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely tokens with this share of the probability."""
+    max_tokens: Annotated[Int, Field(ge=1)] | None = None
+    """Of one answer."""
+    seed: Int | None = None
+    """Equal seeds give equal answers, as far as the server keeps that."""
+    stop: tuple[Text, ...] | None = None
+    """Texts at which the answer ends."""
+    extra: Mapping[str, Any] = Field(default_factory=dict)
+    """Other fields of the request, such as `chat_template_kwargs`; sent as they stand."""
+
+
+class EndpointSpec(Spec):
+    """An OpenAI-compatible server and a model on it. Texts may name secrets as `${env:NAME}`."""
+
+    base_url: Text
+    """The address up to and with `/v1`; `/chat/completions` is added."""
+    model: Text
+    """The model's name at the server."""
+    api_key: Text | None = None
+    """Sent as `Authorization: Bearer …`; write `${env:NAME}`, never the key itself."""
+    headers: Mapping[str, Text] = Field(default_factory=dict)
+    """Sent with every request."""
+    concurrency: Annotated[Int, Field(ge=1)] = 64
+    """Requests at once in one process; further ones wait."""
+    timeout_s: Annotated[Float, Field(gt=0)] = 60.0
+    """A request is given up after this many seconds."""
+    retries: Annotated[Int, Field(ge=0)] = 3
+    """Further attempts after 408, 409, 425, 429, 5xx, a lost connection or no answer in time."""
+    sampling: SamplingSpec = SamplingSpec()
+    """For all requests; who asks may set fields of it anew."""
     """A call is ended after this many seconds."""
     concurrency: Annotated[Int, Field(ge=1)] = 256
     """At most this many calls of one tool at once in one process."""
@@ -123,6 +243,22 @@ class ObservationSpec(Spec):
     """How results are shown to the model."""
 
     format: Literal["text", "json", "template"] = "text"
+    retries: Annotated[Int, Field(ge=0, le=20)] | None = None
+    """A failed call of an idempotent tool is tried again so often, with growing waits."""
+    attempt_s: Annotated[Float, Field(gt=0)] | None = None
+    """One try is ended after this many seconds; all tries and the waits between them stay within `timeout_s`."""
+    rate_per_s: Annotated[Float, Field(gt=0)] | None = None
+    """At most this many calls a second of one tool in one process; others wait within their time limit."""
+    shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
+    """At most this many calls of one tool at once over all processes of the machine that run this spec."""
+    cache: CacheSpec | Literal[False] | None = None
+    """Keeps results of equal calls, of idempotent tools that do not mutate."""
+    breaker: BreakerSpec | Literal[False] | None = None
+    """Refuses calls of a tool after many failures in a row."""
+    faults: FaultsSpec | Literal[False] | None = None
+    """Faults put in on purpose, to train and test against flaky tools."""
+    coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
+    """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
     """`text`: the result's text; `json`: an object with the result or the error; `template`: see `template`."""
     template: Text | None = None
     """Jinja over `result`, `tool`, `is_error`, `task`, `turn`, `vars`; with `format: template`."""
@@ -170,6 +306,8 @@ class LimitsSpec(Spec):
     """Tokens after the prompt, observations included; a trainer may set a smaller one."""
 
 
+    turn_s: Annotated[Float, Field(gt=0)] | None = None
+    """Seconds that the calls of one turn may take together; the episode's time otherwise."""
 class OracleCall(Spec):
     """A step of the oracle that calls tools: one action with these calls."""
 

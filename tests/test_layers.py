@@ -48,6 +48,7 @@ LAYERS: dict[str, int] = {
     "rlenv.observe": 2,
     "rlenv.schema": 2,
     "rlenv._arguments": 2,
+    "rlenv._coercion": 2,
     "rlenv.executor": 3,
     "rlenv.scoring": 3,
     "rlenv.compile": 4,

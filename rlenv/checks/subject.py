@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rlenv import registry
+from rlenv.calls.attach import governed
+from rlenv.compile import nester
+from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, RlenvError, SpecError
 from rlenv.loader import LoadedSpec
 from rlenv.resources.base import Resource
@@ -116,18 +119,27 @@ def _compile(subject: Subject) -> None:
     def bases(path: str, entry: Spec) -> dict[str, Path]:
         return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
 
+    endpoints: dict[str, Endpoint] = {}
+    for name, endpoint_spec in spec.endpoints.items():
+        path = f"endpoints.{name}"
+        endpoint = attempt(path, endpoint_spec, lambda n=name, s=endpoint_spec: compile_endpoint(n, s))  # type: ignore[misc]
+        if endpoint is not None:
+            endpoints[name] = endpoint
+    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path)}
     for name, resource_spec in spec.resources.items():
         path = f"resources.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, resource_spec))
+        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, resource_spec), **more)
         factory = registry.get("resources", resource_spec.kind).factory
         built = attempt(path, resource_spec, lambda f=factory, n=name, s=resource_spec, c=context: f(n, s, c))  # type: ignore[misc]
         if built is not None:
             subject.resources[name] = built
     for name, tool_spec in spec.tools.items():
         path = f"tools.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, subject.resources, bases(path, tool_spec))
+        context = CompileContext(loaded.base_of(path), spec.vars, subject.resources, bases(path, tool_spec), **more)
         factory = registry.get("tools", tool_spec.kind).factory
         made = attempt(path, tool_spec, lambda f=factory, n=name, s=tool_spec, c=context: f(n, s, c))  # type: ignore[misc]
+        if made:
+            made = attempt(path, tool_spec, lambda m=made, n=name, s=tool_spec: governed(m, n, s, loaded))  # type: ignore[misc]
         if made is None:
             subject.tools_are_known = False
         for tool in made or ():
@@ -141,12 +153,23 @@ def _compile(subject: Subject) -> None:
         if isinstance(wanted, str) and wanted not in subject.tools:
             continue  # reported at its own place, or the tool itself is at fault
         term_context = TermCompileContext(
-            loaded.base_of(path), spec.vars, subject.resources, bases(path, reward_spec), subject.tools, spec.answer
+            loaded.base_of(path),
+            spec.vars,
+            subject.resources,
+            bases(path, reward_spec),
+            subject.tools,
+            spec.answer,
+            **more,
         )
         factory = registry.get("rewards", reward_spec.kind).factory
         term = attempt(path, reward_spec, lambda f=factory, n=name, s=reward_spec, c=term_context: f(n, s, c))  # type: ignore[misc]
         if term is not None:
             subject.terms.append(term)
+    if spec.user is not None:
+        user_spec = spec.user
+        context = CompileContext(loaded.base_of("user"), spec.vars, subject.resources, bases("user", user_spec), **more)
+        user_factory = registry.get("users", user_spec.kind).factory
+        attempt("user", user_spec, lambda: user_factory(user_spec, context))
 
 
 def _named_by(value: str) -> tuple[str, ...]:

@@ -38,9 +38,10 @@ class Document:
 class Index:
     """BM25 over documents, as bm25s computes it (the Lucene variant with k1 = 1.5, b = 0.75, English stop words)."""
 
-    __slots__ = ("_numpy", "_scorer", "_stop", "documents")
+    __slots__ = ("_numpy", "_scorer", "_stop", "digest", "documents")
 
-    def __init__(self, documents: Sequence[Document], scorer: Any, stop: frozenset[str]) -> None:
+    def __init__(self, documents: Sequence[Document], scorer: Any, stop: frozenset[str], *, digest: str = "") -> None:
+        self.digest = digest
         self.documents = documents
         self._scorer = scorer
         self._stop = stop
@@ -97,7 +98,7 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
             stop = frozenset(importlib.import_module("bm25s.stopwords").STOPWORDS_EN)
             folder = (cache or _user_cache()) / f"bm25-{digest}"
             scorer = _read(library, folder) or _build(library, folder, documents, stop)
-            _loaded[digest] = Index(documents, scorer, stop)
+            _loaded[digest] = Index(documents, scorer, stop, digest=digest)
         return _loaded[digest]
 
 

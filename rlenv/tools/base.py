@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rlenv._hosted import Scope
+from rlenv.calls.policy import CallPolicy
 from rlenv.messages import Image
 from rlenv.spec import ToolSpec
 
-__all__ = ["CompileContext", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
+__all__ = ["CompileContext", "DependsOn", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
 
 Mode = Literal["inline", "async", "thread"]
+DependsOn = Literal["arguments", "task", "episode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class ToolContext:
     `resources` are the opened resources by name. `deadline` is on the clock of `time.monotonic()`; work that can be
     interrupted stops by then. `seed` is derived from the episode's seed and is equal for equal calls. `scope()` keeps
     what lives as long as the episode (a session, a sandbox), `shared()` what lives as long as the environment; both
-    are closed whatever happens.
+    are closed whatever happens. `turn` is the episode's turn, 0-based, and -1 for a call that a reward makes.
+    `bounded_by` says whose time `deadline` is where the tool's own limit is later.
     """
 
     task: Mapping[str, Any]
@@ -55,7 +58,13 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a tool returns: the text for the model and, where there is one, the value behind it for rewards."""
+    turn: int = -1
+    bounded_by: Literal["episode", "turn"] = "episode"
+    """What a tool returns: the text for the model and, where there is one, the value behind it for rewards.
+
+    `details` (JSON) are kept in the trajectory and never shown to the model: the tokens that a model tool used, the
+    trajectory of an agent.
+    """
 
     text: str
     value: Any = None
@@ -77,6 +86,11 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
+
+    `idempotent` is true where a call may be repeated without harm; only then is it retried or its result kept.
+    `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
+    `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
+    forgets what was kept under another. The compiler sets `example` and `policy` from the entry.
     run: Callable[[Mapping[str, Any], ToolContext], Any]
     mode: Mode
     timeout_s: float | None = None
@@ -87,6 +101,11 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """The function object as OpenAI-compatible servers and chat templates take it."""
         return {
+    idempotent: bool = False
+    depends_on: DependsOn = "episode"
+    identity: str = ""
+    example: Mapping[str, Any] | None = None
+    policy: CallPolicy | None = None
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
         }
@@ -102,6 +121,11 @@ class ToolFactory(Protocol):
     def __call__(self, name: str, spec: Any, context: CompileContext) -> Sequence[Tool]: ...
 
 
-def common(spec: ToolSpec) -> dict[str, Any]:
-    """The fields that every kind hands from its spec to its Tool."""
-    return {"timeout_s": spec.timeout_s, "concurrency": spec.concurrency, "mutates": spec.mutates}
+def common(spec: ToolSpec, *, idempotent: bool = False) -> dict[str, Any]:
+    """The fields that every kind hands from its spec to its Tool; `idempotent` is the kind's default."""
+    return {
+        "timeout_s": spec.timeout_s,
+        "concurrency": spec.concurrency,
+        "mutates": spec.mutates,
+        "idempotent": idempotent if spec.idempotent is None else spec.idempotent,
+    }

@@ -69,7 +69,8 @@ def compile_calculator(name: str, spec: CalculatorSpec, context: CompileContext)
             parameters=_PARAMETERS,
             run=_run,
             mode="inline",
-            **common(spec),
+            depends_on="arguments",
+            **common(spec, idempotent=True),
         ),
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -15,7 +17,7 @@ from rlenv.functions import import_function
 from rlenv.registry import Kind
 from rlenv.spec import Text, ToolSpec
 from rlenv.tools._signature import read_signature
-from rlenv.tools.base import CompileContext, Mode, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import CompileContext, DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "PythonSpec"]
 
@@ -103,6 +105,21 @@ def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
     return "inline" if spec.run_in == "loop" else "thread"
 
 
+def _depends_on(injected: tuple[str, ...]) -> DependsOn:
+    if not injected:
+        return "arguments"
+    return "task" if injected == ("task",) else "episode"
+
+
+def _source_digest(function: Callable[..., Any]) -> str:
+    """A digest of the file that the function stands in, so that a cache on disk forgets what older code gave."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+        return blake2b(Path(file).read_bytes(), digest_size=16).hexdigest() if file else ""
+    except (TypeError, OSError):  # a callable object, or a compiled module
+        return ""
+
+
 def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequence[Tool]:
     """One tool that calls the function.
 
@@ -154,6 +171,8 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
             parameters=signature.parameters,
             run=run_async if mode == "async" else run,
             mode=mode,
+            depends_on=_depends_on(injected),
+            identity=_source_digest(function),
             **common(spec),
         ),
     )

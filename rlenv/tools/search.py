@@ -50,7 +50,7 @@ class SearchSpec(ToolSpec):
     """The names of the keys in the corpus."""
     max_chars: Annotated[Int, Field(ge=16)] = 2_000
     """A document's text is cut to this many characters where it is shown."""
-    cache: Text | None = None
+    index: Text | None = None
     """A folder for the index, relative to the spec; the user's cache folder otherwise."""
 
 
@@ -66,7 +66,7 @@ def compile_search(name: str, spec: SearchSpec, context: CompileContext) -> Sequ
     index = load_index(
         context.path("corpus", spec.corpus),
         fields=spec.fields.model_dump(),
-        cache=context.path("cache", spec.cache) if spec.cache is not None else None,
+        cache=context.path("index", spec.index) if spec.index is not None else None,
     )
     top_k, max_chars = spec.top_k, spec.max_chars
 
@@ -96,7 +96,9 @@ def compile_search(name: str, spec: SearchSpec, context: CompileContext) -> Sequ
             parameters=parameters,
             run=run,
             mode="inline" if len(index.documents) <= _INLINE_DOCUMENTS else "thread",
-            **common(spec),
+            depends_on="arguments",
+            identity=index.digest,
+            **common(spec, idempotent=True),
         ),
     )
 

@@ -105,7 +105,9 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
             parameters=parameters,
             run=run,
             mode="async",
-            **{**common(spec), "mutates": spec.mutates or can_write},
+            # A database that may be written is the episode's own; one that may not can still be chosen by the task.
+            depends_on="episode" if can_write else "task",
+            **{**common(spec, idempotent=not can_write), "mutates": spec.mutates or can_write},
         ),
     )
 

@@ -44,7 +44,7 @@ def write(path: Path, rows: list[Any]) -> None:
 
 
 def compiled(folder: Path, **keys: Any) -> Tool:
-    keys = {"corpus": "corpus.jsonl", "cache": "cache", **keys}
+    keys = {"corpus": "corpus.jsonl", "index": "cache", **keys}
     (tool,) = KIND.factory("search", SearchSpec(kind="search", **keys), CompileContext(base=folder))
     assert isinstance(tool, Tool)
     return tool
@@ -145,7 +145,7 @@ def test_a_missing_corpus_is_the_authors_mistake(folder: Path) -> None:
 def test_it_finds_the_supporting_articles_of_real_questions(tmp_path: Path) -> None:
     if not HOTPOT.is_dir():
         pytest.skip("the HotpotQA sample is not beside this repository")
-    tool = compiled(HOTPOT, cache=str(tmp_path))
+    tool = compiled(HOTPOT, index=str(tmp_path))
     questions = [json.loads(line) for line in (HOTPOT / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
     hits = [
         title in {one["title"] for one in asyncio.run(call(tool, {"query": question["question"]})).value}

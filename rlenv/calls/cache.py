@@ -1,0 +1,224 @@
+"""Results of equal calls, kept: canonical arguments as the key, one flight for equal calls at once, errors never."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import orjson
+
+from rlenv._deadline import Expired
+from rlenv.errors import ToolFailed
+from rlenv.messages import Image
+from rlenv.secrets import redact, redact_value
+from rlenv.tools.base import DependsOn, ToolContext, ToolOutput
+
+__all__ = ["Cache", "MemoryStore", "Store", "forget_episode"]
+
+MAX_ENTRY_BYTES = 4_000_000
+_SORTED = orjson.OPT_SORT_KEYS
+_EPISODE = "rlenv.calls.cache"
+
+
+class Store(Protocol):
+    """Where packed results stand, by key; both may be called from any thread, and `is_slow` ones only from there."""
+
+    is_slow: bool
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def put(self, key: bytes, packed: bytes) -> None: ...
+
+
+class MemoryStore:
+    """Results in this process; the ones used longest ago are pushed out."""
+
+    is_slow = False
+
+    def __init__(
+        self, *, max_entries: int, ttl_s: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_entries = max_entries
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
+
+    def get(self, key: bytes) -> bytes | None:
+        """The packed result; None where there is none or it is too old."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            if self._ttl_s is not None and self._clock() - found[0] >= self._ttl_s:
+                del self._kept[key]
+                return None
+            self._kept.move_to_end(key)
+            return found[1]
+
+    def put(self, key: bytes, packed: bytes) -> None:
+        """Keeps a result."""
+        with self._lock:
+            self._kept[key] = (self._clock(), packed)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._max_entries:
+                self._kept.popitem(last=False)
+
+
+def pack(output: ToolOutput) -> bytes | None:
+    """A result as bytes; None where it cannot be given back as it is, or is too large to keep.
+
+    Secrets are taken out first, since a store may outlive the process.
+    """
+    value = redact_value(output.value)
+    images = [[image.mime, image.base64] for image in output.images]
+    try:
+        packed = orjson.dumps([redact(output.text), value, images, redact_value(output.details)])
+    except TypeError:
+        return None
+    if len(packed) > MAX_ENTRY_BYTES or (value is not None and orjson.loads(packed)[1] != value):
+        return None
+    return packed
+
+
+def unpack(packed: bytes) -> ToolOutput:
+    """A fresh copy of the result, so that nobody can change what others get."""
+    text, value, images, details = orjson.loads(packed)
+    return ToolOutput(text, value, tuple(Image(mime, base64) for mime, base64 in images), details)
+
+
+class _Episode:
+    """What is kept for one episode; `generation` changes whenever a tool changed the episode's state."""
+
+    __slots__ = ("generation", "store")
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.store: dict[str, MemoryStore] = {}
+
+
+def _episode(context: ToolContext) -> _Episode:
+    return context.scope().keep(_EPISODE, _Episode)
+
+
+def forget_episode(context: ToolContext) -> None:
+    """Called after a tool that mutates: what was read of the episode's state may not hold any more."""
+    _episode(context).generation += 1
+
+
+class Cache:
+    """The kept results of one tool.
+
+    Args:
+        identity: what the tool is known by.
+        store: for results that episodes share; None keeps all for one episode only.
+        depends_on: what equal results need beside equal arguments. With `episode`, results are never shared between
+            episodes and hold only until a tool that mutates has run.
+        make_store: the store of one episode.
+        in_thread: runs a function off the event loop, for a store that is slow.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        *,
+        store: Store | None,
+        depends_on: DependsOn,
+        make_store: Callable[[], MemoryStore],
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._depends_on = depends_on
+        self._make_store = make_store
+        self._in_thread = in_thread
+        self._flights: dict[tuple[int, bytes], asyncio.Future[bytes | ToolFailed | None]] = {}
+
+    async def get_or_run(
+        self,
+        arguments: Mapping[str, Any],
+        context: ToolContext,
+        *,
+        until: float,
+        run: Callable[[], Awaitable[ToolOutput]],
+    ) -> tuple[ToolOutput, bool]:
+        """The result, and whether it was there already or came from an equal call at the same time.
+
+        A declared failure that would come again is shared with equal calls at the same time; after any other, and
+        where a result cannot be kept, each of them runs for itself.
+
+        Raises:
+            Expired: an equal call did not end until then.
+        """
+        key = self._key(arguments, context)
+        if key is None:
+            return await run(), False
+        store: Store
+        flight_key = (id(asyncio.get_running_loop()), key)
+        if self._store is None or self._depends_on == "episode":
+            kept = _episode(context)
+            store = kept.store.setdefault(self._identity, self._make_store())
+            flight_key = (id(kept), key + b"%d" % kept.generation)
+            key = key + b"%d" % kept.generation
+        else:
+            store = self._store
+        packed = await self._in_thread(store.get, key) if store.is_slow else store.get(key)
+        if packed is not None:
+            return unpack(packed), True
+        flight = self._flights.get(flight_key)
+        if flight is not None and flight.get_loop() is asyncio.get_running_loop():
+            return await self._follow(flight, until=until, run=run)
+        return await self._lead(flight_key, key, store, run), False
+
+    async def _follow(
+        self,
+        flight: asyncio.Future[bytes | ToolFailed | None],
+        *,
+        until: float,
+        run: Callable[[], Awaitable[ToolOutput]],
+    ) -> tuple[ToolOutput, bool]:
+        await asyncio.wait((flight,), timeout=max(until - time.monotonic(), 0))
+        if not flight.done():
+            raise Expired(None)
+        landed = flight.result()
+        if isinstance(landed, ToolFailed):
+            raise ToolFailed(landed.text, reason=landed.reason)
+        if landed is None:
+            return await run(), False
+        return unpack(landed), True
+
+    async def _lead(
+        self, flight_key: tuple[int, bytes], key: bytes, store: Store, run: Callable[[], Awaitable[ToolOutput]]
+    ) -> ToolOutput:
+        flight: asyncio.Future[bytes | ToolFailed | None] = asyncio.get_running_loop().create_future()
+        self._flights[flight_key] = flight
+        landed: bytes | ToolFailed | None = None
+        try:
+            output = await run()
+            landed = pack(output)
+            if landed is not None:
+                if store.is_slow:
+                    await self._in_thread(store.put, key, landed)
+                else:
+                    store.put(key, landed)
+            return output
+        except ToolFailed as failure:
+            landed = None if failure.retryable else failure
+            raise
+        finally:
+            if self._flights.get(flight_key) is flight:
+                del self._flights[flight_key]
+            flight.set_result(landed)
+
+    def _key(self, arguments: Mapping[str, Any], context: ToolContext) -> bytes | None:
+        """None where the call has no canonical form; then it is simply run."""
+        parts = [self._identity, arguments, dict(context.task) if self._depends_on != "arguments" else None]
+        try:
+            return blake2b(orjson.dumps(parts, option=_SORTED), digest_size=24).digest()
+        except TypeError:
+            return None
