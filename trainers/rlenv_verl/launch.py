@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ def run_to_end(
             start_new_session=True,
         )
         how: Literal["finished", "failed", "time_limit", "interrupted"] = "finished"
-        handler = signal.signal(signal.SIGTERM, _as_interrupt) if _in_main_thread() else None
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGTERM, _as_interrupt) if is_main else None
         try:
             while process.poll() is None:
                 time.sleep(_POLL_S)
@@ -80,22 +82,29 @@ def run_to_end(
         except KeyboardInterrupt:
             how = "interrupted"
         finally:
-            _end(process, mark)
-            if handler is not None:
+            with _undisturbed() if is_main else contextlib.nullcontext():
+                _end(process, mark)
+            if is_main:
                 signal.signal(signal.SIGTERM, handler)
     if how == "finished" and process.returncode != 0:
         how = "failed"
     return Ending(how, process.returncode, time.monotonic() - started)
 
 
-def _in_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()
-
-
 def _as_interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No further signal cuts the clean-up short: a second Ctrl-C is pressed exactly while it runs."""
+    signs = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(sign, signal.SIG_IGN) for sign in signs]
+    try:
+        yield
+    finally:
+        for sign, handler in zip(signs, handlers, strict=True):
+            signal.signal(sign, handler)
 
 
 @contextlib.contextmanager

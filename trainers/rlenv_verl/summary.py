@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def summarise(
         "training_reward": [[entry.step, entry.reward] for entry in steps if entry.reward is not None],
         "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
         "failed_episodes": failures,
+        "failure_reasons": _reasons(plan.records / "failures.jsonl"),
         "trained": str(trained) if trained is not None else None,
         "model": str(settings.model),
         "warm_start": tiny,
@@ -96,6 +98,15 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return rlenv.__version__ if package == "rlenv" else "not installed"
+
+
+def _reasons(failures: Path, *, most: int = 5) -> dict[str, int]:
+    """The commonest reasons of failed episodes and how often each was seen; empty without failures."""
+    if not failures.exists():
+        return {}
+    entries = [json.loads(line) for line in failures.read_bytes().splitlines()]
+    counts = Counter(f"{entry['reason']}: {entry['message']}" for entry in entries)
+    return dict(counts.most_common(most))
 
 
 def failures_by_step(folder: Path, *, split: str) -> dict[int, int]:

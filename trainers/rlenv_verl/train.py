@@ -201,6 +201,8 @@ def _show(summary: Mapping[str, Any], steps: Sequence[StepFigures], folder: Path
             )
     if summary["failed_episodes"]:
         console.print(f"failed episodes, masked out: {summary['failed_episodes']}", markup=False)
+        for reason, count in summary["failure_reasons"].items():
+            console.print(f"  {count} x {reason[:200]}", markup=False)
     console.print(
         f"{summary['seconds']:.0f} s in all; summary.json, curve.png and trajectories/ in {folder}", markup=False
     )
