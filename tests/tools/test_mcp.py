@@ -1,0 +1,411 @@
+"""Tools of MCP servers: what the model sees, and what happens when a server misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra mcp")
+
+from rlenv._hosted import Scope
+from rlenv.errors import UsageError
+from rlenv.messages import Image, ToolResult
+from rlenv.testing.tools import call, check_tool, context, kept
+from rlenv.tools.base import CompileContext, Tool, ToolContext
+from rlenv.tools.mcp import KIND, McpSpec
+
+SERVERS = Path(__file__).parent / "servers"
+# Two processors under load start a server in seconds, not in half a second.
+SLOW = {"timeout_s": 100.0, "start_timeout_s": 90.0}
+Make = Callable[[], ToolContext]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def lab(*flags: str, **keys: Any) -> dict[str, Tool]:
+    spec = McpSpec(kind="mcp", **{"command": ("python", "lab.py", *flags), **SLOW, **keys})
+    return {tool.name: tool for tool in KIND.factory("lab", spec, CompileContext(base=SERVERS))}
+
+
+def within(work: Callable[[Make], Awaitable[Any]]) -> Any:
+    """What `work` gives, in one environment that is closed afterwards."""
+
+    async def main() -> Any:
+        async with kept(lambda: context(seconds=120)) as make:
+            return await work(make)
+
+    return asyncio.run(asyncio.wait_for(main(), 200))
+
+
+def results(tools: Mapping[str, Tool], *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
+    async def work(make: Make) -> list[ToolResult]:
+        return [await call(tools[name], arguments, within=make()) for name, arguments in calls]
+
+    found: list[ToolResult] = within(work)
+    return found
+
+
+def one(name: str, **arguments: Any) -> ToolResult:
+    (result,) = results(lab(), (name, arguments))
+    return result
+
+
+async def process_of(tools: Mapping[str, Tool], make: Make) -> int:
+    result = await call(tools["place"], {}, within=make())
+    assert result.outcome == "ok", result
+    return int(result.text.split()[-1])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) != "Z"
+    except OSError:
+        return False
+
+
+async def until(holds: Callable[[], bool], *, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+# What a server has
+
+
+def test_one_entry_brings_all_tools_with_the_servers_words() -> None:
+    tools = lab()
+    assert {"echo", "add", "mixed"} <= set(tools)
+    assert tools["echo"].description == "Give the text back."
+    assert tools["add"].parameters["required"] == ["a", "b"]
+    assert tools["add"].parameters["type"] == "object"
+
+
+def test_what_the_server_says_about_its_tools_decides_what_may_be_repeated() -> None:
+    tools = lab()
+    assert (tools["echo"].idempotent, tools["echo"].mutates) == (True, False)
+    assert (tools["add"].idempotent, tools["add"].mutates) == (True, True)
+    assert (tools["count"].idempotent, tools["count"].mutates) == (False, True)
+    assert (tools["wait"].idempotent, tools["wait"].mutates) == (False, False)
+    said = lab(mutates=False, idempotent=True)["count"]
+    assert (said.idempotent, said.mutates) == (True, False)
+
+
+def test_tools_are_chosen_and_renamed() -> None:
+    chosen = lab(include=("e*", "add", "wait"), exclude=("environment",), rename={"wait": "sleep"}, prefix="lab_")
+    assert list(chosen) == ["lab_echo", "lab_add", "sleep"]
+    assert results(chosen, ("lab_add", {"a": 1, "b": 2}))[0].text == "3"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"include": ("ecko",)}, "include: the server 'lab' has no tool 'ecko'; did you mean 'echo'?"),
+        ({"exclude": ("zzz*",)}, "exclude: the server 'lab' has no tool 'zzz*'; it has: echo,"),
+        ({"exclude": ("*",)}, "no tool of the server 'lab' is left"),
+        ({"rename": {"echo": "say it"}}, "'say it' is no name that models can call"),
+        ({"description": "Does things."}, "description: the entry gives 18 tools"),
+        ({"size": 3}, "size: it is read only with 'scope: pool'"),
+        ({"headers": {"a": "b"}}, "headers: it is read only with 'url'"),
+        ({"url": "http://127.0.0.1:1/mcp"}, "either 'command' or 'url', and here are both"),
+        ({"command": None}, "either 'command' or 'url', and here are neither"),
+        ({"pin": "none.json"}, "pin: there is no file 'none.json'"),
+    ],
+)
+def test_what_does_not_fit_together_is_the_authors_fault(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        lab(**keys)
+    assert message in str(raised.value)
+
+
+def test_a_server_that_does_not_start_is_the_authors_fault_with_its_last_words() -> None:
+    with pytest.raises(UsageError, match=r"does not start: .*\(exit code 1\); it wrote: the lab is closed today"):
+        lab("--refuse")
+
+
+def test_a_program_that_does_not_exist_is_the_authors_fault() -> None:
+    with pytest.raises(UsageError, match="there is no program 'no-such-program'"):
+        KIND.factory("lab", McpSpec(kind="mcp", command=("no-such-program",)), CompileContext(base=SERVERS))
+
+
+def test_a_server_that_is_too_slow_to_start_is_the_authors_fault() -> None:
+    with pytest.raises(UsageError, match=r"no answer within 0\.2 s"):
+        lab("--delay", "600", start_timeout_s=0.2)
+
+
+def test_a_server_that_nobody_listens_for_is_the_authors_fault() -> None:
+    spec = McpSpec(kind="mcp", url="http://127.0.0.1:9/mcp")
+    with pytest.raises(UsageError, match=r"the MCP server 'far' .* cannot be reached"):
+        KIND.factory("far", spec, CompileContext(base=SERVERS))
+
+
+def test_a_spec_can_be_compiled_inside_a_running_loop() -> None:
+    async def main() -> set[str]:
+        return set(lab("--delay", "0.01"))
+
+    assert "echo" in asyncio.run(main())
+
+
+# What the model sees
+
+
+def test_it_keeps_the_laws_of_tools() -> None:
+    check_tool(lab()["echo"], good=[{"text": "a"}, {"text": ""}, {"text": "ü\n\u2028"}], bad=[{"text": 3}, {}])
+
+
+def test_parts_of_every_kind_become_text_images_and_a_value() -> None:
+    result = one("mixed")
+    assert result.text.splitlines() == [
+        "first",
+        "a note",
+        "[application/zip resource lab://pack]",
+        "[resource report at lab://report: the long one]",
+        "[audio/wav]",
+        "last",
+    ]
+    assert [image.mime for image in result.images] == ["image/png", "image/jpeg"]
+    assert result.value == {"parts": 8}
+
+
+def test_an_image_alone_and_nothing_at_all_have_a_text() -> None:
+    picture, nothing = results(lab(), ("picture", {}), ("nothing", {}))
+    assert picture.text == "(1 image)"
+    assert isinstance(picture.images[0], Image)
+    assert nothing.text == "(no text)"
+
+
+def test_a_failure_that_the_server_declares_is_shown() -> None:
+    result = one("refuse", why="the shelf is empty")
+    assert (result.outcome, result.text) == ("failed", "the shelf is empty")
+
+
+def test_noise_progress_requests_and_changes_disturb_no_call() -> None:
+    tools = lab("--noise")
+    found = results(
+        tools,
+        ("noise", {"lines": 50}),
+        ("progress", {"steps": 20}),
+        ("ask", {}),
+        ("change", {}),
+        ("large", {"size": 3_000_000}),
+        ("echo", {"text": "still here"}),
+    )
+    assert [result.outcome for result in found] == ["ok"] * 6
+    assert found[-1].text == "still here"
+
+
+def test_the_server_sees_no_environment_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_SECRET", "correct-horse-battery")
+    monkeypatch.setenv("OTHER_SECRET", "never-to-be-seen")
+    (result,) = results(lab(env={"TOKEN": "${env:LAB_SECRET}", "PLAIN": "seen"}), ("environment", {}))
+    names = {line.partition("=")[0] for line in result.text.splitlines()}
+    assert names - {"LC_CTYPE"} == {"PATH", "TOKEN", "PLAIN"}
+    assert "correct-horse-battery" not in result.text
+    assert "TOKEN=${env:LAB_SECRET}" in result.text
+
+
+# Sessions
+
+
+def test_all_episodes_share_a_session_unless_each_asks_for_its_own() -> None:
+    async def counts(tools: Mapping[str, Tool], make: Make) -> list[str]:
+        found = []
+        for _ in range(2):
+            episode = Scope()
+            try:
+                for _ in range(2):
+                    result = await call(tools["count"], {}, within=replace(make(), scope=lambda: episode))  # noqa: B023
+                    found.append(result.text)
+            finally:
+                await episode.aclose()
+        return found
+
+    assert within(lambda make: counts(lab(), make)) == ["1", "2", "3", "4"]
+    assert within(lambda make: counts(lab(scope="episode"), make)) == ["1", "2", "1", "2"]
+
+
+def test_a_pool_starts_no_more_servers_than_its_size(tmp_path: Path) -> None:
+    tools = lab("--marks", str(tmp_path / "marks"), scope="pool", size=2)
+    (tmp_path / "marks").unlink()
+
+    async def work(make: Make) -> list[ToolResult]:
+        return await asyncio.gather(*(call(tools["wait"], {"seconds": 0.2}, within=make()) for _ in range(8)))
+
+    assert {result.outcome for result in within(work)} == {"ok"}
+    assert len((tmp_path / "marks").read_text().split()) == 2
+
+
+def test_calls_at_once_share_one_session_without_waiting_for_each_other() -> None:
+    tools = lab()
+
+    async def work(make: Make) -> tuple[list[ToolResult], float]:
+        await call(tools["echo"], {"text": ""}, within=make())
+        started = time.monotonic()
+        found = await asyncio.gather(*(call(tools["wait"], {"seconds": 1}, within=make()) for _ in range(50)))
+        return found, time.monotonic() - started
+
+    found, seconds = within(work)
+    assert {result.text for result in found} == {"waited"}
+    assert seconds < 50  # one after the other would take this long
+
+
+# What goes wrong
+
+
+def test_a_call_that_is_too_slow_times_out_and_the_session_lives_on() -> None:
+    tools = lab()
+
+    async def work(make: Make) -> tuple[int, ToolResult, int]:
+        before = await process_of(tools, make)
+        slow = await call(replace(tools["wait"], timeout_s=0.2), {"seconds": 600}, within=make())
+        return before, slow, await process_of(tools, make)
+
+    before, slow, after = within(work)
+    assert slow.outcome == "timeout"
+    assert before == after
+
+
+def test_a_server_that_answers_nobody_any_more_is_replaced() -> None:
+    tools = lab()
+
+    async def work(make: Make) -> tuple[int, ToolResult, int]:
+        before = await process_of(tools, make)
+        frozen = await call(replace(tools["freeze"], timeout_s=0.2), {}, within=make())
+        await until(lambda: not is_alive(before))
+        return before, frozen, await process_of(tools, make)
+
+    before, frozen, after = within(work)
+    assert frozen.outcome == "timeout"
+    assert before != after
+
+
+@pytest.mark.parametrize("arguments", [{"code": 3}, {"code": -9}])
+def test_a_server_that_dies_fails_its_calls_at_once_and_is_started_again(arguments: dict[str, Any]) -> None:
+    tools = lab()
+
+    async def work(make: Make) -> tuple[list[ToolResult], ToolResult]:
+        await process_of(tools, make)
+        waiting = asyncio.create_task(call(tools["wait"], {"seconds": 600}, within=make()))
+        await asyncio.sleep(0)
+        died = await call(tools["die"], arguments, within=make())
+        return [died, await waiting], await call(tools["echo"], {"text": "back"}, within=make())
+
+    failed, after = within(work)
+    assert [result.outcome for result in failed] == ["failed", "failed"]
+    assert failed[0].text == "the server of the tool die stopped during the call"
+    assert max(result.seconds for result in failed) < SLOW["timeout_s"]
+    assert after.text == "back"
+
+
+def test_a_dead_server_is_noticed_though_a_child_of_it_holds_the_pipes() -> None:
+    died, after = results(lab(), ("die_with_child", {}), ("echo", {"text": "back"}))
+    assert died.outcome == "failed"
+    assert after.text == "back"
+
+
+def test_a_server_that_was_killed_between_calls_is_replaced_without_a_failure() -> None:
+    tools = lab()
+
+    async def work(make: Make) -> tuple[int, int]:
+        before = await process_of(tools, make)
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: not is_alive(before))
+        await asyncio.sleep(0.05)  # the loop hears of it
+        return before, await process_of(tools, make)
+
+    before, after = within(work)
+    assert before != after
+
+
+def test_a_call_that_met_a_dying_server_may_be_tried_again() -> None:
+    from rlenv.errors import ToolFailed
+
+    tools = lab()
+
+    async def work(make: Make) -> ToolFailed:
+        with pytest.raises(ToolFailed) as raised:
+            await tools["die"].run({}, make())
+        return raised.value
+
+    failure = within(work)
+    assert (failure.reason, failure.retryable) == ("server_died", True)
+
+
+def test_a_server_that_cannot_live_is_started_less_and_less_often() -> None:
+    from rlenv.tools._mcp.link import _Pace
+
+    pace = _Pace()
+    waits = []
+    for _ in range(8):
+        pace.has_ended(0.0)
+        waits.append(pace.wait_s)
+    assert all(later > earlier for earlier, later in pairwise(waits[:5]))
+    assert 5 < waits[-1] <= 10
+    pace.has_ended(3600)
+    pace.has_ended(0.0)
+    assert pace.wait_s < 1
+
+
+# What is left
+
+
+def _own_children() -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("flags", [(), ("--stubborn",)])
+@pytest.mark.parametrize("how", ["closed", "cancelled", "killed"])
+def test_nothing_is_left_of_a_server(how: str, flags: tuple[str, ...]) -> None:
+    tools = lab(*flags)
+    asyncio.run(asyncio.sleep(0))
+    children, handles, threads = _own_children(), os.listdir("/proc/self/fd"), threading.active_count()
+    seen: list[int] = []
+
+    async def work(make: Make) -> None:
+        seen.append(await process_of(tools, make))
+        if how == "killed":
+            os.kill(seen[0], signal.SIGKILL)
+        elif how == "cancelled":
+            task = asyncio.create_task(call(tools["wait"], {"seconds": 600}, within=make()))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.wait([task])
+
+    within(work)
+    assert not is_alive(seen[0])
+    assert _own_children() == children
+    assert len(os.listdir("/proc/self/fd")) == len(handles)
+    assert threading.active_count() <= threads + 1  # a watcher of asyncio may be ending
+
+
+def test_an_environment_can_be_closed_while_its_server_starts() -> None:
+    tools = lab("--delay", "0.5")
+    children = _own_children()
+
+    async def work(make: Make) -> None:
+        task = asyncio.create_task(call(tools["echo"], {"text": "x"}, within=make()))
+        await until(lambda: _own_children() != children)
+        task.cancel()
+        await asyncio.wait([task])
+
+    within(work)
+    assert _own_children() == children
