@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlenv import dialects, registry
 from rlenv.calls.attach import governed
 from rlenv.dialects.base import Dialect
+from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
@@ -19,12 +20,13 @@ from rlenv.secrets import redact
 from rlenv.spec import EnvSpec
 from rlenv.templates import Template, compile_template
 from rlenv.tools.base import CompileContext, Tool
+from rlenv.users.base import User
 
 if TYPE_CHECKING:
     from rlenv.loader import LoadedSpec
     from rlenv.source import SourceDocument
 
-__all__ = ["Parts", "compile_parts", "missing_variable"]
+__all__ = ["Parts", "compile_parts", "missing_variable", "nester"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Parts:
     system: Template | None
     user: Template
     observation: Template | None
+    simulated: User | None = None
 
 
 def compile_parts(loaded: LoadedSpec) -> Parts:
@@ -66,10 +69,17 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     def bases(path: str, entry: Any) -> dict[str, Path]:
         return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
 
+    endpoints: dict[str, Endpoint] = {}
+    for name, endpoint_spec in spec.endpoints.items():
+        endpoint = attempt(f"endpoints.{name}", partial(compile_endpoint, name, endpoint_spec))
+        if endpoint is not None:
+            endpoints[name] = endpoint
+
+    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path)}
     resources: dict[str, Resource] = {}
     for name, entry in spec.resources.items():
         path = f"resources.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, entry))
+        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, entry), **more)
         kind = registry.get("resources", entry.kind)
         built = attempt(path, partial(kind.factory, name, entry, context))
         if built is not None:
@@ -78,9 +88,10 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     tools: dict[str, Tool] = {}
     for name, tool_entry in spec.tools.items():
         path = f"tools.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, resources, bases(path, tool_entry))
+        context = CompileContext(loaded.base_of(path), spec.vars, resources, bases(path, tool_entry), **more)
         kind = registry.get("tools", tool_entry.kind)
         made = attempt(path, partial(kind.factory, name, tool_entry, context))
+        made = attempt(path, partial(governed, made, name, tool_entry, loaded)) if made else made
         for tool in made or ():
             if tool.name in tools:
                 faults.append(loaded.document.fault(path, f"two tools are called '{tool.name}'"))
@@ -90,13 +101,17 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     for name, reward_entry in spec.rewards.items():
         path = f"rewards.{name}"
         term_context = TermCompileContext(
-            loaded.base_of(path), spec.vars, resources, bases(path, reward_entry), tools, spec.answer
-        made = attempt(path, partial(governed, made, name, tool_entry, loaded)) if made else made
+            loaded.base_of(path), spec.vars, resources, bases(path, reward_entry), tools, spec.answer, **more
         )
         kind = registry.get("rewards", reward_entry.kind)
         term = attempt(path, partial(kind.factory, name, reward_entry, term_context))
         if term is not None:
             terms.append(term)
+
+    simulated: User | None = None
+    if spec.user is not None:
+        user_context = CompileContext(loaded.base_of("user"), spec.vars, resources, bases("user", spec.user), **more)
+        simulated = attempt("user", partial(registry.get("users", spec.user.kind).factory, spec.user, user_context))
 
     dialect = attempt("dialect", lambda: dialects.get(spec.dialect))
     prompt = spec.prompt
@@ -107,7 +122,18 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     scorer = attempt("success" if spec.success else "rewards", lambda: Scorer(terms, success=spec.success))
     if faults:
         raise SpecError(faults)
-    return Parts(spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation)
+    return Parts(spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation, simulated)
+
+
+def nester(outer: Path) -> Callable[..., Any]:
+    """What compiles the specs that the one at `outer` plays as agents."""
+
+    def compile_nested(path: Path, overrides: Mapping[str, Any]) -> Any:
+        from rlenv.nested import nest  # found late: a nested environment is made of all that is here
+
+        return nest(outer, path, overrides)
+
+    return compile_nested
 
 
 def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:

@@ -20,6 +20,7 @@ from rlenv.rewards.base import RewardContext
 from rlenv.secrets import redact, redact_value
 from rlenv.tools.base import ToolContext
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
+from rlenv.users.base import UserContext, UserSession
 
 if TYPE_CHECKING:
     from rlenv.environment import Environment
@@ -80,6 +81,7 @@ class Episode:
     _trajectory: Trajectory | None = None
     _is_open: bool = False
     _is_stepping: bool = False
+    _user: UserSession | None = None
 
     async def __aenter__(self) -> Episode:
         await self.open()
@@ -218,6 +220,8 @@ class Episode:
             return await self._finish(terminated=False, reason="time")
 
         found = answers.extract(spec.answer, parsed) if environment.answer_is_explicit or not calls else None
+        if environment.parts.simulated is not None and not calls and not (found and environment.answer_is_explicit):
+            return await self._converse(index, text, parsed, begun, deadline)
         if found is not None or not calls:
             self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
             return await self._finish(terminated=True, reason="final_message" if found is None else "answer")
@@ -233,6 +237,58 @@ class Episode:
         self._chars += len(observation.text)
         self.turns.append(Turn(index, text, parsed, results, observation, malformed, time.monotonic() - begun))
 
+        return await self._go_on(index, observation, deadline)
+
+    async def _converse(self, index: int, text: str, parsed: ParsedAction, begun: float, deadline: float) -> Step:
+        """Lets the simulated user answer an action that is meant for it."""
+        self._invalid_streak = 0
+        if index + 1 >= self.environment.spec.limits.turns:  # nobody would read the reply
+            self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
+            return await self._finish(terminated=False, reason="turns")
+        reason = "user"
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                said = await self._reply(parsed, deadline)
+        except TimeoutError:
+            said, reason = None, "time"
+        if said is None:
+            self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
+            return await self._finish(terminated=reason == "user", reason=reason)
+        messages = (Message("user", self.cut(redact(said))),)
+        observation = Observation(messages, self.environment.parts.dialect.render_observation(messages))
+        self._chars += len(observation.text)
+        self.turns.append(Turn(index, text, parsed, (), observation, 0, time.monotonic() - begun))
+        return await self._go_on(index, observation, deadline)
+
+    async def _reply(self, parsed: ParsedAction, deadline: float) -> str | None:
+        user = self.environment.parts.simulated
+        assert user is not None
+        if self._user is None:
+            vars, shared = self.environment.spec.vars, self.environment.scope
+            self._user = user.start(UserContext(self.task, self._resources, vars, self.seed, shared))
+        said = await self._user.reply(self._dialogue(parsed), deadline=deadline)
+        return None if said is None or (user.stop is not None and user.stop in said) else said
+
+    def _dialogue(self, parsed: ParsedAction) -> list[Message]:
+        """What the user has heard and said: no system message, no calls, no results, no thinking."""
+        heard = [message for message in self.messages if message.role == "user"]
+        for turn in self.turns:
+            if turn.parsed.content.strip():
+                heard.append(Message("assistant", turn.parsed.content))
+            if turn.observation is not None:
+                heard += [message for message in turn.observation.messages if message.role == "user"]
+        heard.append(Message("assistant", parsed.content))
+        joined: list[Message] = []
+        for message in heard:  # a model on the other side expects the two to take turns
+            if joined and joined[-1].role == message.role:
+                joined[-1] = Message(message.role, f"{joined[-1].content}\n\n{message.content}".strip())
+            else:
+                joined.append(message)
+        return joined
+
+    async def _go_on(self, index: int, observation: Observation, deadline: float) -> Step:
+        """The step of a turn that was not the last, or the end where it reached a limit."""
+        limits, environment = self.environment.spec.limits, self.environment
         reason = ""
         if index + 1 >= limits.turns:
             reason = "turns"
@@ -259,7 +315,7 @@ class Episode:
     async def _invoke(self, calls: Sequence[ToolCall | MalformedCall], deadline: float) -> tuple[ToolResult, ...]:
         limits = self.environment.spec.limits
         allowed = min(limits.calls_per_turn, limits.tool_calls - self._calls)
-        context = self._tool_context(deadline)
+        context = self._tool_context(deadline, turn=len(self.turns))
         if len(calls) <= allowed:
             return await self.environment.executor.run(calls, context)
         results = await self.environment.executor.run(calls[:allowed], context)
@@ -285,12 +341,14 @@ class Episode:
             self.environment.spec.vars,
             self._call_for_reward,
             reason,
+            self.environment.scope,
+            self.seed,
         )
 
     async def _call_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         # A reward is measured after the episode's own time is over, so its calls get a budget of their own.
         deadline = time.monotonic() + self.environment.spec.limits.reward_s
-        context = self._tool_context(deadline, turn=len(self.turns))
+        context = self._tool_context(deadline)
         (result,) = await self.environment.executor.run((ToolCall(name, arguments),), context)
         return result
 

@@ -6,10 +6,12 @@ RlenvError
 │   ├── MissingExtra       an optional part is not installed; names the extra
 │   └── MissingVariable    an environment variable that a spec names is not set
 ├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
+├── InvalidReward          a term with `on_invalid: raise` could not be measured; stops the run
 ├── ToolFailed             the tool's: the model sees its text, the episode goes on
 └── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
     ├── ResourceError      a resource could not be opened or was lost
     ├── RewardError        a reward term could not be measured
+    ├── EndpointError      a model's server refused, or did not answer
     └── PolicyError        a policy or its endpoint failed
 
 A model's mistakes (a malformed call, an unknown tool, bad arguments) are observations and never exceptions.
@@ -18,12 +20,14 @@ Anything else that escapes is a bug and propagates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 __all__ = [
+    "EndpointError",
     "EpisodeError",
     "Fault",
+    "InvalidReward",
     "MissingExtra",
     "MissingVariable",
     "PolicyError",
@@ -111,6 +115,10 @@ class UnsupportedTemplate(RlenvError):
     """A chat template whose token ids cannot be reproduced exactly; the message names the template and the place."""
 
 
+class InvalidReward(RlenvError):
+    """A reward term that says `on_invalid: raise` could not be measured; the message names it and says why."""
+
+
 class ToolFailed(RlenvError):
     """A tool declares that a call failed.
 
@@ -129,7 +137,9 @@ class ToolFailed(RlenvError):
         details: Mapping[str, object] | None = None,
     ) -> None:
         self.text = text
+        self.details = details
         self.reason = reason
+        self.retryable = retryable
         super().__init__(text)
 
 
@@ -139,7 +149,6 @@ class EpisodeError(RlenvError):
     reason = "infrastructure"
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
-        self.retryable = retryable
         if reason is not None:
             self.reason = reason
         super().__init__(message)
@@ -155,6 +164,19 @@ class RewardError(EpisodeError):
     """A reward term could not be measured."""
 
     reason = "reward"
+
+
+class EndpointError(EpisodeError):
+    """A model's server refused, or did not answer within the retries.
+
+    Whoever asked says whose failure that is. `status` is the HTTP status that the server gave, None where it gave none.
+    """
+
+    reason = "endpoint"
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class PolicyError(EpisodeError):

@@ -20,7 +20,7 @@ from rlenv import registry
 from rlenv.errors import Fault, SpecError, UsageError
 from rlenv.faults import found, from_pydantic, keys_of, listed
 from rlenv.source import SourceDocument, nearest, read_source
-from rlenv.spec import EnvSpec, OracleCall, OracleSay, ResourceSpec, RewardSpec, Spec, ToolSpec
+from rlenv.spec import EnvSpec, OracleCall, OracleSay, ResourceSpec, RewardSpec, Spec, ToolSpec, UserSpec
 
 __all__ = ["LoadedSpec", "load_document", "load_spec", "loaded_of", "type_document"]
 
@@ -95,6 +95,8 @@ def type_document(document: SourceDocument) -> EnvSpec:
                 name: _entry(document, group, name, faults) or placeholder.model_construct(kind="")
                 for name in section
             }
+    if isinstance(data.get("user"), Mapping):
+        data["user"] = _user(document, faults) or UserSpec.model_construct(kind="")
     steps = data.get("oracle")
     if isinstance(steps, list):
         data["oracle"] = [
@@ -136,6 +138,18 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: l
         return model.model_validate(value)
     except ValidationError as error:
         faults.extend(from_pydantic(error, document, path, model))
+        return None
+
+
+def _user(document: SourceDocument, faults: list[Fault]) -> Spec | None:
+    value = document.get("user")
+    kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
+    if kind is None:
+        return None
+    try:
+        return kind.spec.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, ("user",), kind.spec))
         return None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
+from rlenv._plain import plain
 from rlenv.errors import UsageError
 from rlenv.trajectory import Trajectory
 
@@ -24,21 +23,6 @@ def _adapter() -> TypeAdapter[Trajectory]:
     from pydantic import TypeAdapter  # built on first use: an import of rlenv need not pay for it
 
     return TypeAdapter(Trajectory)
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: dataclasses become objects, numbers that are not finite null, anything else text."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    return str(value)
 
 
 def dump(trajectory: Trajectory) -> bytes:

@@ -17,7 +17,7 @@ from rlenv.spec import Spec
 
 __all__ = ["BUILT_IN", "Group", "Kind", "get", "names"]
 
-Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies"]
+Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies", "users"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,35 @@ class Kind:
     factory: Callable[..., Any]
 
 
+_DIALECTS = """
+    apertus deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma gemma4
+    gigachat3 glm45 granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 inkling internlm jamba k2_horizon
+    kimi_k2 lfm2 ling3 llama3_json llama4_pythonic longcat minicpm5 minimax_m3 mistral olmo3 phi4_mini_json plamo3
+    poolside_v1 pythonic qwen2_5 qwen3_coder react search_r1 step3 step3p5 xlam xml xml_json
+""".split()
+
 BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
+        "agent": "rlenv.tools.agent:KIND",
         "calculator": "rlenv.tools.calculator:KIND",
         "http": "rlenv.tools.http:KIND",
-        "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",
+        "model": "rlenv.tools.model:KIND",
         "python": "rlenv.tools.python:KIND",
         "search": "rlenv.tools.search:KIND",
         "sql": "rlenv.tools.sql:KIND",
     },
-    "resources": {"sqlite": "rlenv.resources.sqlite:KIND"},
-    "rewards": {"rule": "rlenv.rewards.rule:KIND", "verify": "rlenv.rewards.verify:KIND"},
+    "resources": {
+        "python": "rlenv.resources.python:KIND",
+        "sqlite": "rlenv.resources.sqlite:KIND",
+        "tempdir": "rlenv.resources.tempdir:KIND",
+    },
+    "rewards": {
+        "rule": "rlenv.rewards.rule:KIND",
+        "verify": "rlenv.rewards.verify:KIND",
+        "judge": "rlenv.rewards.judge:KIND",
+        "group": "rlenv.rewards.group:KIND",
+    },
     "rules": {
         "answered": "rlenv.rewards.rules.text:ANSWERED",
         "contains": "rlenv.rewards.rules.text:CONTAINS",
@@ -67,8 +84,13 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "verl_dapo": "rlenv.rewards.rules.math_presets:VERL_DAPO",
         "verl_math": "rlenv.rewards.rules.math_presets:VERL_MATH",
     },
-    "dialects": {"hermes": "rlenv.dialects.hermes:KIND"},
+    "dialects": {name: f"rlenv.dialects.built_in:{name}" for name in _DIALECTS},
     "policies": {},
+    "users": {
+        "model": "rlenv.users.model:KIND",
+        "python": "rlenv.users.python:KIND",
+        "scripted": "rlenv.users.scripted:KIND",
+    },
 }
 
 

@@ -33,6 +33,9 @@ def json_schema() -> dict[str, Any]:
     for group in _SECTIONS:
         definitions[group] = _entry(group, definitions)
         properties[group]["additionalProperties"] = {"$ref": f"#/$defs/{group}"}
+    definitions["users"] = _entry("users", definitions)
+    user = {"description": properties["user"].get("description", ""), "default": None}
+    properties["user"] = {**user, "if": {"type": "object"}, "then": {"$ref": "#/$defs/users"}, "else": {"type": "null"}}
     properties["oracle"] = _oracle(properties["oracle"], definitions)
     properties["tasks"]["additionalProperties"] = {"$ref": "#/$defs/TaskSource"}
     definitions["TaskSource"]["oneOf"] = [
@@ -44,7 +47,7 @@ def json_schema() -> dict[str, Any]:
         # What a file leaves to the one that it extends is known only when both are read.
         schema["if"] = {"required": ["extends"], "properties": {"extends": {"type": "string"}}}
         schema["else"] = {"required": schema.pop("required")}
-    for unused in ("OracleCall", "OracleSay", "ToolSpec", "ResourceSpec", "RewardSpec"):
+    for unused in ("OracleCall", "OracleSay", "ToolSpec", "ResourceSpec", "RewardSpec", "UserSpec"):
         if f'"#/$defs/{unused}"' not in orjson.dumps([schema, definitions]).decode():
             definitions.pop(unused, None)
     return {

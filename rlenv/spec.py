@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import Field
+
+from rlenv.dialect_spec import DialectSpec
+from rlenv.spec_types import Bool, Float, Int, Spec, Text
 
 __all__ = [
     "AnswerSpec",
     "Bool",
-    "CallsSpec",
-    "EnvSpec",
-    "Float",
     "BreakerSpec",
     "CacheSpec",
-    "Int",
+    "CallsSpec",
     "DelaySpec",
+    "EnvSpec",
+    "FaultsSpec",
+    "Float",
+    "Int",
     "LimitsSpec",
     "ObservationSpec",
     "OracleCall",
@@ -29,23 +33,13 @@ __all__ = [
     "PromptSpec",
     "ResourceSpec",
     "RewardSpec",
+    "SamplingSpec",
     "Spec",
     "TaskSource",
     "Text",
     "ToolSpec",
+    "UserSpec",
 ]
-
-# YAML 1.2 has real types, so nothing is coerced: "3" is not a number and yes is not a boolean.
-Text = Annotated[str, Strict()]
-Int = Annotated[int, Strict()]
-Float = Annotated[float, Strict()]
-Bool = Annotated[bool, Strict()]
-
-
-class Spec(BaseModel):
-    """A mapping of the language: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class TaskSource(Spec):
@@ -65,6 +59,12 @@ class TaskSource(Spec):
 
 class PromptSpec(Spec):
     """The first messages, as sandboxed Jinja templates over `task`, `resources` and `vars`."""
+
+    system: Text | None = None
+    """The system message; tool schemas are added by the dialect or the model's chat template."""
+    user: Text
+    """The user message that states the task."""
+
 
 Share = Annotated[Float, Field(ge=0, le=1)]
 
@@ -119,12 +119,6 @@ class FaultsSpec(Spec):
     """Another seed gives other faults."""
 
 
-    system: Text | None = None
-    """The system message; tool schemas are added by the dialect or the model's chat template."""
-    user: Text
-    """The user message that states the task."""
-
-
 class ToolSpec(Spec):
     """What every kind of tool takes."""
 
@@ -132,6 +126,12 @@ class ToolSpec(Spec):
     """Which kind of tool this is."""
     description: Text | None = None
     """What the model reads; by default the kind's own, or a function's docstring."""
+    timeout_s: Annotated[Float, Field(gt=0)] | None = None
+    """A call is ended after this many seconds; `calls.timeout_s` otherwise."""
+    concurrency: Annotated[Int, Field(ge=1)] | None = None
+    """At most this many calls at once in one process; `calls.concurrency` otherwise."""
+    mutates: Bool = False
+    """True if calls change state: such a tool is never run beside other calls of its turn."""
     idempotent: Bool | None = None
     """True if a call may be repeated without harm; by default what the kind says. Retries and the cache need it."""
     example: Mapping[str, Any] | None = None
@@ -152,12 +152,6 @@ class ToolSpec(Spec):
     """Faults put in on purpose, to train and test against flaky tools; `false` for none. `calls.faults` otherwise."""
     coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
     """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
-    timeout_s: Annotated[Float, Field(gt=0)] | None = None
-    """A call is ended after this many seconds; `calls.timeout_s` otherwise."""
-    concurrency: Annotated[Int, Field(ge=1)] | None = None
-    """At most this many calls at once in one process; `calls.concurrency` otherwise."""
-    mutates: Bool = False
-    """True if calls change state: such a tool is never run beside other calls of its turn."""
 
 
 class ResourceSpec(Spec):
@@ -169,11 +163,23 @@ class ResourceSpec(Spec):
     """`episode`: opened for each episode and closed with it; `process`: opened once and shared."""
 
 
+class UserSpec(Spec):
+    """What every kind of simulated user takes.
+
+    The user replies to an action without a call and without an answer, and the episode goes on.
+    """
+
+    kind: Text
+    """`scripted`, `python` or `model`."""
+    stop: Annotated[Text, Field(min_length=1)] | None = "###STOP###"
+    """A reply that contains this text ends the episode."""
+
+
 class RewardSpec(Spec):
     """What every kind of reward term takes."""
 
     kind: Text
-    """`rule` or `verify`."""
+    """`rule`, `verify`, `judge` or `group`."""
     weight: Float = 1.0
     """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding."""
     when: Literal["episode", "turn"] = "episode"
@@ -184,16 +190,10 @@ class RewardSpec(Spec):
     """Skip this term unless the comparison holds, such as `correct >= 1`."""
     required: Bool = True
     """If this term is invalid the whole reward is; otherwise the term alone is left out."""
-
-
-class CallsSpec(Spec):
-    """Defaults for the calls of all tools."""
-
-    timeout_s: Annotated[Float, Field(gt=0)] = 10.0
-    normalise: tuple[Float, Float] | None = None
-    """Maps this range to 0 … 1: with `[1, 5]`, 1 becomes 0 and 5 becomes 1."""
+    range: tuple[Float, Float] | None = None
+    """Normalises: this range becomes 0 … 1, so that with `[1, 5]` 1 is 0 and 5 is 1."""
     clip: tuple[Float, Float] | None = None
-    """Values outside are moved to the nearer end; after `normalise`."""
+    """Values outside are moved to the nearer end; after `range`."""
     on_invalid: Literal["mask", "retry", "raise"] = "mask"
     """`mask`: see `required`; `retry`: measure twice more first; `raise`: stop the run."""
 
@@ -234,15 +234,15 @@ class EndpointSpec(Spec):
     """Further attempts after 408, 409, 425, 429, 5xx, a lost connection or no answer in time."""
     sampling: SamplingSpec = SamplingSpec()
     """For all requests; who asks may set fields of it anew."""
+
+
+class CallsSpec(Spec):
+    """Defaults for the calls of all tools."""
+
+    timeout_s: Annotated[Float, Field(gt=0)] = 10.0
     """A call is ended after this many seconds."""
     concurrency: Annotated[Int, Field(ge=1)] = 256
     """At most this many calls of one tool at once in one process."""
-
-
-class ObservationSpec(Spec):
-    """How results are shown to the model."""
-
-    format: Literal["text", "json", "template"] = "text"
     retries: Annotated[Int, Field(ge=0, le=20)] | None = None
     """A failed call of an idempotent tool is tried again so often, with growing waits."""
     attempt_s: Annotated[Float, Field(gt=0)] | None = None
@@ -259,6 +259,12 @@ class ObservationSpec(Spec):
     """Faults put in on purpose, to train and test against flaky tools."""
     coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
     """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
+
+
+class ObservationSpec(Spec):
+    """How results are shown to the model."""
+
+    format: Literal["text", "json", "template"] = "text"
     """`text`: the result's text; `json`: an object with the result or the error; `template`: see `template`."""
     template: Text | None = None
     """Jinja over `result`, `tool`, `is_error`, `task`, `turn`, `vars`; with `format: template`."""
@@ -300,14 +306,14 @@ class LimitsSpec(Spec):
     """Actions in a row with a malformed, unknown or ill-typed call."""
     episode_s: Annotated[Float, Field(gt=0)] = 300.0
     """Seconds of wall time, the policy's own included."""
+    turn_s: Annotated[Float, Field(gt=0)] | None = None
+    """Seconds that the calls of one turn may take together; the episode's time otherwise."""
     reward_s: Annotated[Float, Field(gt=0)] = 60.0
     """Seconds that measuring the reward may take once the episode has ended; a slower term is invalid."""
     response_tokens: Annotated[Int, Field(ge=1)] | None = None
     """Tokens after the prompt, observations included; a trainer may set a smaller one."""
 
 
-    turn_s: Annotated[Float, Field(gt=0)] | None = None
-    """Seconds that the calls of one turn may take together; the episode's time otherwise."""
 class OracleCall(Spec):
     """A step of the oracle that calls tools: one action with these calls."""
 
@@ -342,14 +348,18 @@ class EnvSpec(Spec):
     tasks: Annotated[Mapping[str, TaskSource], Field(min_length=1)]
     """Splits by name, such as train and test."""
     prompt: PromptSpec
-    dialect: Text = "hermes"
-    """How the model writes calls and reads results."""
+    dialect: Text | DialectSpec = "hermes"
+    """How the model writes calls and reads results: a name, or a mapping that defines or changes one."""
+    endpoints: Mapping[str, EndpointSpec] = Field(default_factory=dict)
+    """OpenAI-compatible servers by name, for model tools, agents, simulated users and judges."""
     resources: Mapping[str, ResourceSpec] = Field(default_factory=dict)
     """State that tools, rewards and prompts share."""
     tools: Mapping[str, ToolSpec] = Field(default_factory=dict)
     """Tools by the name the model calls."""
     calls: CallsSpec = CallsSpec()
     observation: ObservationSpec = ObservationSpec()
+    user: UserSpec | None = None
+    """A simulated user, for dialogues."""
     answer: AnswerSpec = AnswerSpec()
     limits: LimitsSpec = LimitsSpec()
     rewards: Annotated[Mapping[str, RewardSpec], Field(min_length=1)]

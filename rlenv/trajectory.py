@@ -77,8 +77,8 @@ class Turn:
 class Trajectory:
     """One episode from prompt to reward; never changes once made.
 
-    `terminated`: the task ended (`reason` `answer` or `final_message`). `truncated`: a limit or a failure cut it
-    (`reason` names which). `answer` is what the answer rule read from the policy's own text, None where nothing was.
+    `terminated`: the task ended (`reason` `answer`, `final_message` or `user`). `truncated`: a limit or a failure cut
+    it (`reason` names which). `answer` is what the answer rule read from the policy's own text, None where nothing was.
     `success` is None where the reward is invalid.
     """
 

@@ -50,7 +50,7 @@ def _calls(index: int, step: OracleCall) -> Iterator[Call]:
 def _order(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> Iterator[Fault]:
     answer = subject.loaded.spec.answer
     for index, step in enumerate(steps[:-1]):
-        if isinstance(step, OracleSay):
+        if isinstance(step, OracleSay) and subject.loaded.spec.user is None:
             message = "text without a call ends the episode, so the steps after it are never played"
             yield subject.document.fault(("oracle", index), message, "make it the last step")
     last = steps[-1]
@@ -140,7 +140,8 @@ def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Spli
             values: dict[str, Any] = {"task": row, "vars": spec.vars}
             if isinstance(step, OracleSay):
                 turns += 1
-                if fault := _answer_fault(subject, step, index, values, where):
+                is_last = index == len(steps) - 1 or spec.user is None  # a user is spoken to without an answer
+                if is_last and (fault := _answer_fault(subject, step, index, values, where)):
                     yield fault
                     return
                 continue

@@ -17,11 +17,12 @@ __all__ = ["Site", "Stub", "check_site", "check_templates", "listed_names"]
 
 _MARK = re.compile(r"\{\{|\{%")
 # Text that is shown or matched as it stands, and never rendered.
-_LITERAL = frozenset(("kind", "description", "pattern", "function", "python", "rule", "gate", "scope"))
+_LITERAL = frozenset(("kind", "description", "pattern", "function", "python", "rule", "gate", "scope", "when", "stop"))
 _DICT_METHODS = frozenset(dir(dict))
 _PROMPT = ("task", "resources", "vars")
 _OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")
 _REWARD = ("task", "resources", "vars", "answer", "item")
+_JUDGE = ("task", "vars", "answer", "message", "transcript")
 
 
 class Stub:
@@ -75,9 +76,14 @@ def _sites(subject: Subject) -> Iterator[Site]:
         ("rewards", spec.rewards, _REWARD, {**stubs, "answer": "1", "item": Stub()}),
     ]
     for group, section, names, stand_ins in entries:
-        for name in section:
+        for name, entry in section.items():
+            is_judge = group == "rewards" and getattr(entry, "kind", "") == "judge"
+            shown = {**stand_ins, "message": "text", "transcript": "text"} if is_judge else stand_ins
             for path, text in _texts(document.get((group, name)), (group, name)):
-                yield Site(path, text, names, stand_ins)
+                yield Site(path, text, _JUDGE if is_judge else names, shown)
+    said = {"message": "text", "turn": 1}
+    for path, text in _texts(document.get("user"), ("user",)):
+        yield Site(path, text, ("task", "vars", "message", "turn"), said)
     for name in spec.tools:
         # What a tool's templates may read depends on its kind, which checks it: constants alone are looked at here.
         for path, text in _texts(document.get(("tools", name)), ("tools", name)):

@@ -31,6 +31,10 @@ class CompileContext:
     resources: Mapping[str, Any] = field(default_factory=dict)
     """Compiled resources by name (see `rlenv.resources.base.Resource`); not opened yet."""
     bases: Mapping[str, Path] = field(default_factory=dict)
+    endpoints: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Compiled endpoints by name (see `rlenv.endpoints.Endpoint`)."""
+    nest: Callable[..., Any] | None = field(default=None, kw_only=True)
+    """Compiles another spec for nested episodes; see `rlenv.nested.nest`."""
 
     def path(self, key: str, value: str) -> Path:
         """The path that `value`, written under `key` of this entry, names."""
@@ -54,12 +58,12 @@ class ToolContext:
     seed: int = 0
     scope: Callable[[], Scope] = Scope
     shared: Callable[[], Scope] = Scope
+    turn: int = -1
+    bounded_by: Literal["episode", "turn"] = "episode"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    turn: int = -1
-    bounded_by: Literal["episode", "turn"] = "episode"
     """What a tool returns: the text for the model and, where there is one, the value behind it for rewards.
 
     `details` (JSON) are kept in the trajectory and never shown to the model: the tokens that a model tool used, the
@@ -69,6 +73,7 @@ class ToolOutput:
     text: str
     value: Any = None
     images: tuple[Image, ...] = ()
+    details: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,31 +86,31 @@ class Tool:
         inline: sync, bounded and quick (well under a millisecond): called on the event loop.
         async: a coroutine function; cancelled at its timeout.
         thread: sync and possibly blocking: called in the bounded thread pool, abandoned at its timeout.
-    """
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
 
     `idempotent` is true where a call may be repeated without harm; only then is it retried or its result kept.
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
     forgets what was kept under another. The compiler sets `example` and `policy` from the entry.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
     run: Callable[[Mapping[str, Any], ToolContext], Any]
     mode: Mode
     timeout_s: float | None = None
     concurrency: int | None = None
     mutates: bool = False
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The function object as OpenAI-compatible servers and chat templates take it."""
-        return {
     idempotent: bool = False
     depends_on: DependsOn = "episode"
     identity: str = ""
     example: Mapping[str, Any] | None = None
     policy: CallPolicy | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The function object as OpenAI-compatible servers and chat templates take it."""
+        return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
         }

@@ -1,0 +1,260 @@
+"""OpenAI-compatible servers: what policies, model tools, agents, simulated users and judges ask.
+
+An `Endpoint` is compiled and holds no connection. A `Client` holds the connections of one event loop; an environment
+has one for each endpoint, kept in its scope, so that everything that asks shares its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from rlenv._chat import Completion, Unreadable, Usage, as_wire, read_chat, read_text
+from rlenv._hosted import Scope
+from rlenv.errors import EndpointError, UsageError
+from rlenv.messages import Message
+from rlenv.secrets import names_in, redact, resolve, resolve_value
+from rlenv.spec import EndpointSpec, SamplingSpec
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Client", "Endpoint", "compile_endpoint"]
+
+_RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
+_MAX_WAIT_S: Final = 60.0
+_MAX_BYTES: Final = 64_000_000
+_QUOTED_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A server and a model on it, with secrets filled in.
+
+    `timeout_s` bounds one request; `retries` more are made after 408, 409, 425, 429, 5xx, a lost connection, no answer
+    in time or an answer that is not JSON, with jittered, doubling waits, or as long as `Retry-After` asks.
+    `concurrency` is how many requests one client makes at once.
+    """
+
+    name: str
+    base_url: str
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    concurrency: int = 64
+    timeout_s: float = 120.0
+    retries: int = 3
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+
+    async def client(self, scope: Scope) -> Client:
+        """The client that all who share `scope` share."""
+        return await scope.get(("endpoint", self), lambda: aclosing(Client(self)))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
+    """The endpoint of one entry under `endpoints:`.
+
+    Raises:
+        MissingVariable: a variable that it names is not set.
+        UsageError: the address is none.
+    """
+    base_url = resolve(spec.base_url).rstrip("/")
+    if not base_url.startswith(("http://", "https://")) and not names_in(base_url):
+        raise UsageError(f"base_url: found '{redact(base_url)}'; expected an address such as http://127.0.0.1:8000/v1")
+    if base_url.endswith("/completions"):
+        raise UsageError("base_url: expected the address without /completions or /chat/completions; end it with /v1")
+    headers = dict(resolve_value(spec.headers))
+    if spec.api_key is not None:
+        headers["Authorization"] = f"Bearer {resolve(spec.api_key)}"
+    return Endpoint(
+        name=name,
+        base_url=base_url,
+        model=resolve(spec.model),
+        headers=headers,
+        concurrency=spec.concurrency,
+        timeout_s=spec.timeout_s,
+        retries=spec.retries,
+        sampling=spec.sampling,
+    )
+
+
+class Client:
+    """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.usage = Usage()
+        self.requests = 0
+        self.retries = 0
+        self._places = asyncio.Semaphore(endpoint.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+        self._rng = random.Random()
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        sampling: SamplingSpec | None = None,
+        deadline: float = float("inf"),
+    ) -> Completion:
+        """The answer to a conversation.
+
+        Args:
+            tools: schemas of the tools that may be called.
+            sampling: fields that are set replace the endpoint's own.
+            deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
+
+        Raises:
+            EndpointError: the server refused, or did not answer within the retries.
+        """
+        body = self._body(sampling)
+        body["messages"] = [as_wire(message) for message in messages]
+        if tools:
+            body["tools"] = list(tools)
+        answer = await self.post("/chat/completions", body, deadline=deadline)
+        return self._counted(read_chat, answer)
+
+    async def complete(
+        self, prompt: str, *, sampling: SamplingSpec | None = None, deadline: float = float("inf")
+    ) -> Completion:
+        """What follows on raw text; arguments and errors as for `chat`."""
+        body = self._body(sampling)
+        body["prompt"] = prompt
+        answer = await self.post("/completions", body, deadline=deadline)
+        return self._counted(read_text, answer)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
+        """The JSON object that the server answers, with at least one choice.
+
+        Raises:
+            EndpointError: the server refused, or did not answer within the retries.
+        """
+        endpoint = self.endpoint
+        data = json.dumps(body).encode()
+        problem = _Problem("there was no time to ask the server")
+        for attempt in range(endpoint.retries + 1):
+            if attempt:
+                wait = max(min(8.0, 0.25 * 2**attempt) * self._rng.uniform(0.5, 1.0), problem.wait_s)
+                if wait > _MAX_WAIT_S or time.monotonic() + wait >= deadline:
+                    break
+                self.retries += 1
+                await asyncio.sleep(wait)
+            async with self._places:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self.requests += 1
+                answer = await self._once(endpoint.base_url + path, data, min(endpoint.timeout_s, left))
+            if not isinstance(answer, _Problem):
+                return answer
+            problem = answer
+            if not problem.may_pass:
+                break
+        where = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
+        raise EndpointError(f"{where} ({endpoint.model} at {path}): {problem.text}", status=problem.status)
+
+    async def aclose(self) -> None:
+        """Closes the connections; may be called twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
+        import aiohttp  # found late: only an environment that asks a model pays for it
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+            )
+        headers = {"Content-Type": "application/json", **self.endpoint.headers}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            # A redirect would send the key to a server that the spec does not name.
+            async with self._session.post(
+                url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                raw = await _read(response)
+                status, retry_after = response.status, response.headers.get("Retry-After")
+        except TimeoutError:
+            return _Problem(f"no answer from the server within {timeout_s:.3g} s")
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            return _Problem(f"the address cannot be used ({type(error).__name__})", may_pass=False)
+        except (aiohttp.ClientError, OSError) as error:
+            return _Problem(f"no answer from the server ({type(error).__name__})")
+        if raw is None:
+            return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False)
+        if status != 200:
+            quoted = redact(raw[:10_000].decode("utf-8", "replace"))[:_QUOTED_CHARS]
+            text = f"the server answered {status}: {quoted}"
+            return _Problem(text, status, may_pass=status in _RETRIED, wait_s=_seconds(retry_after))
+        try:
+            answer = json.loads(raw)
+        except (ValueError, RecursionError):
+            return _Problem("the server's answer is not JSON")
+        if isinstance(answer, dict) and isinstance(answer.get("choices"), list) and answer["choices"]:
+            return answer
+        return _Problem("the server's answer holds no choices")
+
+    def _body(self, sampling: SamplingSpec | None) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.endpoint.model}
+        for spec in (self.endpoint.sampling, sampling):
+            if spec is not None:
+                given = spec.model_dump(exclude_none=True, exclude={"extra"})
+                body.update(given)
+                body.update(spec.extra)
+        return body
+
+    def _counted(self, read: Any, answer: Mapping[str, Any]) -> Completion:
+        try:
+            completion: Completion = read(answer)
+        except Unreadable as error:
+            raise EndpointError(f"endpoint '{self.endpoint.name}' ({self.endpoint.model}): {error}") from error
+        self.usage += completion.usage
+        return completion
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    text: str
+    status: int | None = None
+    may_pass: bool = True
+    wait_s: float = 0.0
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes | None:
+    """The body, None where it is larger than any answer."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > _MAX_BYTES:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """The wait that a server asks for: seconds, or a date (RFC 9110, section 10.2.3); 0 where there is none."""
+    if retry_after is None:
+        return 0.0
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return 0.0
+    now = datetime.now(UTC)
+    return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now.timestamp())

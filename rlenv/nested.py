@@ -1,0 +1,103 @@
+"""Episodes inside episodes: a spec that another one plays through its tool of kind `agent`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Literal
+
+from rlenv._hosted import Scope
+from rlenv.endpoints import Client
+from rlenv.environment import Environment
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.loader import load_spec
+from rlenv.messages import Message
+from rlenv.policies.base import PolicyContext
+from rlenv.policies.openai import OpenAIPolicy
+from rlenv.trajectory import Trajectory
+
+__all__ = ["NestedSpec", "nest"]
+
+_chain: ContextVar[tuple[Path, ...]] = ContextVar("rlenv.nested.chain", default=())
+_SHARE_KEPT = 0.02
+_MOST_KEPT_S = 0.5
+
+
+def nest(outer: Path, path: Path, overrides: Mapping[str, Any]) -> NestedSpec:
+    """Compiles the spec at `path`, which the one at `outer` plays.
+
+    Raises:
+        UsageError: the specs call each other in a circle, or there is no such file.
+        SpecError: the spec has faults.
+    """
+    chain = _chain.get() or (outer.resolve(),)
+    target = path.resolve()
+    if target in chain:
+        circle = " -> ".join(file.name for file in (*chain[chain.index(target) :], target))
+        raise UsageError(f"spec: the specs call each other in a circle: {circle}; remove one of the agents")
+    if not path.is_file():
+        raise UsageError(f"spec: there is no file '{path.name}' in {path.parent}; the path is relative to the spec")
+    token = _chain.set((*chain, target))
+    try:
+        return NestedSpec(Environment(load_spec(path, set=overrides)))
+    finally:
+        _chain.reset(token)
+
+
+class NestedSpec:
+    """A compiled spec whose episodes are played inside others. `episode_s` is its own time limit."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.episode_s = environment.spec.limits.episode_s
+
+    async def play(
+        self,
+        task: Mapping[str, Any],
+        *,
+        client: Client,
+        mode: Literal["tools", "text"],
+        seed: int,
+        deadline: float,
+        shared: Scope,
+    ) -> Trajectory:
+        """One episode to its end, its own limits within `deadline` (on the clock of `time.monotonic()`).
+
+        Args:
+            task: the row.
+            shared: closes what the nested environment shares, together with the outer one.
+        """
+        environment = await shared.get(("nested", id(self)), lambda: self._environment)
+        # It ends a little before the call that plays it is given up, so that its trajectory is kept.
+        left = deadline - time.monotonic()
+        limit_s = min(self.episode_s, left - min(left * _SHARE_KEPT, _MOST_KEPT_S))
+        policy = OpenAIPolicy.over(client, mode=mode)
+        async with environment.start(task=task, seed=seed) as episode:
+            if episode.is_ended:
+                return episode.trajectory
+            context = PolicyContext(
+                episode.task,
+                environment.tool_schemas,
+                environment.spec.vars,
+                environment.prompt_text(episode.messages),
+                environment.parts.dialect.render_observation,
+                seed,
+            )
+            session = policy.start(context)
+            messages = list(episode.messages)
+            try:
+                async with asyncio.timeout(limit_s):
+                    while True:
+                        action = await session.act(messages)
+                        messages.append(action if isinstance(action, Message) else Message("assistant", action))
+                        step = await episode.step(action)
+                        if step.is_last:
+                            return episode.trajectory
+                        messages.extend(step.observation.messages)
+            except EpisodeError as error:
+                return episode.fail(error.reason, str(error))
+            except TimeoutError:
+                return await episode.truncate("time")

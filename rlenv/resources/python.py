@@ -1,0 +1,163 @@
+"""The `python` resource: whatever a function of the author's makes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Final, Literal
+
+from rlenv._hosted import Hosted
+from rlenv.errors import EpisodeError, ResourceError, UsageError
+from rlenv.functions import import_function
+from rlenv.registry import Kind
+from rlenv.resources.base import ResourceContext
+from rlenv.spec import ResourceSpec, Text
+from rlenv.tools.base import CompileContext
+
+__all__ = ["KIND", "PythonResource", "PythonResourceSpec"]
+
+_OFFERED: Final = ("task", "seed", "vars")
+
+
+class PythonResourceSpec(ResourceSpec):
+    """Calls a function once for each episode (or once, with `scope: process`); what it gives is the resource.
+
+    The function may be sync or async, give the value itself, a context manager, or yield it once. Parameters called
+    `task`, `seed` and `vars` are filled by name.
+    """
+
+    kind: Literal["python"]
+    factory: Text
+    """`file.py:function`, relative to the spec, or `package.module:function`."""
+    run_in: Literal["loop", "thread"] = "thread"
+    """Where a plain function runs: `thread` where it may block; `loop` for a quick one."""
+
+
+class PythonResource:
+    """A compiled `python` entry.
+
+    Blocking work, closing too, is done in a thread (unless `run_in: loop`), each step awaited to its end: an episode
+    that is cancelled meanwhile waits for it and then closes what was opened. An async context manager is entered and
+    exited by one task, as anyio asks for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        scope: Literal["episode", "process"],
+        function: Callable[..., Any],
+        parameters: tuple[str, ...],
+        in_thread: bool,
+    ) -> None:
+        self.name = name
+        self.scope = scope
+        self._function = function
+        self._parameters = parameters
+        self._in_thread = in_thread
+
+    @asynccontextmanager
+    async def open(self, context: ResourceContext) -> Any:
+        """The value for as long as it is entered.
+
+        Raises:
+            ResourceError: the function, or closing what it gave, failed.
+        """
+        known: Mapping[str, Any] = {"task": context.task, "seed": context.seed, "vars": context.vars}
+        given = {name: known[name] for name in self._parameters}
+        async with AsyncExitStack() as stack:
+            yield await self._entered(given, stack)
+
+    async def _entered(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
+        function = self._function
+        with self._named("opened"):
+            if inspect.isasyncgenfunction(function):
+                return await self._async_manager(asynccontextmanager(function)(**given), stack)
+            if inspect.isgeneratorfunction(function):
+                return await self._manager(contextlib.contextmanager(function)(**given), stack)
+            if inspect.iscoroutinefunction(function):
+                made = await function(**given)
+            else:
+                made = await self._blocking(lambda: function(**given))
+            if hasattr(type(made), "__aenter__") and hasattr(type(made), "__aexit__"):
+                return await self._async_manager(made, stack)
+            if hasattr(type(made), "__enter__") and hasattr(type(made), "__exit__"):
+                return await self._manager(made, stack)
+            return made
+
+    async def _async_manager(self, manager: AbstractAsyncContextManager[Any], stack: AsyncExitStack) -> Any:
+        host = Hosted(manager)
+        value = await host.open()
+
+        async def close() -> None:
+            with self._named("closed"):
+                await host.aclose()
+
+        stack.push_async_callback(close)
+        return value
+
+    async def _manager(self, manager: AbstractContextManager[Any], stack: AsyncExitStack) -> Any:
+        entered: list[Any] = []
+
+        def enter() -> None:
+            entered.append(manager.__enter__())
+
+        async def close() -> None:
+            with self._named("closed"):
+                if entered:
+                    await self._blocking(lambda: manager.__exit__(None, None, None))
+
+        # Before it is entered: a cancellation that comes meanwhile must not leave it open.
+        stack.push_async_callback(close)
+        await self._blocking(enter)
+        return entered[0]
+
+    async def _blocking(self, work: Callable[[], Any]) -> Any:
+        if not self._in_thread:
+            return work()
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait((running,))  # a thread cannot be cancelled, and what it opens has to be closed
+            if not running.cancelled():
+                running.exception()
+            raise
+
+    @contextlib.contextmanager
+    def _named(self, word: str) -> Any:
+        try:
+            yield
+        except EpisodeError:
+            raise
+        except Exception as error:  # an author's function may fail in any way
+            message = f"the resource '{self.name}' cannot be {word}: {type(error).__name__}: {error}"
+            raise ResourceError(message) from error
+
+
+def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext) -> PythonResource:
+    """The resource of one entry.
+
+    Raises:
+        UsageError: there is no such function, or it takes what nothing gives.
+    """
+    function = import_function(spec.factory, base=context.bases.get("factory", context.base))
+    names: list[str] = []
+    for parameter, one in inspect.signature(function).parameters.items():
+        has_default = one.default is not one.empty
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (parameter not in _OFFERED and has_default):
+            continue
+        if parameter not in _OFFERED:
+            raise UsageError(f"factory: nothing gives '{parameter}'; it may take: {', '.join(_OFFERED)}")
+        if parameter == "task" and spec.scope == "process":
+            raise UsageError("factory: a resource of scope process is made once and has no task; use scope: episode")
+        names.append(parameter)
+    return PythonResource(
+        name, scope=spec.scope, function=function, parameters=tuple(names), in_thread=spec.run_in == "thread"
+    )
+
+
+KIND = Kind(PythonResourceSpec, compile_python)

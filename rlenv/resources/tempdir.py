@@ -1,0 +1,101 @@
+"""The `tempdir` resource: a folder that is gone when the episode is."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from rlenv.errors import ResourceError, UsageError
+from rlenv.registry import Kind
+from rlenv.resources.base import ResourceContext
+from rlenv.spec import ResourceSpec, Text
+from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.tools.base import CompileContext
+
+__all__ = ["KIND", "Folder", "TempdirResource", "TempdirSpec"]
+
+
+class TempdirSpec(ResourceSpec):
+    """A folder of its own for each episode, removed at its end."""
+
+    kind: Literal["tempdir"]
+    copy_from: Text | None = None
+    """A folder whose content it starts with, relative to the spec; a template over `task` and `vars`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An opened folder; `path` is its absolute path."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+class TempdirResource:
+    """A compiled `tempdir` entry."""
+
+    template_attributes: ClassVar[tuple[str, ...]] = ("path",)
+
+    def __init__(
+        self, name: str, *, scope: Literal["episode", "process"], source: Template | None, context: CompileContext
+    ) -> None:
+        self.name = name
+        self.scope = scope
+        self._source = source
+        self._context = context
+
+    @asynccontextmanager
+    async def open(self, context: ResourceContext) -> AsyncIterator[Folder]:
+        """The folder for as long as it is entered; it is removed with all that is in it.
+
+        Raises:
+            ResourceError: it cannot be made, or what it starts with is not there.
+        """
+        path = Path(tempfile.mkdtemp(prefix=f"rlenv-{self.name}-"))
+        try:
+            if self._source is not None:
+                await self._fill(path, self._source, context)
+            yield Folder(path)
+        finally:
+            # Done at once, whoever is cancelled meanwhile: nothing may be left behind.
+            shutil.rmtree(path, ignore_errors=True)
+
+    async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
+        try:
+            source = self._context.path("copy_from", template.text(task=context.task, vars=context.vars))
+            await asyncio.to_thread(shutil.copytree, source, path, dirs_exist_ok=True, symlinks=True)
+        except (TemplateError, OSError, shutil.Error) as error:
+            raise ResourceError(f"the folder of resource '{self.name}' cannot be filled: {error}") from error
+
+
+def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> TempdirResource:
+    """The resource of one entry.
+
+    Raises:
+        UsageError: the template does not compile or reads what is not there.
+    """
+    source: Template | None = None
+    if spec.copy_from is not None:
+        try:
+            source = compile_template(spec.copy_from)
+        except TemplateError as error:
+            raise UsageError(f"copy_from: {error}") from error
+        if unknown := source.names - {"task", "vars"}:
+            raise UsageError(f"copy_from: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+        if spec.scope == "process" and "task" in source.names:
+            raise UsageError("copy_from: a resource of scope process is opened once and cannot depend on the task")
+    return TempdirResource(name, scope=spec.scope, source=source, context=context)
+
+
+KIND = Kind(TempdirSpec, compile_tempdir)

@@ -1,0 +1,168 @@
+"""A small OpenAI-compatible server on loopback, for tests of whatever asks a model.
+
+async with FakeEndpoint(["First answer.", "Second answer."]) as server:
+    …                                       # ask server.base_url
+assert server.requests[0]["messages"][-1]["content"] == "…"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from rlenv._chat import as_wire
+from rlenv.messages import Message
+
+__all__ = ["FakeEndpoint", "Reply"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer of another kind than a message: a status with a body, or a connection that is dropped.
+
+    `body` is sent as JSON, a text as it stands.
+    """
+
+    status: int = 200
+    body: Any = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    drops: bool = False
+
+
+Given = str | Message | Reply
+Answer = Callable[[Mapping[str, Any]], Given | Awaitable[Given]]
+
+
+class FakeEndpoint:
+    """Answers `POST /v1/chat/completions` and `POST /v1/completions` in the wire format of the OpenAI API.
+
+    `requests` are the bodies in the order they came, `headers` theirs; `most_at_once` is how many were in flight
+    together at most. A request that no server would take (no model, messages without a role, a result without its
+    call) is answered with 400, so that a test fails where the real thing would.
+
+    Args:
+        answers: what to answer, in order, the last one again and again; or a function of the request's body, sync or
+            async. A text or a Message is a good answer, a Reply any other.
+    """
+
+    def __init__(self, answers: Iterable[Given] | Answer) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.most_at_once = 0
+        self._now = 0
+        self._answer: Answer = answers if callable(answers) else _in_order(list(answers))
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def base_url(self) -> str:
+        """The address up to and with `/v1`."""
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    async def __aenter__(self) -> FakeEndpoint:
+        app = web.Application(client_max_size=64_000_000)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        def choice(message: Message) -> dict[str, Any]:
+            reason = "tool_calls" if message.tool_calls else "stop"
+            return {"index": 0, "message": as_wire(message), "finish_reason": reason}
+
+        return await self._respond(request, "chat.completion", choice)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        def choice(message: Message) -> dict[str, Any]:
+            return {"index": 0, "text": message.content, "finish_reason": "stop"}
+
+        return await self._respond(request, "text_completion", choice)
+
+    async def _respond(
+        self, request: web.Request, kind: str, choice: Callable[[Message], dict[str, Any]]
+    ) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        problem = _problem(body, is_chat=kind == "chat.completion")
+        if problem:
+            return web.json_response({"error": {"message": problem, "type": "invalid_request_error"}}, status=400)
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            given = self._answer(body)
+            if not isinstance(given, (str, Message, Reply)):
+                given = await given
+        finally:
+            self._now -= 1
+        if isinstance(given, Reply):
+            return _unusual(request, given)
+        message = Message("assistant", given) if isinstance(given, str) else given
+        asked = json.dumps(body.get("messages", body.get("prompt", "")))
+        usage = {"prompt_tokens": len(asked.split()), "completion_tokens": len(message.content.split())}
+        usage["total_tokens"] = sum(usage.values())
+        answer = {"id": f"fake-{len(self.requests)}", "object": kind, "model": body["model"]}
+        return web.json_response({**answer, "choices": [choice(message)], "usage": usage})
+
+
+def _in_order(answers: list[Given]) -> Answer:
+    assert answers, "FakeEndpoint needs at least one answer"
+
+    def answer(body: Mapping[str, Any]) -> Given:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    return answer
+
+
+def _unusual(request: web.Request, reply: Reply) -> web.StreamResponse:
+    if reply.drops:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+    text = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)
+    return web.Response(status=reply.status, text=text, headers=reply.headers)
+
+
+def _problem(body: Any, *, is_chat: bool) -> str:
+    """What a server of this format refuses; "" where the request is sound."""
+    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
+        return "model: expected a text"
+    if not is_chat:
+        return "" if isinstance(body.get("prompt"), str) else "prompt: expected a text"
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "messages: expected a list with at least one message"
+    open_calls: set[str] = set()
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ("system", "user", "assistant", "tool"):
+            return f"messages[{index}].role: found {role!r}"
+        if role == "tool" and message.get("tool_call_id") not in open_calls:
+            return f"messages[{index}].tool_call_id: found {message.get('tool_call_id')!r}; no call has that id"
+        for call in message.get("tool_calls", ()):
+            if not isinstance(call["function"]["arguments"], str):
+                return f"messages[{index}].tool_calls: arguments are JSON text"
+            open_calls.add(call.get("id"))
+    return ""
+
+
+async def never() -> Given:
+    """An answer that does not come; return it from a function of the request to test time limits."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")

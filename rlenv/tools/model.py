@@ -1,0 +1,204 @@
+"""The `model` tool: a prompt that another model answers."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rlenv._chat import as_image
+from rlenv.endpoints import Endpoint
+from rlenv.errors import EndpointError, ToolFailed, UsageError
+from rlenv.messages import Image, Message
+from rlenv.registry import Kind
+from rlenv.source import nearest
+from rlenv.spec import SamplingSpec, Text, ToolSpec
+from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.tools._signature import shorthand
+from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+
+__all__ = ["KIND", "ModelSpec", "endpoint_of", "parameters_of", "tool_failure"]
+
+NAMES = frozenset(("args", "task", "vars", "resources"))
+_MAX_IMAGE_BYTES = 20_000_000
+# No call can succeed until somebody mends the spec or the server.
+_MISCONFIGURED = frozenset({401, 403, 404})
+
+
+class ModelSpec(ToolSpec):
+    """Asks another model; its answer is the result."""
+
+    kind: Literal["model"]
+    endpoint: Text
+    """The name of an entry under `endpoints`."""
+    prompt: Text
+    """The user message; a template over `args`, `task`, `vars` and `resources`."""
+    system: Text | None = None
+    """The system message; a template as well."""
+    parameters: Mapping[str, Any]
+    """The tool's arguments: `{text: string, limit: integer?}`, or a JSON Schema of an object."""
+    images: tuple[Text, ...] = ()
+    """Templates that each give an image for the user message: a data URL, or, where it reads no `args`, a file."""
+    sampling: SamplingSpec = SamplingSpec()
+    """Fields that are set replace the endpoint's own."""
+    on_failure: Literal["tell", "invalid"] = "tell"
+    """Where the server fails: `tell` the model that the tool did, or end the episode with an `invalid` reward."""
+
+
+def endpoint_of(name: str, context: CompileContext) -> Endpoint:
+    """The compiled endpoint that an entry names.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    endpoint = context.endpoints.get(name)
+    if isinstance(endpoint, Endpoint):
+        return endpoint
+    close = nearest(name, context.endpoints)
+    hint = f"did you mean '{close}'?" if close else f"endpoints: {', '.join(context.endpoints) or 'none'}"
+    raise UsageError(f"endpoint: there is no endpoint '{name}'; {hint}")
+
+
+def template_of(source: str, *, where: str, names: frozenset[str] = NAMES) -> Template:
+    """A template that reads known names only.
+
+    Raises:
+        UsageError: it does not compile, or reads another name.
+    """
+    try:
+        template = compile_template(source)
+    except TemplateError as error:
+        raise UsageError(f"{where}: the template cannot be read: {error}") from error
+    for name in sorted(template.names - names):
+        close = nearest(name, names)
+        hint = f"did you mean '{close}'?" if close else f"known names: {', '.join(sorted(names))}"
+        raise UsageError(f"{where}: '{name}' is not known here; {hint}")
+    return template
+
+
+def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -> dict[str, Any]:
+    """The schema of an entry's `parameters`.
+
+    Args:
+        templates: those that read `args`, by their key.
+
+    Raises:
+        UsageError: a type is not known, or a template reads an argument that is not there.
+    """
+    try:
+        schema = shorthand(given)
+    except UsageError as error:
+        raise UsageError(f"parameters: {error}") from error
+    known = schema.get("properties", {})
+    for where, template in templates.items():
+        for path in sorted(template.paths):
+            if path[0] == "args" and len(path) > 1 and path[1] not in known:
+                close = nearest(path[1], known)
+                hint = f"did you mean 'args.{close}'?" if close else f"parameters: {', '.join(known) or 'none'}"
+                raise UsageError(f"{where}: there is no parameter '{path[1]}'; {hint}")
+    return schema
+
+
+def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFailed:
+    """A server's failure as the tool's, for the model to read.
+
+    Raises:
+        EndpointError: `is_invalid`, or a failure that no other call can escape (401, 403, 404): the tool is not
+            there, and a policy must not learn from that.
+    """
+    if is_invalid or error.status in _MISCONFIGURED:
+        raise error
+    if error.status in (400, 413, 422):
+        return ToolFailed(f"the tool {name} could not take this request; it may be too long")
+    return ToolFailed(f"the tool {name} is not available at the moment", retryable=True)
+
+
+def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequence[Tool]:
+    """One tool whose text and value are the model's answer; images in the answer are the result's.
+
+    Raises:
+        UsageError: the endpoint, a template or a parameter does not fit.
+    """
+    endpoint = endpoint_of(spec.endpoint, context)
+    prompt = template_of(spec.prompt, where="prompt")
+    system = template_of(spec.system, where="system") if spec.system is not None else None
+    images = [template_of(source, where=f"images.{index}") for index, source in enumerate(spec.images)]
+    templates = {"prompt": prompt, **({"system": system} if system is not None else {})}
+    parameters = parameters_of(spec.parameters, {**templates, **{f"images.{i}": t for i, t in enumerate(images)}})
+    read = [_reader(template, context) for template in images]
+    constants = context.vars
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        values = {"args": _Arguments(arguments), "task": call.task, "vars": constants, "resources": call.resources}
+        try:
+            messages = [Message("system", system.text(**values))] if system is not None else []
+            attached = tuple(one(values) for one in read)
+            messages.append(Message("user", prompt.text(**values), images=attached))
+        except TemplateError as error:
+            raise ToolFailed(f"the request cannot be written: {error}") from error
+        client = await endpoint.client(call.shared())
+        try:
+            answer = await client.chat(messages, sampling=spec.sampling, deadline=call.deadline)
+        except EndpointError as error:
+            raise tool_failure(name, error, is_invalid=spec.on_failure == "invalid") from error
+        text = answer.message.content
+        if not text and not answer.message.images:
+            raise ToolFailed(f"the tool {name} gave an empty answer", retryable=True)
+        details = {"usage": answer.usage.as_dict(), "finish_reason": answer.finish_reason}
+        return ToolOutput(text, text, answer.message.images, details)
+
+    given = common(spec)
+    if spec.timeout_s is None:
+        given["timeout_s"] = endpoint.timeout_s  # a model is slower than other tools; its own limit says how slow
+    return (
+        Tool(
+            name=name,
+            description=spec.description or f"Ask another model ({name}).",
+            parameters=parameters,
+            run=run,
+            mode="async",
+            **given,
+        ),
+    )
+
+
+class _Arguments(dict[str, Any]):
+    """The arguments of a call; one that was left out is an empty text in a template."""
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def _reader(template: Template, context: CompileContext) -> Callable[[Mapping[str, Any]], Image]:
+    """From a template's value to an image. A model's own words never name a file."""
+    from_model = "args" in template.names
+
+    def read(values: Mapping[str, Any]) -> Image:
+        value = template.value(**values)
+        if isinstance(value, Image):
+            return value
+        if isinstance(value, Mapping) and isinstance(value.get("base64"), str):
+            return Image(str(value.get("mime", "image/png")), value["base64"])
+        image = as_image(value) if isinstance(value, str) else None
+        if image is not None:
+            return image
+        if from_model or not isinstance(value, str):
+            raise ToolFailed("an image is given as a data URL: data:image/png;base64,…", reason="bad_arguments")
+        return _from_file(context.path("images", value))
+
+    return read
+
+
+def _from_file(path: Path) -> Image:
+    mime = mimetypes.guess_type(path.name)[0]
+    try:
+        if mime is None or not mime.startswith("image/") or path.stat().st_size > _MAX_IMAGE_BYTES:
+            raise ToolFailed("the image is of no kind that can be sent, or too large")
+        return Image(mime, base64.b64encode(path.read_bytes()).decode())
+    except OSError as error:
+        raise ToolFailed("the image is not there") from error
+
+
+KIND = Kind(ModelSpec, compile_model)

@@ -1,0 +1,85 @@
+"""The user of kind `model`: another model that plays the customer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlenv.endpoints import Endpoint
+from rlenv.errors import EndpointError, EpisodeError
+from rlenv.messages import Message, Role
+from rlenv.registry import Kind
+from rlenv.spec import SamplingSpec, Text, UserSpec
+from rlenv.templates import Template, TemplateError
+from rlenv.tools.base import CompileContext
+from rlenv.tools.model import endpoint_of, template_of
+from rlenv.users.base import UserContext
+
+__all__ = ["KIND", "ModelUserSpec"]
+
+_NAMES = frozenset(("task", "vars"))
+_FLIPPED: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
+
+
+class ModelUserSpec(UserSpec):
+    """Asks a model what the user says next; it sees the dialogue from the user's side."""
+
+    kind: Literal["model"]
+    endpoint: Text
+    """The name of an entry under `endpoints`."""
+    prompt: Text
+    """The model's system message: who the user is, what they want, and when to write the stop text; a template over
+    `task` and `vars`."""
+    sampling: SamplingSpec = SamplingSpec()
+    """Fields that are set replace the endpoint's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    stop: str | None
+    endpoint: Endpoint
+    prompt: Template
+    sampling: SamplingSpec
+
+    def start(self, context: UserContext) -> _Session:
+        return _Session(self, context)
+
+
+class _Session:
+    def __init__(self, user: _Model, context: UserContext) -> None:
+        self._user = user
+        self._context = context
+
+    async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
+        user, context = self._user, self._context
+        try:
+            system = user.prompt.text(task=context.task, vars=context.vars)
+        except TemplateError as error:
+            raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="user") from error
+        messages = [Message("system", system), Message("user", "(The conversation begins.)")]
+        messages += [Message(_FLIPPED[message.role], message.content) for message in dialogue]
+        sampling = user.sampling
+        if sampling.seed is None and user.endpoint.sampling.seed is None:
+            sampling = sampling.model_copy(update={"seed": context.seed})
+        client = await user.endpoint.client(context.shared())
+        try:
+            answer = await client.chat(messages, sampling=sampling, deadline=deadline)
+        except EndpointError as error:
+            raise EpisodeError(f"the simulated user: {error}", reason="user") from error
+        if not answer.message.content.strip():
+            raise EpisodeError("the simulated user gave an empty reply", reason="user")
+        return answer.message.content
+
+
+def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:
+    """The user of one spec.
+
+    Raises:
+        UsageError: the endpoint or the prompt does not fit.
+    """
+    prompt = template_of(spec.prompt, where="prompt", names=_NAMES)
+    return _Model(spec.stop, endpoint_of(spec.endpoint, context), prompt, spec.sampling)
+
+
+KIND = Kind(ModelUserSpec, compile_model)

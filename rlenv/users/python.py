@@ -1,0 +1,103 @@
+"""The user of kind `python`: a function of the author's."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.functions import import_function
+from rlenv.messages import Message
+from rlenv.registry import Kind
+from rlenv.secrets import logger
+from rlenv.spec import Text, UserSpec
+from rlenv.tools.base import CompileContext
+from rlenv.users.base import UserContext
+
+__all__ = ["KIND", "PythonUserSpec"]
+
+_log: Final[logging.Logger] = logger("rlenv.users")
+_OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn")
+
+
+class PythonUserSpec(UserSpec):
+    """Calls a function at every message that is meant for the user.
+
+    Its parameters are given by name: `message` (the policy's last), `dialogue` (all, as `{role, content}`), `task`,
+    `vars`, `seed`, `turn` (0-based), and resources. It returns the reply, or None to end the episode.
+    """
+
+    kind: Literal["python"]
+    function: Text
+    """`file.py:function`, relative to the spec, or `package.module:function`; sync or async."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Python:
+    stop: str | None
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+    is_async: bool
+
+    def start(self, context: UserContext) -> _Session:
+        return _Session(self, context)
+
+
+class _Session:
+    def __init__(self, user: _Python, context: UserContext) -> None:
+        self._user = user
+        self._context = context
+        self._turn = 0
+
+    async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
+        context, user = self._context, self._user
+        known: dict[str, Any] = {
+            **context.resources,
+            "message": dialogue[-1].content,
+            "dialogue": [{"role": message.role, "content": message.content} for message in dialogue],
+            "task": context.task,
+            "vars": context.vars,
+            "seed": context.seed,
+            "turn": self._turn,
+        }
+        self._turn += 1
+        given = {name: known[name] for name in user.parameters}
+        try:
+            if user.is_async:
+                said = await user.function(**given)
+            else:  # it may block, and a hanging one must not hold the loop
+                said = await asyncio.to_thread(user.function, **given)
+        except EpisodeError:
+            raise
+        except Exception as error:  # an author's function may fail in any way
+            _log.warning("the user's function failed", exc_info=error)
+            raise EpisodeError(f"the user's function failed: {type(error).__name__}: {error}", reason="user") from error
+        if said is not None and not isinstance(said, str):
+            found = type(said).__name__
+            raise EpisodeError(f"the user's function gave a {found}; expected a text or None", reason="user")
+        return said
+
+
+def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:
+    """The user of one spec.
+
+    Raises:
+        UsageError: there is no such function, or it takes what nothing gives.
+    """
+    function = import_function(spec.function, base=context.bases.get("function", context.base))
+    offered = (*_OFFERED, *context.resources)
+    names: list[str] = []
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and one.default is not one.empty):
+            continue
+        if name not in offered:
+            raise UsageError(f"function: nothing gives '{name}'; it may take: {', '.join(offered)}")
+        names.append(name)
+    return _Python(spec.stop, function, tuple(names), inspect.iscoroutinefunction(function))
+
+
+KIND = Kind(PythonUserSpec, compile_python)

@@ -1,0 +1,95 @@
+"""The user of kind `scripted`: replies by what the policy said, or in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.messages import Message
+from rlenv.registry import Kind
+from rlenv.spec import Spec, Text, UserSpec
+from rlenv.templates import Template, TemplateError
+from rlenv.tools.base import CompileContext
+from rlenv.tools.model import template_of
+from rlenv.users.base import UserContext
+
+__all__ = ["KIND", "ScriptedUserSpec"]
+
+_NAMES = frozenset(("task", "vars", "message", "turn"))
+
+
+class CueSpec(Spec):
+    """A reply to certain words."""
+
+    when: Text
+    """A regular expression that is searched in the policy's message, upper and lower case alike."""
+    say: Text
+    """The reply, a template over `task`, `vars`, `message` and `turn`."""
+
+
+class ScriptedUserSpec(UserSpec):
+    """Says what the spec says: the first cue whose words are in the policy's message, else the next of the replies."""
+
+    kind: Literal["scripted"]
+    cues: tuple[CueSpec, ...] = ()
+    """Looked at in order, at every message."""
+    replies: tuple[Text, ...] = ()
+    """Said in order where no cue fits, each once; after the last one the user has nothing left to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripted:
+    stop: str | None
+    cues: tuple[tuple[re.Pattern[str], Template], ...]
+    replies: tuple[Template, ...]
+
+    def start(self, context: UserContext) -> _Session:
+        return _Session(self, context)
+
+
+class _Session:
+    def __init__(self, user: _Scripted, context: UserContext) -> None:
+        self._user = user
+        self._context = context
+        self._replies = iter(user.replies)
+        self._turn = 0
+
+    async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
+        message = dialogue[-1].content
+        turn, self._turn = self._turn, self._turn + 1
+        template = next((say for when, say in self._user.cues if when.search(message)), None)
+        if template is None:
+            template = next(self._replies, None)
+        if template is None:
+            return None
+        try:
+            return template.text(task=self._context.task, vars=self._context.vars, message=message, turn=turn)
+        except TemplateError as error:
+            raise EpisodeError(f"the user's reply cannot be written: {error}", reason="user") from error
+
+
+def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Scripted:
+    """The user of one spec.
+
+    Raises:
+        UsageError: nothing to say, a pattern that is none, or a template that reads an unknown name.
+    """
+    if not spec.cues and not spec.replies:
+        raise UsageError("the user has nothing to say; add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'")
+    cues: list[tuple[re.Pattern[str], Template]] = []
+    for index, cue in enumerate(spec.cues):
+        try:
+            pattern = re.compile(cue.when, re.IGNORECASE)
+        except re.error as error:
+            raise UsageError(
+                f"cues.{index}.when: not a regular expression: {error}; put a backslash before signs that are meant"
+            ) from error
+        cues.append((pattern, template_of(cue.say, where=f"cues.{index}.say", names=_NAMES)))
+    replies = [template_of(text, where=f"replies.{index}", names=_NAMES) for index, text in enumerate(spec.replies)]
+    return _Scripted(spec.stop, tuple(cues), tuple(replies))
+
+
+KIND = Kind(ScriptedUserSpec, compile_scripted)
