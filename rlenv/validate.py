@@ -11,6 +11,7 @@ from rlenv.checks.files import check_files
 from rlenv.checks.gold import check_gold
 from rlenv.checks.oracle import check_oracle
 from rlenv.checks.scores import check_rewards
+from rlenv.checks.servers import check_servers
 from rlenv.checks.sites import check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_surface
@@ -28,6 +29,7 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_surface,
     check_rewards,
     check_oracle,
+    check_servers,
 )
 
 

@@ -63,6 +63,12 @@ _TEST = ("raspberry r", "assess s", "pepper p", "hippopotamus o", "anagram a")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv init`."""
     parser.add_argument("folder", help="the folder to make; its name becomes the environment's")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="start from the MCP servers of a JSON file with mcpServers, or of RL-Factory's mcp_tools.pydata",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,12 +77,7 @@ def run(args: argparse.Namespace) -> int:
     name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-")
     if not name:
         raise UsageError(f"'{args.folder}' gives no name; use letters and digits")
-    files = {
-        f"{name}.yaml": _SPEC.format(name=name),
-        "tools.py": _TOOLS,
-        "train.jsonl": _rows(_TRAIN),
-        "test.jsonl": _rows(_TEST),
-    }
+    files = _files(name) if args.source is None else _files_from(name, Path(args.source))
     taken = [file for file in files if (folder / file).exists()]
     if taken:
         raise UsageError(f"{folder / taken[0]} exists already; choose another folder")
@@ -91,6 +92,21 @@ def run(args: argparse.Namespace) -> int:
         f"       rlenv play {spec}\n"
     )
     return 0
+
+
+def _files(name: str) -> dict[str, str]:
+    return {
+        f"{name}.yaml": _SPEC.format(name=name),
+        "tools.py": _TOOLS,
+        "train.jsonl": _rows(_TRAIN),
+        "test.jsonl": _rows(_TEST),
+    }
+
+
+def _files_from(name: str, source: Path) -> dict[str, str]:
+    from rlenv.cli.from_servers import read_servers, spec_text
+
+    return {f"{name}.yaml": spec_text(name, read_servers(source))}
 
 
 def _rows(pairs: tuple[str, ...]) -> str:

@@ -14,7 +14,9 @@ from rich.markup import escape
 from rlenv.cli.options import add_set, overrides
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
+from rlenv.loader import load_spec
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.shipped import find
 from rlenv.tools.base import ToolContext
 
 __all__ = ["add_arguments", "run"]
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
     parser.add_argument("--json", action="store_true", help="print schemas and limits as JSON")
     parser.add_argument("--call", nargs=2, metavar=("NAME", "ARGUMENTS"), help="run one tool; arguments are JSON")
+    parser.add_argument("--pin", action="store_true", help="write the tools of MCP servers into the files under 'pin'")
     parser.add_argument("--split")
     parser.add_argument("--task", type=int, default=0, metavar="I", help="the row whose resources --call opens")
     add_set(parser)
@@ -32,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Lists the compiled tools, or runs one (exit code 1 where the call did not succeed)."""
+    if args.pin:
+        from rlenv.cli.pin import pin  # what is pinned need not be there yet, so nothing is compiled
+
+        return pin(load_spec(find(args.spec), set=overrides(args.set)))
     environment = load(args.spec, set=overrides(args.set))
     if args.call:
         return _call(args, environment)

@@ -1,0 +1,148 @@
+"""`rlenv init --from FILE`: the servers that other programs are configured with, as entries of kind `mcp`.
+
+Two formats are read: JSON with a mapping `mcpServers` by name, as most clients of the protocol keep it, and
+RL-Factory's `mcp_tools.pydata`, a Python literal with a list of such mappings. No code of a file is ever run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlenv.errors import UsageError
+
+__all__ = ["read_servers", "spec_text"]
+
+_SPEC = """\
+rlenv: 1
+name: {name}
+version: 0
+description: An environment over the tools of {servers}.
+
+# Replace these rows by your tasks, and the texts below by what they need.
+tasks:
+  train:
+    rows:
+      - {{question: "Say the word ready.", answer: ready}}
+
+prompt:
+  system: Use the tools where they help, then answer as <answer>ANSWER</answer>.
+  user: "{{{{ task.question }}}}"
+
+{tools}
+limits: {{turns: 8}}
+
+rewards:
+  correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}
+
+success: correct >= 1
+
+oracle:
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+_HTTP = frozenset(("http", "streamable-http", "streamable_http", "streamablehttp"))
+_REFERENCE = re.compile(r"\$\{(?!env:)([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET = re.compile(r"key|token|secret|password|passwd|authorization|credential", re.IGNORECASE)
+
+
+def read_servers(path: Path) -> dict[str, dict[str, Any]]:
+    """The entries by name, as a spec writes them, in the file's order.
+
+    Raises:
+        UsageError: the file cannot be read, or an entry in it is no server.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    found: dict[str, dict[str, Any]] = {}
+    for name, server in _servers(_literal(path, text), path):
+        found[_free(re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64].strip("_") or "server", found)] = _entry(
+            server, f"{path}: {name}"
+        )
+    if not found:
+        raise UsageError(f"{path} names no servers; expected a mapping 'mcpServers'")
+    return found
+
+
+def spec_text(name: str, servers: Mapping[str, Mapping[str, Any]]) -> str:
+    """A spec over these entries that validates as it stands."""
+    tools = yaml.safe_dump({"tools": dict(servers)}, sort_keys=False, allow_unicode=True, default_flow_style=None)
+    return _SPEC.format(name=name, servers=", ".join(servers), tools=tools)
+
+
+def _literal(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as json_error:
+        try:
+            return ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise UsageError(f"{path} is neither JSON ({json_error}) nor a Python literal ({error})") from error
+
+
+def _servers(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    for block in content if isinstance(content, (list, tuple)) else [content]:
+        if isinstance(block, str):
+            continue  # the name of a tool that is built into the program that the file is for
+        if not isinstance(block, Mapping):
+            raise UsageError(f"{path}: found a {type(block).__name__}; expected mappings with the key 'mcpServers'")
+        servers = block.get("mcpServers", block.get("servers"))
+        if servers is None:
+            raise UsageError(f"{path}: a mapping has {', '.join(map(str, block)) or 'no keys'}; expected 'mcpServers'")
+        if not isinstance(servers, Mapping):
+            raise UsageError(f"{path}: 'mcpServers' is a {type(servers).__name__}; expected a mapping by name")
+        yield from ((str(name), server) for name, server in servers.items())
+
+
+def _entry(server: Any, where: str) -> dict[str, Any]:
+    if not isinstance(server, Mapping):
+        raise UsageError(f"{where}: found a {type(server).__name__}; expected a mapping with 'command' or 'url'")
+    entry: dict[str, Any] = {"kind": "mcp"}
+    if "url" in server or "serverUrl" in server:
+        entry["url"] = _text(server.get("url", server.get("serverUrl")), where)
+        kind = str(server.get("type", server.get("transport", ""))).lower()
+        if kind == "sse" or (kind not in _HTTP and entry["url"].rstrip("/").endswith("/sse")):
+            entry["transport"] = "sse"
+        extra = "headers"
+    elif "command" in server:
+        command = server["command"]
+        words = list(command) if isinstance(command, (list, tuple)) else [command]
+        entry["command"] = [_text(word, where) for word in (*words, *server.get("args", ()))]
+        extra = "env"
+    else:
+        raise UsageError(f"{where}: found {', '.join(map(str, server)) or 'no keys'}; expected 'command' or 'url'")
+    given = server.get(extra)
+    if given:
+        entry[extra] = {str(key): _hidden(str(key), _text(value, where)) for key, value in given.items()}
+    seconds = server.get("sse_read_timeout") if "url" in entry else server.get("timeout")
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds <= 3600:
+        entry["timeout_s"] = float(seconds)
+    return entry
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise UsageError(f"{where}: found a {type(value).__name__} where a text is expected")
+    # What other clients fill from their environment.
+    return _REFERENCE.sub(r"${env:\1}", str(value))
+
+
+def _hidden(key: str, value: str) -> str:
+    """A value that looks like a secret does not belong into a spec: it is read from the environment."""
+    if _SECRET.search(key) and value and "${env:" not in value:
+        return "${env:%s}" % re.sub(r"[^A-Za-z0-9]+", "_", key).upper().strip("_")  # noqa: UP031  (braces on both sides)
+    return value
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    number, free = 2, name
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    return free
