@@ -1,0 +1,295 @@
+"""The rate, the breaker, the stores, shared places and faults on purpose, each by itself and on a clock of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlenv._arguments import ArgumentCheck
+from rlenv._coercion import coerced
+from rlenv.calls.breaker import Breaker
+from rlenv.calls.cache import MemoryStore, pack, unpack
+from rlenv.calls.disk import DiskStore
+from rlenv.calls.injection import OVERSIZE_CHARS, Injector
+from rlenv.calls.rate import Rate
+from rlenv.calls.shared import SharedPlaces
+from rlenv.messages import Image
+from rlenv.spec import DelaySpec, FaultsSpec
+from rlenv.tools.base import ToolContext, ToolOutput
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.5, 500), st.lists(st.floats(0, 0.5), min_size=1, max_size=200))
+def test_a_rate_is_never_exceeded_over_any_second(per_s: float, gaps: list[float]) -> None:
+    clock = Clock()
+    rate = Rate(per_s, clock=clock)
+    starts: list[float] = []
+    for gap in gaps:
+        clock.now += gap
+        wait = rate.take(until=float("inf"))
+        assert wait is not None
+        starts.append(clock.now + wait)
+    assert starts == sorted(starts)
+    for first in starts:
+        at_once = max(per_s * 0.1, 1)
+        assert sum(first <= start < first + 1 for start in starts) <= per_s + at_once + 1
+
+
+def test_a_call_that_would_wait_too_long_for_the_rate_takes_nothing() -> None:
+    clock = Clock()
+    rate = Rate(1, clock=clock)
+    assert rate.take(until=clock.now + 0.5) == 0
+    assert rate.take(until=clock.now + 0.5) is None
+    assert rate.take(until=clock.now + 5) == pytest.approx(1)
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_call_try() -> None:
+    clock = Clock()
+    breaker = Breaker(failures=3, reset_s=10, clock=clock)
+    for _ in range(2):
+        breaker.failed()
+    breaker.succeeded()
+    for _ in range(3):
+        assert breaker.admits()
+        breaker.failed()
+    assert not breaker.admits()
+    clock.now += 10
+    assert breaker.admits()
+    assert not breaker.admits(), "one at a time"
+    breaker.failed()
+    assert not breaker.admits()
+    clock.now += 10
+    assert breaker.admits()
+    breaker.abandoned()
+    assert breaker.admits(), "a call that was cancelled does not keep the next one out"
+    breaker.succeeded()
+    assert breaker.admits()
+    assert breaker.admits()
+
+
+def test_a_memory_store_forgets_what_is_old_and_what_was_used_longest_ago() -> None:
+    clock = Clock()
+    store = MemoryStore(max_entries=2, ttl_s=5, clock=clock)
+    store.put(b"a", b"1")
+    store.put(b"b", b"2")
+    assert store.get(b"a") == b"1"
+    store.put(b"c", b"3")
+    assert (store.get(b"a"), store.get(b"b"), store.get(b"c")) == (b"1", None, b"3")
+    clock.now += 5
+    assert store.get(b"a") is None
+
+
+def test_a_disk_store_is_shared_by_its_owners_name_and_forgets_alike(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "folder" / "kept.sqlite"
+
+    def store(owner: str) -> DiskStore:
+        return DiskStore(path, owner=owner, max_entries=3, ttl_s=5, clock=clock)
+
+    first, second, other = store("tool"), store("tool"), store("other")
+    first.put(b"k", b"1")
+    assert second.get(b"k") == b"1"
+    assert other.get(b"k") is None
+    clock.now += 5
+    assert second.get(b"k") is None
+    for number in range(200):
+        first.put(b"%d" % number, b"x")
+        clock.now += 0.001
+    assert sum(second.get(b"%d" % number) is not None for number in range(200)) <= 3 + 64
+    for one in (first, second, other):
+        one.close()
+    assert second.get(b"199") == b"x", "a closed store opens again"
+    second.close()
+
+
+def test_a_file_that_is_no_cache_costs_the_results_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kept.sqlite").write_bytes(b"this is no database, not at all" * 100)
+    store = DiskStore(tmp_path / "kept.sqlite", owner="t", max_entries=3)
+    store.put(b"k", b"1")
+    assert store.get(b"k") is None
+    assert len(caplog.records) == 1
+
+
+def test_many_processes_write_one_cache_and_read_whole_results(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from rlenv.calls.disk import DiskStore\n"
+        "store = DiskStore(Path(sys.argv[1]), owner='t', max_entries=10_000)\n"
+        "for n in range(100):\n"
+        "    store.put(b'%d' % n, b'%d ' % n * 500)\n"
+        "    found = store.get(b'%d' % (n * 7 % 100))\n"
+        "    assert found is None or found == b'%d ' % (n * 7 % 100) * 500\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "kept.sqlite")]) for _ in range(3)]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.text(), json_values)
+def test_a_result_is_kept_as_it_was_or_not_at_all(text: str, value: Any) -> None:
+    output = ToolOutput(text, value, (Image("image/png", "AAAA"),), {"tokens": 3})
+    packed = pack(output)
+    assert packed is None or unpack(packed) == output
+
+
+@pytest.mark.parametrize("value", [(1, 2), float("nan"), 2**70, object(), {1: 2}, "x" * 5_000_000])
+def test_what_json_would_change_is_not_kept(value: Any) -> None:
+    assert pack(ToolOutput("text", value)) is None
+
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from rlenv.calls.shared import SharedPlaces\n"
+    "places = SharedPlaces(Path(sys.argv[1]), limit=2)\n"
+    "print([places.try_take() for _ in range(3)].count(None), flush=True); sys.stdin.read()\n"
+)
+
+
+def test_shared_places_hold_over_processes_and_come_back_when_a_holder_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "places"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == "1"
+        places = SharedPlaces(path, limit=2)
+        assert places.try_take() is None
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait(30)
+        taken = [places.try_take() for _ in range(3)]
+        assert sorted(taken[:2], key=str) == [0, 1]
+        assert taken[2] is None
+        places.free(0)
+        assert places.try_take() == 0
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_threads_of_one_process_share_its_places(tmp_path: Path) -> None:
+    places = SharedPlaces(tmp_path / "places", limit=4)
+    taken: list[int | None] = []
+    threads = [threading.Thread(target=lambda: taken.append(places.try_take())) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert Counter(taken) == {0: 1, 1: 1, 2: 1, 3: 1, None: 12}
+
+
+def context(seed: int = 0, turn: int = 0, **task: Any) -> ToolContext:
+    return ToolContext(task, {}, 0.0, seed, turn=turn)
+
+
+SPEC = FaultsSpec(error=0.1, delay_s=DelaySpec(p=0.1, uniform=(1, 2)), garble=0.05, oversize=0.05, hang=0.1)
+
+
+def test_faults_come_in_their_shares_and_follow_from_the_seed_alone() -> None:
+    injector = Injector("t", SPEC)
+    places = [(seed, turn, index) for seed in range(500) for turn in range(4) for index in range(2)]
+
+    def drawn() -> list[Any]:
+        return [injector.draw(context(seed, turn, q=1), index=index, attempt=0) for seed, turn, index in places]
+
+    first = drawn()
+    assert first == drawn()
+    counted = Counter(fault.kind if fault else "none" for fault in first)
+    for kind, share in (("error", 0.1), ("delay", 0.1), ("garble", 0.05), ("oversize", 0.05), ("hang", 0.1)):
+        assert counted[kind] / len(places) == pytest.approx(share, abs=0.02)
+    assert all(1 <= fault.seconds <= 2 for fault in first if fault and fault.kind == "delay")
+    reseeded = Injector("t", SPEC.model_copy(update={"seed": 1}))
+    assert [reseeded.draw(context(seed, turn, q=1), index=index, attempt=0) for seed, turn, index in places] != first
+
+
+def test_calls_of_rewards_get_no_faults() -> None:
+    injector = Injector("t", FaultsSpec(error=1.0))
+    assert injector.draw(context(turn=-1), index=0, attempt=0) is None
+    assert injector.draw(context(turn=0), index=0, attempt=0) is not None
+
+
+def test_spoiled_results_are_no_longer_the_tools() -> None:
+    fault = Injector("t", FaultsSpec(garble=1.0)).draw(context(), index=0, attempt=0)
+    assert fault is not None
+    output = ToolOutput("a plain text of some length", [1])
+    assert fault.spoil(output) == fault.spoil(output)
+    assert fault.spoil(output).text != output.text
+    assert fault.spoil(output).value is None
+    large = Injector("t", FaultsSpec(oversize=1.0)).draw(context(), index=0, attempt=0)
+    assert large is not None
+    assert len(large.spoil(output).text) == OVERSIZE_CHARS
+    assert len(large.spoil(ToolOutput("")).text) == OVERSIZE_CHARS
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer"},
+        "x": {"type": ["number", "null"]},
+        "on": {"type": "boolean"},
+        "text": {"type": "string"},
+        "points": {"type": "array", "items": {"type": "object", "properties": {"y": {"type": "number"}}}},
+        "least": {"type": "integer", "minimum": 3},
+    },
+}
+ALL = frozenset(("number", "integer", "boolean"))
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"n": "3"}, {"n": 3}),
+        ({"n": " -3 "}, {"n": -3}),
+        ({"x": "2.5e1"}, {"x": 25.0}),
+        ({"x": "7"}, {"x": 7}),
+        ({"on": "True", "n": "1"}, {"on": True, "n": 1}),
+        ({"points": [{"y": 1}, {"y": "2"}], "text": "3"}, {"points": [{"y": 1}, {"y": 2}], "text": "3"}),
+        ({"n": "3.5"}, None),
+        ({"n": "three"}, None),
+        ({"n": "3", "text": 3}, None),
+        ({"n": "9" * 100}, None),
+        ({"x": "nan"}, None),
+        ({"x": "1e999"}, None),
+        ({"on": "yes"}, None),
+        ({"least": "2"}, None),
+        ({"n": ["3"]}, None),
+    ],
+)
+def test_texts_are_taken_as_declared_types_where_all_then_fits(
+    given: dict[str, Any], taken: dict[str, Any] | None
+) -> None:
+    before = repr(given)
+    found = coerced(given, ArgumentCheck(SCHEMA, tool="t"), ALL)
+    assert (found.arguments if found is not None else None) == taken
+    assert repr(given) == before
+
+
+def test_only_declared_types_are_coerced() -> None:
+    check = ArgumentCheck(SCHEMA, tool="t")
+    assert coerced({"n": "3"}, check, frozenset(("boolean",))) is None
+    assert coerced({"n": "3"}, check, frozenset(("number",))) is None
+    assert coerced({"on": "true"}, check, frozenset(("integer", "number"))) is None
