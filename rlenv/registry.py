@@ -39,6 +39,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
         "agent": "rlenv.tools.agent:KIND",
         "calculator": "rlenv.tools.calculator:KIND",
+        "command": "rlenv.tools.command:KIND",
         "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",
         "model": "rlenv.tools.model:KIND",

@@ -51,3 +51,8 @@ def test_the_http_example(root: Path, play_oracle: Callable, assert_all_earn_max
     with serving(root / "examples" / "http" / "server.py") as address:
         environment = load(root / "examples" / "http" / "env.yaml", set={"vars.server": address})
         assert_all_earn_maximum(environment, play_oracle(environment, "train"))
+
+
+def test_the_command_example(root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
+    environment = load(root / "examples" / "command" / "env.yaml")
+    assert_all_earn_maximum(environment, play_oracle(environment, "train"))

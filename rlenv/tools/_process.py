@@ -1,0 +1,187 @@
+"""One program, run to its end within limits and gone afterwards, with everything that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from rlenv.errors import ToolFailed
+from rlenv.tools._pipes import Collected, collected, ended
+
+__all__ = ["Ended", "Limits", "run_program"]
+
+_MARK = "RLENV_CALL"
+# A constant script: what the model wrote only ever reaches it as parameters. A limit that cannot be set is one that the
+# user's own hard limit undercuts already. The soft limit of CPU time comes first, so that its signal tells.
+_SCRIPT = (
+    '{ ulimit -c 0; ulimit -t "$2"; ulimit -S -t "$1"; ulimit -v "$3"; ulimit -f "$4"; } 2>/dev/null; '
+    'shift 4; exec "$@"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use; rlimits, so each of its processes may use as much."""
+
+    cpu_s: int
+    memory_mb: int
+    file_mb: int
+    max_bytes: int
+    """Of output and of errors, each; a program that writes more is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended: `code` is negative for a signal; `is_flood` where it was killed for writing too much."""
+
+    code: int
+    output: bytes
+    errors: bytes
+    is_flood: bool
+
+
+def _limited(argv: Sequence[str], limits: Limits) -> list[str]:
+    # POSIX counts -f in blocks of 512 bytes and -v in kilobytes.
+    numbers = (limits.cpu_s, limits.cpu_s + 1, limits.memory_mb * 1024, limits.file_mb * 2048)
+    return ["/bin/sh", "-c", _SCRIPT, "sh", *map(str, numbers), *argv]
+
+
+@asynccontextmanager
+async def _working_folder(folder: Path | None) -> AsyncIterator[str]:
+    """`folder`, or an empty one that is removed with whatever is in it."""
+    if folder is not None:
+        yield str(folder)
+        return
+    made = tempfile.mkdtemp(prefix="rlenv-")
+    try:
+        yield made
+    finally:
+        try:
+            os.rmdir(made)
+        except OSError:
+            await asyncio.to_thread(_remove, made)
+
+
+def _remove(folder: str) -> None:
+    for place, _, _ in os.walk(folder):  # a program may have locked its own folders
+        with contextlib.suppress(OSError):
+            os.chmod(place, stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def run_program(
+    argv: Callable[[str], Sequence[str]],
+    *,
+    stdin: bytes,
+    cwd: Path | None,
+    env: Mapping[str, str],
+    limits: Limits,
+    pass_fds: Sequence[int] = (),
+) -> tuple[Ended, str]:
+    """Runs `argv(folder)` in a session of its own and gives how it ended, and the folder in which it ran.
+
+    Whatever happens, cancellation included, its process group is killed, and on Linux every other process that it
+    started and that kept its environment.
+
+    Raises:
+        ToolFailed: the arguments are too long, or hold what none can.
+    """
+    mark = secrets.token_hex(16)
+    async with (
+        _working_folder(cwd) as folder,
+        collected(limits.max_bytes) as (output_fd, output),
+        collected(limits.max_bytes) as (errors_fd, errors),
+    ):
+        try:
+            with TemporaryFile() as given:
+                given.write(stdin)
+                given.seek(0)
+                # About a millisecond; asyncio's own processes would wait for pipes that a daemon holds.
+                process = subprocess.Popen(  # noqa: ASYNC220
+                    _limited(argv(folder), limits),
+                    stdin=given,
+                    stdout=output_fd,
+                    stderr=errors_fd,
+                    cwd=folder,
+                    env={**env, _MARK: mark},
+                    start_new_session=True,
+                    pass_fds=tuple(pass_fds),
+                )
+        except ValueError as error:  # a null character, or text that no file system encodes
+            raise ToolFailed("an argument holds a character that no program takes", reason="bad_arguments") from error
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise ToolFailed("the arguments are too long", reason="bad_arguments") from error
+            raise
+        finally:
+            os.close(output_fd)
+            os.close(errors_fd)
+        ending = asyncio.ensure_future(ended(process))
+        floods = [asyncio.ensure_future(_flood(one)) for one in (output, errors)]
+        try:
+            await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            _kill_group(process.pid)
+            for one in floods:
+                one.cancel()
+            await asyncio.shield(asyncio.ensure_future(_gone(ending, mark)))
+        output.take_rest()
+        errors.take_rest()
+        return Ended(ending.result(), output.data, errors.data, output.is_flood or errors.is_flood), folder
+
+
+async def _flood(pipe: Collected) -> None:
+    """Ends once the pipe has given too much; a program may close its pipes early and go on."""
+    await pipe.done
+    if not pipe.is_flood:
+        await asyncio.get_running_loop().create_future()
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+async def _gone(ending: asyncio.Future[int], mark: str) -> None:
+    await ending
+    await asyncio.to_thread(_sweep, mark)
+
+
+def _sweep(mark: str) -> None:
+    """Kills what left the process group (a daemon): it is known by the mark in the environment it was started with."""
+    wanted = f"{_MARK}={mark}".encode()
+    for _ in range(100):  # what is killed may have started another meanwhile
+        found = [pid for pid in _own_processes() if _has(pid, wanted)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _own_processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _has(pid: int, wanted: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return wanted in file.read(1_000_000).split(b"\0")
+    except OSError:
+        return False
