@@ -44,7 +44,7 @@ def main(count: int = 100_000, seed: int = 0) -> None:
     readers = [
         dialects.get("hermes"),
         dialects.get("hermes", thinking_open=True),
-        dialects.get("hermes", thinking_open=False, arguments_as_text=True),
+        dialects.get("hermes", thinking_open=False, lenient=("arguments_as_text",)),
     ]
     seen: collections.Counter[str] = collections.Counter()
     start = time.perf_counter()

@@ -57,12 +57,14 @@ class ParsedAction:
 
     `content` is what stands outside thinking and calls. `thinking` is the text of thinking blocks, closed or not.
     `calls` are in the order of the text. `is_cut` is true where a call or a thinking block was left open.
+    `leniencies` names each use of a leniency that the dialect allows, in order; empty in a strict reading.
     """
 
     content: str
     thinking: str = ""
     calls: tuple[ToolCall | MalformedCall, ...] = ()
     is_cut: bool = False
+    leniencies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

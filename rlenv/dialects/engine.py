@@ -1,77 +1,90 @@
-"""Reads and writes calls as a row of data says; one engine for every family whose row it can follow."""
+"""Reads a message as a row of data says; one engine for every family whose row it can follow."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final
 
-from rlenv.dialects.format import CallFormat, ChatFormat, ThinkingFormat
-from rlenv.dialects.json_call import json_call_reader
+from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialects.gemma_body import GemmaForm, TextForm
+from rlenv.dialects.json_body import JsonForm, marks_of
+from rlenv.dialects.python_body import PythonForm
+from rlenv.dialects.reading import Form, Outcome, Reading
+from rlenv.dialects.tagged_body import TaggedForm
+from rlenv.dialects.writing import Writer
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 
 __all__ = ["TextDialect"]
 
+_FORMS: Final[dict[str, Any]] = {
+    "json": JsonForm,
+    "name_json": JsonForm,
+    "pythonic": PythonForm,
+    "tagged": TaggedForm,
+    "gemma": GemmaForm,
+    "text": TextForm,
+}
+
 
 class TextDialect:
-    """A dialect that finds calls between markers; stateless, safe to share between threads.
+    """A dialect that finds calls between marks; stateless, safe to share between threads.
 
-    `parse` takes time linear in the text: each marker is looked for once, and each character is read by the JSON
-    parser, or by the scan that follows its refusal, a bounded number of times.
+    `parse` takes time linear in the text: each mark is looked for once, and each character is read by a grammar a
+    bounded number of times.
 
     Args:
-        thinking_open: whether the generation prompt has opened a thinking block already. None: it has where the
-            message closes a block that it has not opened.
-        thinking_is_on: False closes an empty thinking block in the generation prompt.
-        arguments_as_text: accept arguments written as a JSON text.
-        tool_schemas: the form in which tools are listed.
+        name: how the dialect is called.
+        spec: the whole row, `base` filled in already.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        call: CallFormat,
-        thinking: ThinkingFormat,
-        chat: ChatFormat,
-        thinking_open: bool | None = None,
-        thinking_is_on: bool = True,
-        arguments_as_text: bool = False,
-        tool_schemas: Literal["as_given", "bare", "wrapped"] = "as_given",
-    ) -> None:
+    def __init__(self, name: str, spec: DialectSpec) -> None:
         self.name = name
-        self._call = call
-        self._thinking = thinking
-        self._chat = chat
-        self._thinking_open = thinking_open
-        self._body_of = json_call_reader(
-            name_key=call.name_key,
-            arguments_key=call.arguments_key,
-            arguments_as_text=arguments_as_text,
-        )
-        self._tool_schemas = tool_schemas
-        generation = chat.turn_open.format(role="assistant")
-        if not thinking_is_on:
-            generation += thinking.written.format(thinking="")
-        elif thinking_open:
-            generation += thinking.written[: thinking.written.index("{")]
-        self._generation = generation
-        opened, closed = re.escape(call.open), re.escape(call.close)
-        # Runs over everything up to the first marker outside a JSON string, in one pass. A string ends at its quote;
-        # a raw control character, which JSON forbids in one, or the text's end breaks it off.
-        self._body = re.compile(
-            rf'(?:[^"{opened[0]}]++|"(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*+"|(?!{opened}|{closed}){opened[0]})*+'
-        )
+        self.spec = spec
+        self.writer = Writer(spec)
+        self._thinking_open = spec.thinking_open
+        self._thinking = spec.thinking_marks
+        self._lenient = frozenset(spec.lenient)
+        calls = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
+        stops = [mark for call in calls for mark in marks_of(call.open)]
+        stops += [mark for mark in (spec.section_close, spec.section_open, *spec.drop) if mark]
+        forms: list[Form] = [
+            _FORMS[call.body](call, stops=tuple(dict.fromkeys(stops)), lenient=self._lenient) for call in calls
+        ]
+        self._bare = tuple(form for form in forms if form.at_start)
+        opens: dict[str, list[Form]] = {}
+        for form in forms:
+            for mark in form.opens:
+                opens.setdefault(mark, []).append(form)
+        for mark in (spec.section_open, spec.section_close, *spec.drop):
+            if mark:
+                opens.setdefault(mark, [])
+        # The longest first: where one mark is the beginning of another, the longer one stands there.
+        self._marks = tuple(sorted(opens, key=len, reverse=True))
+        self._forms = {mark: tuple(opens[mark]) for mark in self._marks}
+        self._simple: JsonForm | None = None
+        if len(self._marks) == 1 and len(forms) == 1 and not self._bare and not self._lenient:
+            form = forms[0]
+            closes = marks_of(calls[0].close)
+            if isinstance(form, JsonForm) and form.body_of is not None and len(closes) == 1 and not calls[0].starts:
+                self._simple = form
+                self._body_of = form.body_of
+                self._open, self._close = form.opens[0], closes[0]
+                self._think_open, self._think_close = self._thinking.open, self._thinking.close
 
     def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
         """The message's content, thinking and calls; never raises, whatever `text` holds.
 
-        A call ends at the first closing marker outside its JSON strings. One that is followed by another opening
-        marker first, or by nothing, is malformed. Markers inside thinking are thinking. `content` and `thinking`
-        have no white space around them.
+        A call ends at the first closing mark outside its strings. One that is followed by another opening mark
+        first, or by nothing, is malformed. Marks inside thinking are thinking. `content` and `thinking` have no
+        white space around them.
+
+        Args:
+            tools: the tools by name, for families whose values are typed by their schemas.
         """
-        call_open, call_close, body_of = self._call.open, self._call.close, self._body_of
+        if self._simple is not None:
+            quick = self._quick(text)
+            if quick is not None:
+                return quick
         think_open, think_close = self._thinking.open, self._thinking.close
         find = text.find
         at = 0
@@ -85,191 +98,159 @@ class TextDialect:
                 return ParsedAction("", text.strip(), (), True)
             thinking.append(text[:end])
             at = end + len(think_close)
-        next_call, next_open, next_close = find(call_open, at), find(think_open, at), find(think_close, at)
-        if next_call < 0 and next_open < 0 and next_close < 0 and not at:
+        marks = self._marks
+        places = [find(mark, at) for mark in marks]
+        next_open = find(think_open, at) if think_open else -1
+        next_close = find(think_close, at) if think_open else -1
+        if next_open < 0 and next_close < 0 and not at and not self._bare and max(places, default=-1) < 0:
             return ParsedAction(text.strip())
         length = len(text)
-        last_end = -1  # the closing marker found last: found once, it serves every opening marker before it
-        may_be_inside = self._thinking_open is None
+        reading: Reading | None = None
+        in_section = not self.spec.section_open
+        may_be_inside = self._thinking_open is None and bool(think_open)
+        is_start = bool(self._bare)
         while at < length:
-            # Each marker is looked up again only once it lies behind, so that no text is searched for it twice.
+            # Each mark is looked up again only once it lies behind, so that no text is searched for it twice.
             if 0 <= next_open < at:
                 next_open = find(think_open, at)
             if 0 <= next_close < at and may_be_inside:
                 next_close = find(think_close, at)
-            if 0 <= next_call < at:
-                next_call = find(call_open, at)
+            place, which = length, -1
+            for number, found in enumerate(places):
+                if 0 <= found < at:
+                    found = places[number] = find(marks[number], at)
+                if 0 <= found < place:
+                    place, which = found, number
             horizon = next_open if next_open >= 0 else length
             closes = may_be_inside and 0 <= next_close < horizon
             if closes:
                 horizon = next_close
-            if not 0 <= next_call < horizon:
-                if horizon == length:
-                    break
-                if closes:
-                    # A block is closed that this message has not opened: all so far was thinking.
-                    thinking, content, calls = [text[:next_close]], [], []
-                    at = next_close + len(think_close)
-                else:
-                    content.append(text[at:next_open])
-                    start = next_open + len(think_open)
-                    end = find(think_close, start)
-                    is_cut = end < 0
-                    thinking.append(text[start:] if is_cut else text[start:end])
-                    at = length if is_cut else end + len(think_close)
-                may_be_inside = False
-                continue
-            while 0 <= next_call < horizon:
-                content.append(text[at:next_call])
-                if last_end < next_call:
-                    last_end = find(call_close, next_call)
-                    if last_end < 0:
-                        last_end = length
-                read = body_of(text[next_call + len(call_open) : last_end])
-                if type(read) is tuple and last_end < length:
-                    at = last_end + len(call_close)
-                    calls.append(ToolCall(read[0], read[1], None, next_call, at))
-                    next_call = find(call_open, at)
-                    continue
-                call, end = self._read(text, next_call, last_end, read)
-                at = end if end >= 0 else length
-                if closes and type(call) is MalformedCall and at > next_close:
-                    # Not a call but the mention of one, in thinking that ends here.
-                    thinking, content, calls = [text[:next_close]], [], []
-                    at = next_close + len(think_close)
+            outcome: Outcome | None = None
+            start = place
+            if is_start:
+                is_start = False
+                bare = self._bare_form(text, at)
+                if bare is not None and at < horizon:
+                    reading = reading or Reading(text, tools, self._lenient)
+                    start = at
+                    outcome = bare.read(reading, at, at)
+            if outcome is None:
+                if which < 0 or place >= horizon:
+                    if horizon == length:
+                        break
+                    if closes:
+                        # A block is closed that this message has not opened: all so far was thinking.
+                        thinking, content, calls = [text[:next_close]], [], []
+                        in_section = not self.spec.section_open
+                        at = next_close + len(think_close)
+                    else:
+                        content.append(text[at:next_open])
+                        begin = next_open + len(think_open)
+                        end = find(think_close, begin)
+                        is_cut = end < 0
+                        thinking.append(text[begin:] if is_cut else text[begin:end])
+                        at = length if is_cut else end + len(think_close)
                     may_be_inside = False
-                    break
-                calls.append(call)
-                is_cut = end < 0
-                next_call = find(call_open, at)
+                    is_start = bool(self._bare) and not any(part.strip() for part in content)
+                    continue
+                mark = marks[which]
+                begin = place + len(mark)
+                content.append(text[at:place])
+                reading = reading or Reading(text, tools, self._lenient)
+                form = next((form for form in self._forms[mark] if form.begins(text, begin)), None)
+                if form is None:
+                    in_section, is_text = self._section(reading, mark, place, in_section)
+                    if is_text:
+                        content.append(mark)
+                    at = begin
+                    continue
+                if not in_section and mark != self.spec.section_open and not reading.allows("bare_calls"):
+                    content.append(mark)
+                    at = begin
+                    continue
+                outcome = form.read(reading, place, begin)
+            found_calls, end, is_open = outcome
+            if closes and end > next_close and any(type(call) is MalformedCall for call in found_calls):
+                # Not a call but the mention of one, in thinking that ends here.
+                thinking, content, calls = [text[:next_close]], [], []
+                in_section = not self.spec.section_open
+                at = next_close + len(think_close)
+                may_be_inside = False
+                is_start = bool(self._bare)
+                continue
+            calls += found_calls
+            is_cut = is_open
+            at = max(end, start + 1)
         content.append(text[at:])
-        return ParsedAction("".join(content).strip(), "\n".join(thinking).strip(), tuple(calls), is_cut)
+        used = tuple(reading.used) if reading is not None else ()
+        return ParsedAction("".join(content).strip(), "\n".join(thinking).strip(), tuple(calls), is_cut, used)
 
-    def _read(
-        self, text: str, start: int, end: int, read: tuple[str, dict[str, Any]] | str
-    ) -> tuple[ToolCall | MalformedCall, int]:
-        """The call that opens at `start` and does not simply end at `end`, and where reading goes on after it.
+    def _quick(self, text: str) -> ParsedAction | None:
+        """The common message, read without a look at anything rare: at most one block of thinking, which stands first
+        and is closed, and whole calls. None for any other; `parse` gives the same for these, only slower."""
+        assert self._body_of is not None
+        find, call_open, call_close, body_of = text.find, self._open, self._close, self._body_of
+        at = 0
+        thinking = ""
+        if self._think_close:
+            close = find(self._think_close)
+            if close >= 0 or find(self._think_open) >= 0:
+                opened = 0 if self._thinking_open else find(self._think_open)
+                if opened > 0 or not 0 <= opened < close:
+                    return None
+                at = close + len(self._think_close)
+                if find(self._think_close, at) >= 0 or find(self._think_open, at) >= 0:
+                    return None
+                thinking = text[0 if self._thinking_open else len(self._think_open) : close].strip()
+            elif self._thinking_open:
+                return None
+        place = find(call_open, at)
+        if place < 0:
+            return ParsedAction(text[at:].strip(), thinking)
+        size, tail = len(call_open), len(call_close)
+        calls: list[ToolCall | MalformedCall] = []
+        content: list[str] = []
+        while place >= 0:
+            end = find(call_close, place)
+            if end < 0:
+                return None
+            read = body_of(text[place + size : end])
+            if type(read) is not tuple:
+                return None
+            if place > at:
+                content.append(text[at:place])
+            at = end + tail
+            calls.append(ToolCall(read[0], read[1], None, place, at))
+            place = find(call_open, at)
+        if at < len(text):
+            content.append(text[at:])
+        return ParsedAction("".join(content).strip(), thinking, tuple(calls))
 
-        `end` is the first closing marker after `start`, the text's length where there is none; `read` is the body up
-        to it. -1 where the call is open at the text's end.
-        """
-        row = self._call
-        begin = start + len(row.open)
-        match = self._body.match(text, begin)
-        stop = match.end() if match is not None else begin
-        if text.startswith(row.open, stop):
-            # Not closed before the next call. Where several stand unclosed, the last one before the closing marker
-            # is read; reading each of them would take time for marks that a model repeats without end.
-            stop = max(stop, text.rfind(row.open, stop, end)) if end > stop else stop
-            reason = f"the call is not closed; expected {row.close} before the next {row.open}"
-            return MalformedCall(text[start:stop], reason, start, stop), stop
-        if not text.startswith(row.close, stop):
-            # A string was broken off: the first marker behind the break ends the call.
-            close = end if end >= stop else text.find(row.close, stop)
-            close = len(text) if close < 0 else close
-            again = text.rfind(row.open, stop, close)
-            if again >= 0 and close < len(text):
-                reason = f"the call is not closed; expected {row.close} before the next {row.open}"
-                return MalformedCall(text[start:again], reason, start, again), again
-            stop = close
-        if stop >= len(text):
-            tail = read if end == len(text) else self._body_of(text[begin:])
-            reason = f"the call is not closed; expected {row.close} after the JSON" if isinstance(tail, tuple) else ""
-            reason = reason or f"{tail}, and {row.close} after it"
-            return MalformedCall(text[start:], reason, start, len(text)), -1
-        after = stop + len(row.close)
-        if stop != end:
-            read = self._body_of(text[begin:stop])
-        if isinstance(read, str):
-            return MalformedCall(text[start:after], read, start, after), after
-        return ToolCall(read[0], read[1], None, start, after), after
+    def _bare_form(self, text: str, at: int) -> Form | None:
+        return next((form for form in self._bare if form.begins(text, at)), None)
+
+    def _section(self, reading: Reading, mark: str, place: int, in_section: bool) -> tuple[bool, bool]:
+        """Whether calls may follow a mark that opens none, and whether the mark is plain text."""
+        spec = self.spec
+        if mark == spec.section_open:
+            if spec.section_must_close and reading.find(spec.section_close, place) < 0:
+                return in_section, True
+            return True, False
+        if mark == spec.section_close:
+            return False, False
+        return in_section, mark not in spec.drop
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation as the family's chat template writes it, the generation prompt at its end.
-
-        Thinking of assistant messages before the last user message is left out, as the template does.
-        """
-        chat = self._chat
-        rest = list(messages)
-        out: list[str] = []
-        if tools or (rest and rest[0].role == "system"):
-            blocks = [rest.pop(0).content] if rest and rest[0].role == "system" else []
-            if tools:
-                blocks.append(chat.tools.format(tools="\n".join(_json(self._listed(tool)) for tool in tools)))
-            out.append(self._turn("system", "\n\n".join(blocks)))
-        last_user = max((i for i, message in enumerate(rest) if message.role == "user"), default=-1)
-        for index, message in enumerate(rest):
-            if message.role == "tool":
-                if index == 0 or rest[index - 1].role != "tool":
-                    out.append(self._results(rest[index:]))
-            elif message.role == "assistant":
-                out.append(self._turn("assistant", self._written(message, index > last_user)))
-            else:
-                out.append(self._turn(message.role, message.content))
-        return "".join(out) + self._generation
+        """The conversation as the family writes it, the generation prompt at its end."""
+        return self.writer.prompt(messages, tools)
 
     def render_action(self, message: Message) -> str:
-        """An assistant message as its family would write it: content, then each call on lines of its own.
+        """An assistant message as its family would write it: content, then its calls.
 
-        A call that could not be read is written between the markers as it came, so that it reads as malformed again.
+        A call that could not be read is written between the marks as it came, so that it reads as malformed again.
         """
-        row = self._call
-        parts = [message.content] if message.content else []
-        for call in message.tool_calls:
-            if isinstance(call, ToolCall):
-                arguments = _json(dict(call.arguments))
-                parts.append(row.written.format(name=_json(call.name), arguments=arguments))
-            else:
-                parts.append(row.written.format(name=_json(call.name or ""), arguments=call.text))
-        return "\n".join(parts)
+        return self.writer.action(message)
 
     def render_observation(self, messages: Sequence[Message]) -> str:
         """What follows the policy's last character: the end of its turn, the messages and a new generation prompt."""
-        out = [self._chat.turn_close]
-        for index, message in enumerate(messages):
-            if message.role == "tool":
-                if index == 0 or messages[index - 1].role != "tool":
-                    out.append(self._results(messages[index:]))
-            else:
-                out.append(self._turn(message.role, message.content))
-        return "".join(out) + self._generation
-
-    def _turn(self, role: str, content: str) -> str:
-        return self._chat.turn_open.format(role=role) + content + self._chat.turn_close
-
-    def _results(self, messages: Sequence[Message]) -> str:
-        """The turn that shows the results at the head of `messages`."""
-        shown: list[str] = []
-        for message in messages:
-            if message.role != "tool":
-                break
-            head, _, tail = self._chat.result.partition("{content}")
-            shown.append(head + message.content + tail)
-        return self._turn(self._chat.result_role, "\n".join(shown))
-
-    def _written(self, message: Message, keeps_thinking: bool) -> str:
-        row = self._thinking
-        text = message.content
-        if row.close in text:
-            thinking = text.split(row.close)[0].rstrip("\n").split(row.open)[-1].strip("\n")
-            text = text.split(row.close)[-1].lstrip("\n")
-            if keeps_thinking and thinking:
-                head, _, tail = row.written.partition("{thinking}")
-                content = text if not message.tool_calls else self.render_action(_with_content(message, text))
-                return head + thinking + tail + content
-        return self.render_action(_with_content(message, text))
-
-    def _listed(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._tool_schemas == "wrapped" and "function" not in tool:
-            return {"type": "function", "function": dict(tool)}
-        if self._tool_schemas == "bare" and isinstance(tool.get("function"), Mapping):
-            return dict(tool["function"])
-        return dict(tool)
-
-
-def _with_content(message: Message, content: str) -> Message:
-    return Message(message.role, content, message.tool_calls)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+        return self.writer.observation(messages)

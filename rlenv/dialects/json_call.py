@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["MAX_DEPTH", "json_call_reader"]
+__all__ = ["MAX_DEPTH", "json_call_reader", "load", "missing_brackets", "shaper"]
 
 MAX_DEPTH: Final = 128
 """Arguments nested deeper than this are refused, so that nothing downstream meets a recursion limit."""
@@ -63,32 +63,7 @@ def json_call_reader(
     Args:
         arguments_as_text: also accept arguments given as a JSON text, as OpenAI's wire format has them.
     """
-    expected = f'{{"{name_key}": …, "{arguments_key}": {{…}}}}'
-
-    def shaped(body: str, read: Any) -> tuple[str, dict[str, Any]] | str:
-        exact = _exact(body, read)
-        if isinstance(exact, str):
-            return exact
-        read = exact[0]
-        if type(read) is not dict:
-            return f"the call is {_kind(read)}; expected one object: {expected}"
-        name = read.get(name_key)
-        if type(name) is not str or not name:
-            if name_key not in read:
-                return f'"{name_key}" is missing; expected {expected}'
-            found = "empty" if name == "" else _kind(name)
-            return f'"{name_key}" is {found}; expected the name of a tool as a string'
-        arguments = read.get(arguments_key)
-        if arguments_as_text and type(arguments) is str:
-            inner = _load(arguments)
-            if isinstance(inner, str):
-                return f'in the text of "{arguments_key}": {inner}'
-            arguments = inner[0]
-        if type(arguments) is not dict:
-            if arguments_key not in read:
-                return f'"{arguments_key}" is missing; expected {expected}, with {{}} where the tool takes none'
-            return f'"{arguments_key}" is {_kind(arguments)}; expected an object such as {{"key": "value"}}'
-        return name, arguments
+    shaped = shaper(name_key=name_key, arguments_keys=(arguments_key,), arguments_as_text=arguments_as_text)
 
     def read_call(body: str) -> tuple[str, dict[str, Any]] | str:
         try:
@@ -106,13 +81,61 @@ def json_call_reader(
                 else:
                     if _has_keys(body, 2 + len(arguments)):
                         return name, arguments
-        return shaped(body, read)
+        exact = _exact(body, read)
+        return exact if isinstance(exact, str) else shaped(exact[0])
 
     return read_call
 
 
-def _load(body: str) -> tuple[Any] | str:
-    """The value in a tuple of one, or the reason why there is none."""
+def shaper(
+    *, name_key: str, arguments_keys: Sequence[str], arguments_as_text: bool = False
+) -> Callable[[Any], tuple[str, dict[str, Any]] | str]:
+    """A function of a JSON value to the tool's name and its arguments, or to the reason why it has none."""
+    shown = arguments_keys[0]
+    expected = f'{{"{name_key}": …, "{shown}": {{…}}}}'
+
+    def shaped(read: Any) -> tuple[str, dict[str, Any]] | str:
+        if type(read) is not dict:
+            return f"the call is {_kind(read)}; expected one object: {expected}"
+        name = read.get(name_key)
+        if type(name) is not str or not name:
+            if name_key not in read:
+                return f'"{name_key}" is missing; expected {expected}'
+            found = "empty" if name == "" else _kind(name)
+            return f'"{name_key}" is {found}; expected the name of a tool as a string'
+        key = next((key for key in arguments_keys if key in read), shown)
+        arguments = read.get(key)
+        if arguments_as_text and type(arguments) is str:
+            inner = load(arguments)
+            if isinstance(inner, str):
+                return f'in the text of "{key}": {inner}'
+            arguments = inner[0]
+        if type(arguments) is not dict:
+            if key not in read:
+                return f'"{key}" is missing; expected {expected}, with {{}} where the tool takes none'
+            return f'"{key}" is {_kind(arguments)}; expected an object such as {{"key": "value"}}'
+        return name, arguments
+
+    return shaped
+
+
+def missing_brackets(text: str) -> str | None:
+    """What closes the strings and brackets that the end of `text` leaves open; None where too many are open."""
+    stack: list[str] = []
+    closing = ""
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token[0] == '"':
+            closing = "" if match[1] else '"'
+        elif token in "{[":
+            stack.append("}" if token == "{" else "]")
+        elif stack:
+            stack.pop()
+    return closing + "".join(reversed(stack)) if len(stack) <= MAX_DEPTH else None
+
+
+def load(body: str) -> tuple[Any] | str:
+    """The JSON value of `body` in a tuple of one, or the reason why there is none; never raises."""
     try:
         read = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -1,0 +1,205 @@
+"""The body grammars `gemma`, f{x:1,y:"a"} with a mark around strings, and `text`, where all is one argument."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from rlenv.dialect_spec import CallSpec
+from rlenv.dialects.json_body import marks_of
+from rlenv.dialects.json_call import MAX_DEPTH, load
+from rlenv.dialects.literals import Broken
+from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.messages import ToolCall
+
+__all__ = ["GemmaForm", "TextForm"]
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_BARE: Final = re.compile(r"[^,}\]]*")
+_NAME: Final = re.compile(r"[\w.\-]{1,256}")
+
+
+class GemmaForm:
+    """A name, then parameters in braces; strings stand between `quote` marks, all else is read as JSON or text."""
+
+    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
+        self.opens = marks_of(spec.open)
+        self.at_start = False
+        self._spec = spec
+        self._closes = marks_of(spec.close)
+        self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+
+    def begins(self, text: str, begin: int) -> bool:
+        return True
+
+    def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        text = reading.text
+        name = ""
+        arguments: dict[str, Any] = {}
+        try:
+            at = _skip(text, begin)
+            prefix = self._spec.before_name
+            if text.startswith(prefix, at):
+                at += len(prefix)
+            elif text.startswith(prefix[-1:], at) and reading.allows("spellings"):
+                at += 1
+            else:
+                raise Broken(f"expected {prefix} and the name of a tool", at)
+            stop, _ = reading.first((*self._closes, *self._stops), at)
+            stop = stop if stop >= 0 else len(text)
+            brace = reading.find("{", at)
+            name = text[at : brace if 0 <= brace < stop else stop].strip()
+            if not 0 <= brace < stop:
+                if not name or "<" in name or not reading.allows("missing_arguments"):
+                    raise Broken("the arguments are missing; expected { after the name", stop)
+                at = stop
+            else:
+                if _NAME.fullmatch(name) is None:
+                    raise Broken(f"{name[:40]!r} is no name; expected the name of a tool", at)
+                arguments, at = self._object(reading, name, brace)
+            at = _skip(text, at)
+            close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
+            if close is None and not (at >= len(text) and reading.allows("open_calls")):
+                raise Broken(f"the call is not closed; expected {' or '.join(self._closes)}", at)
+        except Broken as error:
+            end, is_cut = reading.recover(max(error.at, begin), self._closes, self._stops)
+            return [malformed(text, error.reason, start, end, name)], end, is_cut
+        end = at + len(close or "")
+        return [ToolCall(name, arguments, None, start, end)], end, close is None
+
+    def _object(self, reading: Reading, name: str, at: int) -> tuple[dict[str, Any], int]:
+        value, end = self._value(reading, at)
+        assert isinstance(value, dict)
+        properties = reading.properties(name) or {}
+        out: dict[str, Any] = {}
+        for key, (item, is_quoted) in value.items():
+            if isinstance(item, str) and not is_quoted:
+                schema = properties.get(key)
+                out[key] = typed(item, schema, untyped="json") if item != "None" else None
+            else:
+                out[key] = _plain(item)
+        return out, end
+
+    def _value(self, reading: Reading, at: int) -> tuple[Any, int]:
+        """The value at `at`; texts come as (text, whether it was quoted), one level inside dicts and lists."""
+        text, quote = reading.text, self._spec.quote
+        stack: list[tuple[str, Any, str]] = []
+        while True:
+            at = _skip(text, at)
+            value: Any
+            if text.startswith(("{", "["), at):
+                if len(stack) >= MAX_DEPTH:
+                    raise Broken(f"the value is nested more than {MAX_DEPTH} levels deep", at)
+                is_dict = text[at] == "{"
+                stack.append(("}" if is_dict else "]", {} if is_dict else [], ""))
+                at = _skip(text, at + 1)
+                if not text.startswith(stack[-1][0], at) and at < len(text):
+                    at = self._key(reading, at, stack)
+                    continue
+            else:
+                if text.startswith(quote, at):
+                    end = reading.find(quote, at + len(quote))
+                    if end < 0:
+                        if not reading.allows("open_bodies"):
+                            raise Broken(f"a string is not closed; expected {quote}", at)
+                        end = len(text)
+                    value, at = (text[at + len(quote) : end], True), min(end + len(quote), len(text))
+                else:
+                    match = _BARE.match(text, at)
+                    end = match.end() if match is not None else at
+                    value, at = (text[at:end].strip(), False), end
+                self._put(stack, value)
+            while True:
+                at = _skip(text, at)
+                close, inner, _ = stack[-1]
+                if text.startswith(",", at):
+                    at = _skip(text, at + 1)
+                    if not text.startswith(close, at):
+                        at = self._key(reading, at, stack)
+                        break
+                if not text.startswith(close, at):
+                    if at < len(text) or not reading.allows("open_bodies"):
+                        raise Broken(f"expected , or {close}; found {text[at : at + 12]!r}", at)
+                else:
+                    at += 1
+                stack.pop()
+                if not stack:
+                    return inner, at
+                self._put(stack, (inner, True))
+
+    def _key(self, reading: Reading, at: int, stack: list[tuple[str, Any, str]]) -> int:
+        close, inner, _ = stack[-1]
+        if close != "}":
+            return at
+        text = reading.text
+        colon = reading.find(":", at)
+        if colon < 0 or colon - at > 512:
+            raise Broken("a key has no value; expected : after it", at)
+        key = text[at:colon].strip().replace(self._spec.quote, "")
+        if not key or any(sign in key for sign in "{}[],") or key in inner:
+            raise Broken(f"{key[:40]!r} is no key, or stands twice", at)
+        stack[-1] = (close, inner, key)
+        return colon + 1
+
+    def _put(self, stack: list[tuple[str, Any, str]], value: tuple[Any, bool]) -> None:
+        _, inner, key = stack[-1]
+        if isinstance(inner, dict):
+            inner[key] = value
+        else:
+            inner.append(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value without the marks of its quotes; unquoted texts inside are read as JSON. Depth is bounded."""
+    if isinstance(value, dict):
+        return {key: _unmarked(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unmarked(item) for item in value]
+    return value
+
+
+def _unmarked(item: tuple[Any, bool]) -> Any:
+    value, is_quoted = item
+    if isinstance(value, str) and not is_quoted:
+        loaded = load(value)
+        return value if isinstance(loaded, str) else loaded[0]
+    return _plain(value)
+
+
+class TextForm:
+    """Everything between the marks is one argument of one tool, as in Search-R1."""
+
+    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
+        self.opens = marks_of(spec.open)
+        self.at_start = False
+        self._spec = spec
+        self._closes = marks_of(spec.close)
+        self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+
+    def begins(self, text: str, begin: int) -> bool:
+        return True
+
+    def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        text, spec = reading.text, self._spec
+        close, mark = reading.first(self._closes, begin)
+        again, _ = reading.first(self._stops, begin)
+        if close < 0 or 0 <= again < close:
+            end, is_cut = reading.recover(begin, (), self._stops)
+            if is_cut and reading.allows("open_calls"):
+                close, mark = len(text), ""
+            else:
+                reason = f"the call is not closed; expected {' or '.join(self._closes)}"
+                return [malformed(text, reason, start, end, spec.tool)], end, is_cut
+        end = close + len(mark)
+        key = spec.argument or reading.only_parameter(spec.tool) or "query"
+        value = text[begin:close].strip()
+        if not value:
+            reason = f"the call is empty; expected the text of {key!r}"
+            return [malformed(text, reason, start, end, spec.tool)], end, False
+        schema = (reading.properties(spec.tool) or {}).get(key)
+        return [ToolCall(spec.tool, {key: typed(value, schema)}, None, start, end)], end, False
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match is not None else at

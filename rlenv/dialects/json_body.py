@@ -1,0 +1,351 @@
+"""The body grammars `json` and `name_json`: calls whose arguments are a JSON object."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from rlenv.dialect_spec import CallSpec
+from rlenv.dialects.json_call import json_call_reader, load, missing_brackets, shaper
+from rlenv.dialects.literals import Broken, value_at
+from rlenv.dialects.reading import Call, Outcome, Reading, malformed, typed
+from rlenv.messages import ToolCall
+
+__all__ = ["JsonForm", "marks_of", "until"]
+
+_DECODER: Final = json.JSONDecoder()
+_RAW_DECODER: Final = json.JSONDecoder(strict=False)
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{},]', re.DOTALL)
+_NAME: Final = re.compile(r"[\w.\-/:]{1,256}")
+
+
+def marks_of(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One mark or several as a tuple, without empty ones."""
+    return tuple(mark for mark in ((value,) if isinstance(value, str) else value) if mark)
+
+
+def until(marks: tuple[str, ...], *, raw: bool = False) -> re.Pattern[str]:
+    """A pattern that runs to the first of `marks` outside a JSON string, in one pass.
+
+    A string ends at its quote; a raw control character, which JSON forbids in one, or the text's end breaks it off.
+    """
+    inside = r'"(?:[^"\\]++|\\[\s\S])*+"' if raw else r'"(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*+"'
+    if not marks:
+        return re.compile(rf'(?:[^"]++|{inside})*+')
+    firsts = "".join(re.escape(first) for first in sorted({mark[0] for mark in marks}))
+    whole = "|".join(map(re.escape, marks))
+    return re.compile(rf'(?:[^"{firsts}]++|{inside}|(?!{whole})[{firsts}])*+')
+
+
+class JsonForm:
+    """Calls with JSON between marks, or behind an opening mark, or alone at the message's start.
+
+    A call ends at the first closing mark outside its JSON strings; without a closing mark it ends with its JSON.
+
+    Args:
+        stops: the marks of all forms of the dialect; none of them stands inside a call, except in a string.
+    """
+
+    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
+        self.opens = marks_of(spec.open) + (spec.spellings if "spellings" in lenient else ())
+        self.at_start = spec.at_start
+        self._spec = spec
+        self._closes = marks_of(spec.close)
+        self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+        self._extent = until((*self._closes, *self._stops), raw="raw_strings" in lenient)
+        keys = marks_of(spec.arguments_key)
+        as_text = "arguments_as_text" in lenient
+        self._shaped = shaper(name_key=spec.name_key, arguments_keys=keys, arguments_as_text=as_text)
+        self.body_of: Callable[[str], tuple[str, dict[str, Any]] | str] | None = None
+        if spec.shape == "object" and spec.body == "json" and not spec.by_name and len(keys) == 1:
+            self.body_of = json_call_reader(name_key=spec.name_key, arguments_key=keys[0], arguments_as_text=as_text)
+        self._starts = spec.starts
+        self._after_name = marks_of(spec.after_name)
+        shown = "|".join(re.escape(key) for key in (spec.name_key, *keys))
+        head = r'"' if spec.by_name else rf'"(?:{shown})"'
+        self._bare = re.compile(rf"\s*(?:\[\s*)?\{{\s*{head}")
+        self._name_of = re.compile(rf'"{re.escape(spec.name_key)}"[ \t\r\n]*:[ \t\r\n]*"([^"\\]{{1,256}})"')
+
+    def begins(self, text: str, begin: int) -> bool:
+        if self.at_start:
+            return self._bare.match(text, begin) is not None
+        if not self._starts:
+            return True
+        match = _SPACE.match(text, begin)
+        at = match.end() if match is not None else begin
+        return at < len(text) and text[at] in self._starts
+
+    def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        text = reading.text
+        match = self._extent.match(text, begin)
+        stop = match.end() if match is not None else begin
+        if not self._closes:
+            return self._until_value_ends(reading, start, begin, stop)
+        for mark in self._closes:
+            if text.startswith(mark, stop):
+                end = stop + len(mark)
+                return self._calls(reading, start, begin, stop, end), end, False
+        opened = next((mark for mark in self._stops if text.startswith(mark, stop)), "")
+        wanted = " or ".join(self._closes)
+        if opened:
+            if self._spec.close_is_optional:
+                return self._calls(reading, start, begin, stop, stop), stop, False
+            # Not closed before the next call. Where several stand unclosed, the last one before the closing mark is
+            # read; reading each of them would take time for marks that a model repeats without end.
+            close, _ = reading.first(self._closes, stop)
+            again = max(text.rfind(mark, stop, close if close >= 0 else len(text)) for mark in self._stops)
+            stop = max(stop, again)
+            reason = f"the call is not closed; expected {wanted} before the next {opened}"
+            return [malformed(text, reason, start, stop, self._named(text, begin, stop))], stop, False
+        if stop < len(text):
+            # A string was broken off: the first closing mark behind the break ends the call.
+            close, mark = reading.first(self._closes, stop)
+            again, opened = reading.first(self._stops, stop)
+            if close < 0 and again < 0:
+                stop = len(text)
+            elif again >= 0 and (close < 0 or again < close):
+                if close >= 0:
+                    again = max(text.rfind(opened, stop, close) for opened in self._stops)
+                reason = f"the call is not closed; expected {wanted} before the next {opened}"
+                return [malformed(text, reason, start, again, self._named(text, begin, again))], again, False
+            else:
+                end = close + len(mark)
+                return self._calls(reading, start, begin, close, end), end, False
+        if self._spec.close_is_optional or reading.allows("open_calls"):
+            end = reading.without_cut_mark((*self._closes, self._spec.after_arguments, *self._marks_inside()), begin)
+            return self._calls(reading, start, begin, end, len(text)), len(text), True
+        read = self._body(reading, begin, len(text))
+        reason = f"{read}, and {wanted} after it"
+        if not isinstance(read, str):
+            reason = f"the call is not closed; expected {wanted} after the JSON"
+        return [malformed(text, reason, start, len(text), self._named(text, begin, len(text)))], len(text), True
+
+    def _marks_inside(self) -> tuple[str, ...]:
+        spec = self._spec
+        return (*self._after_name, spec.before_arguments, spec.id_mark) if spec.body == "name_json" else ()
+
+    def _named(self, text: str, begin: int, stop: int) -> str | None:
+        """The tool's name, where a broken call shows it."""
+        if self._spec.body == "name_json":
+            name, _, _, _ = self._split(text[begin:stop])
+            return name or None
+        match = self._name_of.search(text, begin, min(stop, begin + 1000))
+        return match[1] if match is not None else None
+
+    def _until_value_ends(self, reading: Reading, start: int, begin: int, stop: int) -> Outcome:
+        """Calls without a closing mark: JSON values, with separators between them where the family has some."""
+        text, spec = reading.text, self._spec
+        calls: list[Call] = []
+        at = begin
+        while True:
+            head = at
+            if spec.body == "name_json":
+                rest = self._split(text[at:stop])[3]
+                head = at + rest
+            match = _SPACE.match(text, head)
+            head = match.end() if match is not None else head
+            end = _value_end(text[head:stop], raw="raw_strings" in reading.lenient)
+            end = head + end if end >= 0 else -1
+            if end < 0 and spec.body == "name_json" and (head >= stop or spec.plain):
+                end = stop
+            if end < 0 and ("python_literals" in reading.lenient or "open_bodies" in reading.lenient):
+                end = stop
+            if end < 0:
+                is_cut = stop >= len(text)
+                reason = self._body(reading, at, stop)
+                reason = reason if isinstance(reason, str) else "the call cannot be read"
+                calls.append(malformed(text, reason, start, stop, self._named(text, at, stop)))
+                return calls, stop, is_cut
+            found = self._calls(reading, start, at, end, max(end, start + 1))
+            calls += found
+            match = _SPACE.match(text, end)
+            after = match.end() if match is not None else end
+            if not spec.separator or not text.startswith(spec.separator, after):
+                return calls, end, False
+            match = _SPACE.match(text, after + len(spec.separator))
+            at = match.end() if match is not None else after
+            start = at
+            if at >= stop:
+                return calls, at, False
+
+    def _body(self, reading: Reading, begin: int, stop: int) -> list[tuple[Any, str | None]] | str:
+        """What the body holds: pairs of a value (name and arguments, or a reason) and an id; or why it holds none."""
+        text = reading.text[begin:stop]
+        if self._spec.body == "name_json":
+            return self._name_and_json(reading, text)
+        if self.body_of is not None:
+            read = self.body_of(text)
+            if not isinstance(read, str):
+                return [(read, None)]
+        value = self._load(reading, text)
+        if isinstance(value, str):
+            return value
+        loaded = value[0]
+        if isinstance(loaded, list):
+            if self._spec.shape == "object":
+                return str(self._shaped(loaded))
+            if not loaded:
+                return "the list is empty; expected at least one call"
+            return [(self._one(item), None) for item in loaded]
+        if self._spec.shape == "list":
+            return f"found {'an object' if isinstance(loaded, dict) else 'no list'}; expected a list of calls"
+        return [(self._one(loaded), None)]
+
+    def _one(self, value: Any) -> tuple[str, dict[str, Any]] | str:
+        if not self._spec.by_name:
+            return self._shaped(value)
+        if isinstance(value, dict) and len(value) == 1:
+            ((name, arguments),) = value.items()
+            if name and isinstance(arguments, dict):
+                return name, arguments
+        return "expected an object of one tool's name and its arguments: {name: {…}}"
+
+    def _load(self, reading: Reading, text: str) -> tuple[Any] | str:
+        value = load(text)
+        if not isinstance(value, str) or not reading.lenient:
+            return value
+        if "raw_strings" in reading.lenient:
+            try:
+                again = load(json.dumps(_RAW_DECODER.decode(text.strip())))
+            except (ValueError, RecursionError):
+                again = value
+            if not isinstance(again, str) and reading.allows("raw_strings"):
+                return again
+        if "open_bodies" in reading.lenient:
+            closing = missing_brackets(text)
+            again = load(text + closing) if closing else value
+            if not isinstance(again, str) and reading.allows("open_bodies"):
+                return again
+        if "python_literals" in reading.lenient:
+            try:
+                inner = Reading(text, None, reading.lenient)
+                found, end = value_at(inner, 0)
+            except Broken:
+                return value
+            if not text[end:].strip() and reading.allows("python_literals"):
+                return (found,)
+        return value
+
+    def _split(self, body: str) -> tuple[str, str, str | None, int]:
+        """Name, arguments, id and the place of the arguments in the body of a `name_json` call."""
+        spec = self._spec
+        lead = len(body) - len(body.lstrip())
+        given = body[lead:]
+        skipped = len(spec.before_name) if spec.before_name and given.startswith(spec.before_name) else 0
+        at, size = len(given), 0
+        for mark in (*self._after_name, *((spec.id_mark,) if spec.id_mark else ())):
+            place = given.find(mark, skipped)
+            if 0 <= place < at:
+                at, size = place, 0 if mark == "{" else len(mark)
+        call_id: str | None = None
+        name = given[skipped:at].strip()
+        if spec.id_mark and given.startswith(spec.id_mark, at):
+            ends = [place for mark in self._after_name if (place := given.find(mark, at)) >= 0]
+            end = min(ends, default=len(given))
+            call_id = given[at + len(spec.id_mark) : end].strip() or None
+            at = end
+            size = next((len(mark) for mark in self._after_name if mark != "{" and given.startswith(mark, end)), 0)
+        if spec.indexed:
+            call_id = (spec.before_name + name) or None
+            name, colon, number = name.rpartition(":")
+            if not colon or not number.isdigit() or len(number) > 9:
+                name = ""
+        at += size
+        if spec.before_arguments:
+            inner = given[at:].lstrip()
+            if inner.startswith(spec.before_arguments):
+                at = len(given) - len(inner) + len(spec.before_arguments)
+        return name, given[at:], call_id, lead + at
+
+    def _name_and_json(self, reading: Reading, body: str) -> list[tuple[Any, str | None]] | str:
+        spec = self._spec
+        name, rest, call_id, _ = self._split(body)
+        if not name or _NAME.fullmatch(name) is None:
+            return f"the call has no readable name ({body.strip()[:24]!r}); expected the name of a tool"
+        rest = rest.strip()
+        if spec.after_arguments:
+            rest = rest.removesuffix(spec.after_arguments.strip()).rstrip()
+        if not rest:
+            if reading.allows("missing_arguments"):
+                return [((name, {}), call_id)]
+            return "the arguments are missing; expected a JSON object, {} where the tool takes none"
+        value = self._load(reading, rest)
+        loaded = value if isinstance(value, str) else value[0]
+        if spec.plain and not isinstance(loaded, dict):
+            key = reading.only_parameter(name)
+            if key is not None:
+                given = typed(rest, (reading.properties(name) or {}).get(key))
+                return [((name, {key: given}), call_id)]
+        if isinstance(value, str):
+            return value
+        if not isinstance(loaded, dict):
+            return 'the arguments are no JSON object; expected an object such as {"key": "value"}'
+        return [((name, loaded), call_id)]
+
+    def _calls(self, reading: Reading, start: int, begin: int, stop: int, end: int) -> list[Call]:
+        """The calls of a body that is whole; each has a place of its own."""
+        text = reading.text
+        read = self._body(reading, begin, stop)
+        if isinstance(read, str):
+            return [malformed(text, read, start, end, self._named(text, begin, stop))]
+        if len(read) == 1:
+            return [self._call(reading, read[0], start, end)]
+        spans = list(_elements(text, begin, stop))
+        if len(spans) != len(read):  # a leniency has read what JSON does not count
+            spans = [(start + i, start + i + 1) for i in range(len(read))]
+        spans[0] = (start, spans[0][1])
+        spans[-1] = (spans[-1][0], end)
+        return [self._call(reading, item, *span) for item, span in zip(read, spans, strict=True)]
+
+    def _call(self, reading: Reading, item: tuple[Any, str | None], start: int, end: int) -> Call:
+        value, call_id = item
+        if isinstance(value, str):
+            return malformed(reading.text, value, start, end)
+        name, arguments = value
+        if "typed_strings" in reading.lenient and arguments:
+            arguments = _typed_strings(reading, name, arguments)
+        return ToolCall(name, arguments, call_id, start, end)
+
+
+def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    properties: Mapping[str, Any] = reading.properties(name) or {}
+    out = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, str) and key in properties:
+            out[key] = typed(value, properties[key])
+    if out != arguments:
+        reading.used.append("typed_strings")
+    return out
+
+
+def _value_end(text: str, *, raw: bool) -> int:
+    """Where the JSON value at the start of `text` ends, -1 where there is none."""
+    if not text.startswith(("{", "[")):
+        return -1
+    try:
+        return (_RAW_DECODER if raw else _DECODER).raw_decode(text)[1]
+    except (ValueError, RecursionError):
+        return -1
+
+
+def _elements(text: str, begin: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The places of the elements of the list in `text[begin:stop]`."""
+    depth = 0
+    first = -1
+    for match in _TOKEN.finditer(text, begin, stop):
+        token = match[0]
+        if token in "[{":
+            depth += 1
+            if depth == 1:
+                first = match.end()
+        elif token in "]}":
+            depth -= 1
+            if depth == 0:
+                yield first, match.start()
+                return
+        elif token == "," and depth == 1:
+            yield first, match.start()
+            first = match.end()

@@ -1,0 +1,213 @@
+"""Python's calls and literals, read without Python: f(x=1, y=["a"]); total, linear and without recursion limits."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from rlenv.dialects.json_call import MAX_DEPTH
+from rlenv.dialects.reading import Reading
+
+__all__ = ["NAME", "Broken", "call_at", "value_at"]
+
+NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_KEYWORD: Final = re.compile(r"([^\W\d]\w*)[ \t\r\n]*=(?!=)[ \t\r\n]*")
+_NUMBER: Final = re.compile(r"[+-]?(?:\d[\d_]{0,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,3})?(?![\w.])")
+_WORD: Final = re.compile(r"[A-Za-z]+")
+_WORDS: Final = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_STRICT: Final = {
+    quote: re.compile(rf"{quote}((?:[^{quote}\\\x00-\x08\n\r\x0b-\x1f]++|\\(?:\r\n|[^\x00]))*+){quote}")
+    for quote in "'\""
+}
+_RAW: Final = {quote: re.compile(rf"{quote}((?:[^{quote}\\]++|\\[\s\S])*+){quote}") for quote in "'\""}
+_GOES_ON: Final = r"(?![ \t\n]{0,8}(?:,[ \t\n]{0,8}\w{1,64}[ \t\n]{0,8}=|\)[ \t\n]{0,8}(?:\]|,|\n|$|<)))"
+_INNER: Final = {
+    quote: re.compile(rf"{quote}((?:[^{quote}\\]++|\\[\s\S]|{quote}{_GOES_ON})*+){quote}") for quote in "'\""
+}
+_ESCAPE: Final = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|([\s\S]))"
+)
+_SIMPLE: Final = {
+    "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": "", "a": "\a", "b": "\b", "f": "\f",
+    "v": "\v", "0": "\0",
+}  # fmt: skip
+
+
+class Broken(Exception):
+    """Why a text cannot be read, and where; caught by the grammar that asked."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.at = at
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match is not None else at
+
+
+def _near(text: str, at: int) -> str:
+    return repr(text[at : at + 12]) if at < len(text) else "the end"
+
+
+def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
+    """The name, the arguments and the end of the call at `at`.
+
+    Raises:
+        Broken: there is none.
+    """
+    text = reading.text
+    match = NAME.match(text, at)
+    if match is None:
+        raise Broken(f"expected a call such as f(x=1); found {_near(text, at)}", at)
+    name = match[0]
+    at = _skip(text, match.end())
+    if not text.startswith("(", at):
+        raise Broken(f"expected ( after {name[:40]}; found {_near(text, at)}", at)
+    at = _skip(text, at + 1)
+    arguments: dict[str, Any] = {}
+    while not text.startswith(")", at):
+        keyword = _KEYWORD.match(text, at)
+        if keyword is None:
+            raise Broken(f"expected an argument by name, such as x=1; found {_near(text, at)}", at)
+        if keyword[1] in arguments:
+            raise Broken(f"the argument {keyword[1][:40]} is given twice; expected it once", at)
+        value, end = value_at(reading, keyword.end())
+        end = _skip(text, end)
+        if not text.startswith((",", ")"), end):
+            value, end = _inner(reading, keyword.end(), end)
+        arguments[keyword[1]] = value
+        at = _skip(text, end + 1) if text.startswith(",", end) else end
+    return name, arguments, at + 1
+
+
+def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
+    """A string with quotes of its own kind inside, where that leniency is on."""
+    text = reading.text
+    pattern = _INNER.get(text[start : start + 1])
+    if pattern is not None and "inner_quotes" in reading.lenient:
+        match = pattern.match(text, start)
+        if match is not None:
+            after = _skip(text, match.end())
+            if text.startswith((",", ")"), after):
+                reading.used.append("inner_quotes")
+                return _unescaped(match[1], start), after
+    raise Broken(f"expected , or ) after the value; found {_near(text, end)}", end)
+
+
+def value_at(reading: Reading, at: int) -> tuple[Any, int]:
+    """The literal at `at` and its end; strings, numbers, lists, tuples and dicts with text as keys.
+
+    Raises:
+        Broken: there is none, or it is nested more than `MAX_DEPTH` levels deep.
+    """
+    text = reading.text
+    stack: list[tuple[str, list[Any], list[str]]] = []  # the closing bracket, values so far, keys so far
+    while True:
+        at = _skip(text, at)
+        opener = text[at : at + 1]
+        if opener and opener in "[({":
+            if len(stack) >= MAX_DEPTH:
+                raise Broken(f"the value is nested more than {MAX_DEPTH} levels deep; expected a flatter one", at)
+            stack.append(({"[": "]", "(": ")", "{": "}"}[opener], [], []))
+            at = _skip(text, at + 1)
+            if not text.startswith(stack[-1][0], at):
+                at = _key(reading, at, stack[-1])
+                continue
+            value: Any = None
+        else:
+            value, at = _scalar(reading, at)
+            if not stack:
+                return value, at
+            stack[-1][1].append(value)
+        # Behind a value: the next one, or the end of one bracket after the other.
+        while True:
+            at = _skip(text, at)
+            close, values, keys = stack[-1]
+            if text.startswith(",", at):
+                at = _skip(text, at + 1)
+                if not text.startswith(close, at):
+                    at = _key(reading, at, stack[-1])
+                    break
+            if not text.startswith(close, at):
+                raise Broken(f"expected , or {close}; found {_near(text, at)}", at)
+            at += 1
+            stack.pop()
+            if close == "}" and values and not keys:
+                if not reading.allows("sets_as_lists"):
+                    raise Broken("found a set; expected a list in [ and ]", at)
+                value = values
+            elif close == "}":
+                if len(set(keys)) < len(keys):
+                    raise Broken("a key stands twice in one dict; expected it once", at)
+                value = dict(zip(keys, values, strict=True))
+            else:
+                value = values
+            if not stack:
+                return value, at
+            stack[-1][1].append(value)
+
+
+def _key(reading: Reading, at: int, frame: tuple[str, list[Any], list[str]]) -> int:
+    """Reads `key:` in a dict; where a first item has none it is a set, and nothing is read."""
+    close, values, keys = frame
+    if close != "}" or (values and not keys):
+        return at
+    key, end = _scalar(reading, at)
+    end = _skip(reading.text, end)
+    if not reading.text.startswith(":", end):
+        if keys or values:
+            raise Broken(f"expected : after the key; found {_near(reading.text, end)}", end)
+        return at
+    if not isinstance(key, str):
+        raise Broken("a key is no text; expected it in quotes", at)
+    keys.append(key)
+    return end + 1
+
+
+def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
+    text = reading.text
+    first = text[at : at + 1]
+    if first in ("'", '"') and first:
+        match = _STRICT[first].match(text, at)
+        if match is None and "raw_strings" in reading.lenient:
+            match = _RAW[first].match(text, at)
+            if match is not None:
+                reading.used.append("raw_strings")
+        if match is None:
+            raise Broken(f"the string {_near(text, at)} is not closed on its line; expected {first}", at)
+        return _unescaped(match[1], at), match.end()
+    number = _NUMBER.match(text, at)
+    if number is not None:
+        digits = number[0].replace("_", "")
+        if digits.lstrip("+-").isdigit():
+            if len(digits) > 308:
+                raise Broken("the number is out of range", at)
+            return int(digits), number.end()
+        value = float(digits)
+        if value in (float("inf"), float("-inf")):
+            raise Broken("the number is out of range", at)
+        return value, number.end()
+    word = _WORD.match(text, at)
+    if word is not None and word[0] in _WORDS:
+        return _WORDS[word[0]], word.end()
+    raise Broken(f"expected a value; found {_near(text, at)}", at)
+
+
+def _unescaped(inner: str, at: int) -> str:
+    if "\\" in inner:
+        inner = _ESCAPE.sub(_escape, inner)
+    try:
+        inner.encode()
+    except UnicodeEncodeError as error:
+        raise Broken("a string is not valid Unicode (a lone surrogate)", at) from error
+    return inner
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = match[1] or match[2] or match[3]
+    if code:
+        return chr(int(code, 16))
+    return _SIMPLE.get(match[4], match[0])  # Python keeps a backslash that escapes nothing

@@ -1,0 +1,89 @@
+"""The body grammar `pythonic`: calls as Python would write them, in a list, or one a line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rlenv.dialect_spec import CallSpec
+from rlenv.dialects.json_body import marks_of
+from rlenv.dialects.literals import Broken, call_at
+from rlenv.dialects.reading import Call, Outcome, Reading, malformed
+from rlenv.messages import ToolCall
+
+__all__ = ["PythonForm"]
+
+_SPACE: Final = re.compile(r"\s*")
+_BARE: Final = re.compile(r"\s*\[\s*[^\W\d][\w.\-]{0,255}\s*\(")
+
+
+class PythonForm:
+    """[f(x=1), g(y="a")] between marks or alone, or a call a line where `separator` is a line break."""
+
+    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
+        self.opens = marks_of(spec.open) + (spec.spellings if "spellings" in lenient else ())
+        self.at_start = spec.at_start
+        self._closes = marks_of(spec.close)
+        self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+        self._needs_close = bool(self._closes) and not spec.close_is_optional
+        self._is_list = spec.separator != "\n"
+        self._starts = spec.starts
+
+    def begins(self, text: str, begin: int) -> bool:
+        if self.at_start:
+            return _BARE.match(text, begin) is not None
+        match = _SPACE.match(text, begin)
+        at = match.end() if match is not None else begin
+        return not self._starts or (at < len(text) and text[at] in self._starts)
+
+    def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        text = reading.text
+        calls: list[Call] = []
+        at = begin
+        try:
+            at = self._skip(text, at)
+            if self._is_list:
+                if not text.startswith("[", at):
+                    raise Broken("expected a list of calls, such as [f(x=1)]", at)
+                at = self._skip(text, at + 1)
+            first = start
+            while True:
+                name, arguments, at = call_at(reading, at)
+                calls.append(ToolCall(name, arguments, None, first, at))
+                first = at
+                at = self._skip(text, at)
+                if self._is_list:
+                    if text.startswith(",", at):
+                        at = self._skip(text, at + 1)
+                        if not text.startswith("]", at):
+                            continue
+                    if not text.startswith("]", at):
+                        raise Broken("expected , or ] after the call", at)
+                    at += 1
+                    break
+                if at >= len(text) or any(text.startswith(mark, at) for mark in (*self._closes, *self._stops)):
+                    break
+        except Broken as error:
+            end, is_cut = reading.recover(max(error.at, begin), self._closes, self._stops)
+            if is_cut and not self._closes:
+                is_cut = error.at >= len(text)
+            return [malformed(text, error.reason, start, end)], end, is_cut
+        end = self._skip(text, at)
+        for close in self._closes:
+            if text.startswith(close, end):
+                end += len(close)
+                break
+        else:
+            end = at
+            if self._needs_close and not (end >= len(text.rstrip()) and reading.allows("open_calls")):
+                reason = f"the calls are not closed; expected {' or '.join(self._closes)}"
+                end, is_cut = reading.recover(at, self._closes, self._stops)
+                return [malformed(text, reason, start, end)], end, is_cut
+        last = calls[-1]
+        assert isinstance(last, ToolCall)
+        calls[-1] = ToolCall(last.name, last.arguments, None, last.start, end)
+        return calls, end, False
+
+    def _skip(self, text: str, at: int) -> int:
+        match = _SPACE.match(text, at)
+        return match.end() if match is not None else at

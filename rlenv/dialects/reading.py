@@ -1,0 +1,178 @@
+"""What the grammars share while they read one message: positions, schemas, values and the count of leniencies."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from rlenv.dialects.json_call import load
+from rlenv.messages import MalformedCall, ToolCall
+
+__all__ = ["Call", "Form", "Outcome", "Reading", "malformed", "typed"]
+
+Call = ToolCall | MalformedCall
+Outcome = tuple[list[Call], int, bool]
+"""The calls, where reading goes on, and whether the text's end left the call open."""
+
+_INTEGER: Final = re.compile(r"[+-]?\d{1,308}")
+_NUMBER: Final = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,3})?")
+
+
+class Form(Protocol):
+    """One way of writing calls. `read` is total, and linear over all calls of a message."""
+
+    opens: tuple[str, ...]
+    at_start: bool
+
+    def begins(self, text: str, begin: int) -> bool:
+        """Whether what stands at `begin`, behind an opening mark, can be a call."""
+        ...
+
+    def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        """The calls whose mark stands at `start` and whose body starts at `begin`."""
+        ...
+
+
+class Reading:
+    """One message while it is read; used by one parse."""
+
+    __slots__ = ("_found", "_properties", "lenient", "text", "tools", "used")
+
+    def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
+        self.text = text
+        self.tools = tools
+        self.lenient = lenient
+        self.used: list[str] = []
+        self._found: dict[str, tuple[int, int]] = {}
+
+    def find(self, mark: str, at: int) -> int:
+        """The first place of `mark` from `at` on, -1 where there is none; no text is searched twice for one mark."""
+        known = self._found.get(mark)
+        if known is not None and known[0] <= at and (known[1] < 0 or known[1] >= at):
+            return known[1]
+        place = self.text.find(mark, at)
+        self._found[mark] = (at, place)
+        return place
+
+    def first(self, marks: Iterable[str], at: int) -> tuple[int, str]:
+        """The place and text of the first of several marks (the longest at one place); -1 and "" without any."""
+        best, chosen = -1, ""
+        for mark in marks:
+            place = self.find(mark, at)
+            if place >= 0 and (best < 0 or place < best or (place == best and len(mark) > len(chosen))):
+                best, chosen = place, mark
+        return best, chosen
+
+    def recover(self, at: int, closes: tuple[str, ...], opens: tuple[str, ...]) -> tuple[int, bool]:
+        """Where reading goes on after a broken call: behind its closing mark, before the next call, at the end."""
+        close, mark = self.first(closes, at)
+        again, _ = self.first(opens, at)
+        if close >= 0 and (again < 0 or close <= again):
+            return close + len(mark), False
+        return (again, False) if again >= 0 else (len(self.text), True)
+
+    def allows(self, leniency: str) -> bool:
+        """Whether a leniency is on; its use is counted."""
+        if leniency not in self.lenient:
+            return False
+        self.used.append(leniency)
+        return True
+
+    def without_cut_mark(self, marks: Iterable[str], begin: int) -> int:
+        """The end of the text without a beginning of one of `marks` at its end."""
+        text, end = self.text, len(self.text)
+        for mark in marks:
+            for size in range(min(len(mark) - 1, end - begin), 0, -1):
+                if text.endswith(mark[:size]):
+                    end = min(end, len(text) - size)
+                    break
+        return end
+
+    def properties(self, name: str) -> Mapping[str, Any] | None:
+        """The parameters of a tool by name, None where the tool is not known."""
+        tool = (self.tools or {}).get(name)
+        if tool is None:
+            return None
+        schema = getattr(tool, "parameters", tool)
+        if isinstance(schema, Mapping) and isinstance(schema.get("function"), Mapping):
+            schema = schema["function"]
+        if isinstance(schema, Mapping) and isinstance(schema.get("parameters"), Mapping):
+            schema = schema["parameters"]
+        found = schema.get("properties") if isinstance(schema, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def only_parameter(self, name: str) -> str | None:
+        """The tool's only parameter, or the only one that it requires."""
+        properties = self.properties(name)
+        if not properties:
+            return None
+        if len(properties) == 1:
+            return str(next(iter(properties)))
+        tool = (self.tools or {})[name]
+        schema = getattr(tool, "parameters", tool)
+        while isinstance(schema, Mapping) and "required" not in schema:
+            schema = schema.get("function", schema.get("parameters"))
+        required = schema.get("required") if isinstance(schema, Mapping) else None
+        return str(required[0]) if isinstance(required, (list, tuple)) and len(required) == 1 else None
+
+
+def malformed(text: str, reason: str, start: int, end: int, name: str | None = None) -> MalformedCall:
+    """The broken call that stands from `start` to `end`."""
+    return MalformedCall(text[start:end], reason, start, end, name or None)
+
+
+def _types(schema: Any) -> tuple[str, ...]:
+    """The types that a parameter's schema allows, in its order; () where it does not say."""
+    if not isinstance(schema, Mapping):
+        return ()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return (kind,)
+    if isinstance(kind, (list, tuple)):
+        return tuple(item for item in kind if isinstance(item, str))
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        if isinstance(options, (list, tuple)):
+            return tuple(item for option in options for item in _types(option))
+    values = schema.get("enum")
+    if isinstance(values, (list, tuple)) and values and all(isinstance(value, str) for value in values):
+        return ("string",)
+    return ()
+
+
+def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
+    """A value written as text, in the type that the parameter's schema asks for; the text itself where it fits none.
+
+    Whether it then fits the schema is not decided here: the call's arguments are checked before a tool runs.
+
+    Args:
+        untyped: how a value without a type is read: "text", or "json" where it is JSON.
+    """
+    kinds = _types(schema)
+    if not kinds:
+        if untyped == "text":
+            return text
+        value = load(text)
+        return text if isinstance(value, str) else value[0]
+    bare = text.strip()
+    for kind in sorted(kinds, key=lambda kind: kind == "string"):
+        if kind == "null" and bare.lower() in ("null", "none"):
+            return None
+        if kind == "integer" and _INTEGER.fullmatch(bare):
+            return int(bare)
+        if kind == "number" and _NUMBER.fullmatch(bare):
+            return int(bare) if _INTEGER.fullmatch(bare) else float(bare)
+        if kind == "boolean" and bare.lower() in ("true", "false"):
+            return bare.lower() == "true"
+        if kind in ("object", "array"):
+            value = load(bare)
+            if not isinstance(value, str) and isinstance(value[0], dict if kind == "object" else list):
+                return value[0]
+    return text
+
+
+def as_text(value: Any) -> str:
+    """A value as tagged formats write it: strings bare, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,241 @@
+"""The body grammar `tagged`: a name, then parameters in tags or as keys and values, typed by the tool's schema."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from rlenv.dialect_spec import CallSpec
+from rlenv.dialects.json_body import marks_of
+from rlenv.dialects.json_call import load
+from rlenv.dialects.literals import Broken, value_at
+from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.messages import ToolCall
+
+__all__ = ["TaggedForm"]
+
+_SPACE: Final = re.compile(r"\s*")
+_CDATA: Final = ("<![CDATA[", "]]>")
+_NAME: Final = re.compile(r"[^\s<>{}\"'=()\[\]]{1,256}")
+
+
+class _Fault(Exception):
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.at = at
+
+
+class TaggedForm:
+    """Parameters between tags, or as pairs of key and value; nothing but white space stands between them.
+
+    A value runs to the first of its closing marks. Its type is the one in the tool's schema.
+    """
+
+    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
+        loose = "spellings" in lenient
+        self.opens = marks_of(spec.open) + (spec.spellings if loose else ())
+        self.at_start = spec.at_start
+        self._spec = spec
+        self._closes = marks_of(spec.close)
+        self._keys = marks_of(spec.key_open) + (spec.key_spellings if loose else ())
+        self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+        self._value_opens = sorted(spec.value_open.items(), key=lambda item: -len(item[0]))
+
+    def begins(self, text: str, begin: int) -> bool:
+        if not self._spec.starts:
+            return True
+        at = _skip(text, begin)
+        return at < len(text) and text[at] in self._spec.starts
+
+    def read(self, reading: Reading, start: int, begin: int) -> Outcome:
+        text = reading.text
+        name = ""
+        try:
+            name, at = self._name(reading, begin)
+            arguments: dict[str, Any] = {}
+            properties = reading.properties(name)
+            while True:
+                at = _skip(text, at)
+                if any(text.startswith(mark, at) for mark in self._closes):
+                    break
+                mark = next((mark for mark in self._keys if text.startswith(mark, at)), None)
+                if mark is None:
+                    break
+                at = self._parameter(reading, name, at + len(mark), arguments)
+            close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
+            end = at + len(close or "")
+            if close is None and not self._may_end(reading, at):
+                wanted = " or ".join((*self._keys, *self._closes))
+                raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
+            end = len(text) if close is None and at >= self._cut(reading, at) else end
+        except _Fault as fault:
+            end, is_cut = reading.recover(max(fault.at, begin), self._closes, self._stops)
+            return [malformed(text, fault.reason, start, end, name)], end, is_cut
+        unwrapped = self._unwrapped(reading, arguments, properties)
+        reason = self._unknown(reading, name, unwrapped)
+        if reason:
+            return [malformed(text, reason, start, end, name)], end, False
+        return [ToolCall(name, unwrapped, None, start, end)], end, False
+
+    def _cut(self, reading: Reading, begin: int) -> int:
+        return reading.without_cut_mark((*self._closes, *self._keys, self._spec.value_close), begin)
+
+    def _may_end(self, reading: Reading, at: int) -> bool:
+        return at >= self._cut(reading, at) and reading.allows("open_calls")
+
+    def _name(self, reading: Reading, begin: int) -> tuple[str, int]:
+        text, spec = reading.text, self._spec
+        ends = (spec.name_close,) if spec.name_close else (*self._keys, *self._closes, "\n")
+        at = _skip(text, begin) if not spec.name_close else begin
+        place, mark = reading.first(ends, at)
+        stop, opened = reading.first((*self._closes, *self._stops), at)
+        line = text.find("\n", at, at + 512) if spec.name_close else -1
+        if spec.name_close and line >= 0 and (place < 0 or line < place) and reading.allows("open_tags"):
+            place, mark = line, "\n"
+        if place < 0 and stop < 0 and not spec.name_close and "open_calls" in reading.lenient:
+            place, mark = self._cut(reading, at), ""
+        if place < 0 or (0 <= stop < place):
+            wanted = spec.name_close or " or ".join(self._keys)
+            found = f"; found {opened} before it" if opened else ""
+            raise _Fault(f"the name is not closed; expected {wanted}{found}", at)
+        name = text[at:place].strip().strip("\"'").strip()
+        if spec.before_name:
+            name = name.removeprefix(spec.before_name)
+        if _NAME.fullmatch(name) is None:
+            raise _Fault(f"{name[:40]!r} is no name; expected the name of a tool", at)
+        return name, place + (len(mark) if spec.name_close else 0)
+
+    def _parameter(self, reading: Reading, name: str, at: int, arguments: dict[str, Any]) -> int:
+        """Reads one parameter whose key starts at `at`, and gives its end."""
+        text, spec = reading.text, self._spec
+        place = reading.find(spec.key_close, at)
+        if place < 0 or place - at > 512:
+            raise _Fault(f"a parameter's name is not closed; expected {spec.key_close}", at)
+        key = text[at:place].strip().strip("\"'").strip()
+        if not key or "<" in key or "\n" in key:
+            raise _Fault(f"{key[:40]!r} is no name of a parameter", at)
+        at = place + len(spec.key_close)
+        kind = ""
+        if spec.type_open:
+            inner = _skip(text, at)
+            if text.startswith(spec.type_open, inner):
+                place = reading.find(spec.type_close, inner)
+                if place < 0:
+                    raise _Fault(f"a type is not closed; expected {spec.type_close}", inner)
+                kind = text[inner + len(spec.type_open) : place].strip()
+                at = place + len(spec.type_close)
+        how = "schema"
+        if self._value_opens:
+            inner = _skip(text, at) if self._value_opens[0][0].startswith("<") else at
+            mark = next((mark for mark, _ in self._value_opens if text.startswith(mark, inner)), None)
+            if mark is None:
+                wanted = " or ".join(mark for mark, _ in self._value_opens)
+                raise _Fault(f"the value of {key[:40]!r} is missing; expected {wanted}", at)
+            how = spec.value_open[mark]
+            at = inner + len(mark)
+        value, at = self._value(reading, key, at)
+        if key in arguments:
+            raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
+        arguments[key] = self._typed(reading, name, key, value, how, kind)
+        return at
+
+    def _value(self, reading: Reading, key: str, at: int) -> tuple[str, int]:
+        text, spec = reading.text, self._spec
+        if spec.cdata:
+            inner = _skip(text, at)
+            if text.startswith(_CDATA[0], inner):
+                place = reading.find(_CDATA[1], inner)
+                close = _skip(text, place + 3) if place >= 0 else -1
+                if place < 0 or not text.startswith(spec.value_close, close):
+                    raise _Fault(f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}", inner)
+                return text[inner + len(_CDATA[0]) : place], close + len(spec.value_close)
+        close_mark = spec.value_close.replace("{key}", key)
+        place = reading.find(close_mark, at)
+        if "open_parameters" in reading.lenient:
+            # Only where the value would swallow the next parameter, the end of the call or the next call.
+            other, _ = reading.first((*self._keys, *self._closes, *self._stops), at)
+            if other >= 0 and (place < 0 or other < place) and reading.allows("open_parameters"):
+                return self._trimmed(text[at:other], space=True), other
+        if place < 0:
+            if reading.allows("open_calls"):
+                end = reading.without_cut_mark((close_mark, *self._closes), at)
+                return self._trimmed(text[at:end]), len(text)
+            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at)
+        if any(0 <= (other := reading.find(mark, at)) < place for mark in self._stops):
+            raise _Fault(f"the value of {key[:40]!r} is not closed before the next call; expected {close_mark}", at)
+        return self._trimmed(text[at:place]), place + len(close_mark)
+
+    def _trimmed(self, value: str, *, space: bool = False) -> str:
+        if self._spec.trim == "space" or (space and self._spec.trim == "nothing"):
+            return value.strip()
+        if self._spec.trim == "newline":
+            return value.removeprefix("\n").removesuffix("\n")
+        return value
+
+    def _typed(self, reading: Reading, name: str, key: str, value: str, how: str, kind: str) -> Any:
+        schema = (reading.properties(name) or {}).get(key)
+        if kind and schema is None:
+            schema = {"type": kind}
+        if how == "text":
+            if schema is not None and "schema_over_mark" in reading.lenient:
+                changed = typed(value, schema)
+                if changed != value and reading.allows("schema_over_mark"):
+                    return changed
+            return value
+        if how == "json" and schema is None:
+            loaded = load(value)
+            return value if isinstance(loaded, str) else loaded[0]
+        return typed(value, schema, untyped=self._spec.untyped)
+
+    def _unwrapped(self, reading: Reading, arguments: dict[str, Any], properties: Any) -> dict[str, Any]:
+        if "unwrap" not in reading.lenient or len(arguments) != 1 or properties is None:
+            return arguments
+        ((key, value),) = arguments.items()
+        if key in properties or key not in ("arguments", "properties", "parameters", "input"):
+            return arguments
+        if isinstance(value, str):
+            loaded = load(value)
+            if isinstance(loaded, str) and "python_literals" in reading.lenient:
+                try:
+                    found, end = value_at(Reading(value, None, reading.lenient), 0)
+                    loaded = (found,) if not value[end:].strip() else loaded
+                except Broken:
+                    return arguments
+                reading.used.append("python_literals")
+            value = None if isinstance(loaded, str) else loaded[0]
+        if isinstance(value, dict) and reading.allows("unwrap"):
+            return value
+        return arguments
+
+    def _unknown(self, reading: Reading, name: str, arguments: dict[str, Any]) -> str:
+        """Why a call of a tool or parameter that is not there is none, for families where that decides."""
+        known = self._spec.known
+        if known == "anything" or not reading.tools:
+            return ""
+        properties = reading.properties(name)
+        if properties is None:
+            return f"there is no tool {name[:40]!r}"
+        if known == "parameters":
+            extra = [key for key in arguments if key not in properties]
+            if extra and "extra_parameters" in reading.lenient and not _requires(reading, name):
+                reading.used.append("extra_parameters")
+                for key in extra:
+                    del arguments[key]
+            elif extra:
+                return f"{name} has no parameter {extra[0][:40]!r}; expected {', '.join(properties) or 'none'}"
+        return ""
+
+
+def _requires(reading: Reading, name: str) -> bool:
+    tool = (reading.tools or {}).get(name)
+    schema = getattr(tool, "parameters", tool)
+    for key in ("function", "parameters"):
+        if isinstance(schema, dict) and isinstance(schema.get(key), dict):
+            schema = schema[key]
+    return bool(schema.get("required")) if isinstance(schema, dict) else False
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match is not None else at

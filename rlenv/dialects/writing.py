@@ -1,0 +1,259 @@
+"""Writes calls, results and conversations as a row of data says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialects.json_body import marks_of
+from rlenv.dialects.reading import as_text
+from rlenv.messages import MalformedCall, Message, ToolCall
+
+__all__ = ["Writer"]
+
+_TOOLS: Final = """\
+# Tools
+
+You may call one or more of these functions:
+<tools>
+{tools}
+</tools>
+
+Write each call like this:
+{example}"""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _fill(form: str, **values: str) -> str:
+    """`form` with `{name}` replaced by values, each place once; other braces are text."""
+    out: list[str] = []
+    rest = form
+    while rest:
+        places = [(rest.find("{" + name + "}"), name) for name in values]
+        place, name = min(((at, name) for at, name in places if at >= 0), default=(-1, ""))
+        if place < 0:
+            break
+        out += [rest[:place], values[name]]
+        rest = rest[place + len(name) + 2 :]
+    return "".join([*out, rest])
+
+
+class Writer:
+    """How one family writes; what it writes its own reader reads back."""
+
+    def __init__(self, spec: DialectSpec) -> None:
+        self._spec = spec
+        self._chat = spec.chat
+        self._call = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
+        self._turns = {
+            role: spec.chat.turns.get(role, spec.chat.turn).replace("{role}", spec.chat.roles.get(role, role))
+            for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
+        }
+        head, _, tail = self._turns["assistant"].partition("{content}")
+        self._turn_close = tail
+        generation = spec.chat.generation if spec.chat.generation is not None else head
+        written = spec.thinking_marks.written
+        if spec.thinking_marks.open:
+            if not spec.thinking:
+                generation += written.replace("{thinking}", "")
+            elif spec.thinking_open:
+                generation += written.partition("{thinking}")[0]
+        self._generation = generation
+
+    # Calls
+
+    def calls(self, calls: Sequence[ToolCall | MalformedCall]) -> str:
+        """Several calls, in the marks of their section where the family has one."""
+        spec, row = self._spec, self._call
+        if not calls:
+            return ""
+        opened, closed = spec.section_open + spec.section_pad, spec.section_pad + spec.section_close
+        is_list = row.shape == "list" or (row.body == "pythonic" and row.separator != "\n")
+        if is_list or row.separator:
+            bodies = [self._body(call) for call in calls]
+            joined = (row.separator or ", ").join(bodies) if row.separator else ", ".join(bodies)
+            if is_list:
+                joined = f"[{joined}]"
+            text = _first(row.open) + row.pad + joined + row.pad + _first(row.close)
+            return opened + text + closed if spec.section_open else text
+        written = [_first(row.open) + self._padded(call) + _first(row.close) for call in calls]
+        if spec.section_each:
+            return row.between.join(opened + call + closed for call in written)
+        return opened + row.between.join(written) + closed if spec.section_open else row.between.join(written)
+
+    def _padded(self, call: ToolCall | MalformedCall) -> str:
+        return self._call.pad + self._body(call) + self._call.pad
+
+    def _body(self, call: ToolCall | MalformedCall) -> str:
+        row = self._call
+        name = call.name or ""
+        if isinstance(call, MalformedCall) and row.body not in ("json", "name_json"):
+            return call.text
+        arguments = call.text if isinstance(call, MalformedCall) else _json(dict(call.arguments))
+        if row.body == "json":
+            if row.by_name:
+                return f"{{{_json(name)}: {arguments}}}"
+            key = marks_of(row.arguments_key)[0]
+            return f"{{{_json(row.name_key)}: {_json(name)}, {_json(key)}: {arguments}}}"
+        if row.body == "name_json":
+            number = ""
+            if row.indexed:
+                tail = (call.id or "").rpartition(":")[2]
+                number = f":{tail if tail.isdigit() else 0}"
+            after = next((mark for mark in marks_of(row.after_name) if mark != "{"), "")
+            return row.before_name + name + number + after + row.before_arguments + arguments + row.after_arguments
+        assert isinstance(call, ToolCall)
+        if row.body == "pythonic":
+            return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
+        if row.body == "gemma":
+            inside = ",".join(f"{key}:{self._gemma(value)}" for key, value in call.arguments.items())
+            return f"{row.before_name}{name}{{{inside}}}"
+        if row.body == "text":
+            return as_text(next(iter(call.arguments.values()), ""))
+        mark = next(iter(row.value_open), "")
+        parts = [row.before_name, name, row.name_close, row.name_pad]
+        for key, value in call.arguments.items():
+            opened = mark
+            if len(row.value_open) > 1:
+                wanted = "text" if isinstance(value, str) else "json"
+                opened = next((text for text, how in row.value_open.items() if how == wanted), mark)
+            close = row.value_close.replace("{key}", key)
+            parts += [_first(row.key_open), key, row.key_close, opened, row.value_pad, as_text(value)]
+            parts += [row.value_pad, close, row.name_pad]
+        return "".join(parts)
+
+    def _gemma(self, value: Any) -> str:
+        quote = self._call.quote
+        if isinstance(value, str):
+            return quote + value + quote
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{key}:{self._gemma(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, (list, tuple)):
+            return "[" + ",".join(map(self._gemma, value)) + "]"
+        return _json(value)
+
+    def action(self, message: Message) -> str:
+        """Content, then calls."""
+        text = message.content
+        calls = self.calls(message.tool_calls)
+        return text + (self._chat.calls_behind if text and calls else "") + calls
+
+    # Conversations
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation with the generation prompt at its end.
+
+        Thinking of assistant messages before the last user message is left out where the family does so.
+        """
+        chat = self._chat
+        rest = list(messages)
+        system = rest.pop(0).content if rest and rest[0].role == "system" else None
+        shown = self._tools(tools, alone=system is None) if tools else ""
+        if system is None and chat.system_default:
+            system = chat.system_default
+        out: list[str] = [chat.begin]
+        if chat.tools_role == "user" and shown:
+            first = next((i for i, message in enumerate(rest) if message.role == "user"), -1)
+            if first >= 0:
+                rest[first] = replace(rest[first], content=shown + self._strip(rest[first].content))
+                shown = ""
+        if system is not None or shown:
+            blocks = [self._strip(system)] if system is not None else []
+            out.append(self._turn("system", "".join(blocks) + (_gap(blocks, shown) + shown)))
+        last_user = max((i for i, message in enumerate(rest) if message.role == "user"), default=-1)
+        for index, message in enumerate(rest):
+            if message.role == "tool":
+                if index == 0 or rest[index - 1].role != "tool":
+                    out.append(self._results(rest[index:]))
+            elif message.role == "assistant":
+                keeps = index > last_user or not chat.drops_thinking
+                out.append(self._turn("assistant", self._written(message, keeps)))
+            else:
+                out.append(self._turn(message.role, message.content))
+        return "".join(out) + self._generation
+
+    def observation(self, messages: Sequence[Message]) -> str:
+        """The end of the assistant's turn, the messages and the generation prompt."""
+        out = [self._turn_close]
+        for index, message in enumerate(messages):
+            if message.role == "tool":
+                if index == 0 or messages[index - 1].role != "tool":
+                    out.append(self._results(messages[index:]))
+            else:
+                out.append(self._turn(message.role, message.content))
+        return "".join(out) + self._generation
+
+    def _strip(self, text: str) -> str:
+        return text.strip() if self._chat.strips else text
+
+    def _turn(self, role: str, content: str) -> str:
+        turn = self._turns.get(role, self._chat.turn.replace("{role}", role))
+        head, _, tail = turn.partition("{content}")
+        return head + self._strip(content) + tail
+
+    def _results(self, messages: Sequence[Message]) -> str:
+        """The turns that show the results at the head of `messages`."""
+        chat = self._chat
+        shown: list[str] = []
+        for message in messages:
+            if message.role != "tool":
+                break
+            name, call_id = message.name or "tool", message.tool_call_id or ""
+            shown.append(_fill(chat.result, content=self._strip(message.content), name=name, id=call_id))
+        if chat.results_joined is None:
+            return "".join(self._turn(chat.result_role, result) for result in shown)
+        return self._turn(chat.result_role, chat.results_joined.join(shown))
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]], *, alone: bool) -> str:
+        chat = self._chat
+        form = chat.tools if chat.tools is not None else _TOOLS
+        if alone and chat.tools_alone is not None:
+            form = chat.tools_alone
+        example = self.calls((ToolCall("NAME", {self._call.argument or "KEY": "VALUE"}),))
+        return _fill(form, tools="\n".join(_json(self._listed(tool)) for tool in tools), example=example)
+
+    def _written(self, message: Message, keeps_thinking: bool) -> str:
+        row = self._spec.thinking_marks
+        text = message.content
+        if row.close and row.close in text:
+            thinking = text.split(row.close)[0].rstrip("\n").split(row.open)[-1].strip("\n")
+            text = text.split(row.close)[-1].lstrip("\n")
+            if keeps_thinking and thinking:
+                return row.written.replace("{thinking}", thinking) + self.action(replace(message, content=text))
+            return self.action(replace(message, content=text))
+        return self.action(message)
+
+    def _listed(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+        form = self._spec.tool_schemas
+        if form == "wrapped" and "function" not in tool:
+            return {"type": "function", "function": dict(tool)}
+        if form == "bare" and isinstance(tool.get("function"), Mapping):
+            return dict(tool["function"])
+        return dict(tool)
+
+
+def _gap(blocks: list[str], shown: str) -> str:
+    return "\n\n" if blocks and shown and not shown.startswith("\n") else ""
+
+
+def _first(marks: str | tuple[str, ...]) -> str:
+    return next(iter(marks_of(marks)), "")
+
+
+def _literal(value: Any) -> str:
+    """A JSON value as a Python literal."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_quoted(str(key))}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + json.dumps(text, ensure_ascii=False)[1:-1].replace("\\/", "/") + '"'
