@@ -14,10 +14,11 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, InvalidReward, RewardError, UsageError
 from rlenv.expressions import Expression, ExpressionError, compile_expression
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.trajectory import Failure, RewardBreakdown, TermResult
+from rlenv.rewards.shaping import shaped
+from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
 __all__ = ["EVIDENCE_CHARS", "Reading", "Scorer", "TurnReadings"]
 
@@ -25,6 +26,7 @@ EVIDENCE_CHARS = 1024
 """Evidence in a TermResult is cut to this many characters."""
 
 _CANCEL_GRACE_S = 1.0
+_WAITS = "it is measured once all answers to the task are there"
 _clock = time.perf_counter
 
 
@@ -76,10 +78,14 @@ class Scorer:
         if len(set(names)) < len(names):
             raise UsageError(f"two reward terms share a name: {', '.join(names)}")
         plans: dict[str, _Plan] = {}
-        for term in terms:
+        for unshaped in terms:
+            term = shaped(unshaped)
             spec = term.spec
-            if (term.measure is None) == (term.measure_async is None):
-                raise UsageError(f"rewards.{term.name}: exactly one of measure and measure_async must be set")
+            measures = (term.measure, term.measure_async, term.measure_group)
+            if sum(measure is not None for measure in measures) != 1:
+                raise UsageError(f"rewards.{term.name}: exactly one of its measures must be set")
+            if term.measure_group is not None and spec.when == "turn":
+                raise UsageError(f"rewards.{term.name}.when: a term over all answers to a task is measured once")
             if not isfinite(spec.weight):
                 raise UsageError(f"rewards.{term.name}.weight: {spec.weight} is not a finite number")
             gate = None
@@ -98,9 +104,17 @@ class Scorer:
         self.names: tuple[str, ...] = tuple(names)
         self._ordered = _by_dependency(plans)
         self._turn_plans = tuple(plan for plan in plans.values() if plan.per_turn)
+        self._groups = tuple(plan for plan in plans.values() if plan.term.measure_group is not None)
+        grouped = {plan.name for plan in self._groups}
+        for plan in plans.values():
+            if plan.gate is not None and (late := sorted(grouped.intersection(plan.gate.names))):
+                raise UsageError(f"rewards.{plan.name}.gate: '{late[0]}' is known only once all answers are; drop it")
+        self._raising = tuple(plan.name for plan in plans.values() if plan.term.spec.on_invalid == "raise")
         self._episode_async = any(plan.term.measure_async and not plan.per_turn for plan in plans.values())
         self._has_gates = any(plan.gate is not None for plan in plans.values())
         self._in_spec_order = self._ordered == tuple(plans.values())
+        self.has_group_terms: bool = bool(self._groups)
+        """Whether `score_group` measures anything."""
         self.has_turn_terms: bool = bool(self._turn_plans)
         """Whether `score_turn` measures anything."""
 
@@ -173,7 +187,43 @@ class Scorer:
                 results[plan.name] = result
                 if self._has_gates:
                     values[plan.name] = result.value
+        self._raise_for(results)
         return self._breakdown(results, len(context.turns))
+
+    def score_group(self, trajectories: Sequence[Trajectory]) -> list[tuple[RewardBreakdown, bool | None]]:
+        """The breakdowns of all answers to one task with the group terms filled in, and whether each was a success.
+
+        A trajectory with a failure is left out of what the terms see and keeps its breakdown. Where a term raises or
+        gives another number of values, it is invalid for all.
+
+        Args:
+            trajectories: all answers to one task.
+
+        Returns:
+            One pair a trajectory, in order.
+        """
+        found = [(trajectory.reward, trajectory.success) for trajectory in trajectories]
+        places = [index for index, trajectory in enumerate(trajectories) if trajectory.failure is None]
+        seen = [trajectories[index] for index in places]
+        if not seen or not self._groups:
+            return found
+        results = [dict(trajectory.reward.terms) for trajectory in seen]
+        for plan in self._groups:
+            for index, reading in enumerate(_measure_group(plan.term, seen)):
+                values = {name: term.value for name, term in results[index].items()}
+                shut = None if plan.gate is None else self._gate(plan, plan.gate, values, results[index])
+                results[index][plan.name] = shut or _as_result(plan, reading)
+        for place, trajectory, terms in zip(places, seen, results, strict=True):
+            self._raise_for(terms)
+            found[place] = self._breakdown(terms, len(trajectory.turns))
+        return found
+
+    def _raise_for(self, results: Mapping[str, TermResult]) -> None:
+        for name in self._raising:
+            if results[name].status == "invalid":
+                raise InvalidReward(
+                    f"rewards.{name} could not be measured and says on_invalid: raise: {results[name].error}"
+                )
 
     def failed(self, failure: Failure, *, turns: int = 0) -> RewardBreakdown:
         """The breakdown of an episode that failed: no total, and every term invalid with the failure as its error."""
@@ -206,7 +256,7 @@ class Scorer:
                     if result is None:
                         if plan.per_turn:
                             result = _over_turns(plan, turn_values)
-                        elif plan.term.measure is not None:
+                        elif plan.term.measure_async is None:
                             result = _quick(plan, context)
                         else:
                             running[asyncio.ensure_future(_measure_async(plan.term, context))] = plan
@@ -314,6 +364,8 @@ def _by_dependency(plans: Mapping[str, _Plan]) -> tuple[_Plan, ...]:
 
 def _quick(plan: _Plan, context: RewardContext) -> TermResult:
     """As `_as_result(plan, _measure(plan.term, context))`, without a Reading where all is well."""
+    if plan.term.measure_group is not None:
+        return TermResult(plan.name, "skipped", None, plan.weight, error=_WAITS)
     begun = _clock()
     try:
         measured = plan.term.measure(context)  # type: ignore[misc]
@@ -342,6 +394,17 @@ async def _measure_async(term: Term, context: RewardContext) -> Reading:
         return _read(await term.measure_async(context), begun)  # type: ignore[misc]
     except Exception as error:  # an author's function may raise anything; the term is invalid and says so
         return _raised(error, begun)
+
+
+def _measure_group(term: Term, trajectories: Sequence[Trajectory]) -> list[Reading]:
+    begun = _clock()
+    try:
+        measured = list(term.measure_group(trajectories))  # type: ignore[misc]
+        if len(measured) != len(trajectories):
+            raise RewardError(f"gave {len(measured)} values for {len(trajectories)} answers")
+        return [_read(one, begun) for one in measured]
+    except Exception as error:  # an author's function may raise anything; the term is invalid and says so
+        return [_raised(error, begun)] * len(trajectories)
 
 
 def _outcome(task: asyncio.Task[Reading]) -> Reading:

@@ -21,6 +21,7 @@ from rlenv.cli.policies import add_policy, make_policy
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.evaluate import Summary, summarise
+from rlenv.groups import score_groups
 from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
 
@@ -93,13 +94,21 @@ async def _play(
         async with environment:
             with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
                 bar = progress.add_task(f"{environment.spec.name} · {args.policy}", total=len(jobs))
+                waits = environment.parts.scorer.has_group_terms
 
                 def ended(index: int, trajectory: Trajectory) -> None:
                     progress.advance(bar)
-                    if file is not None:  # written as they end, so that an interrupted run keeps what it has
+                    if file is not None and not waits:  # as they end, so that an interrupted run keeps what it has
                         record.append(file, trajectory)
 
-                return await rollout(environment, policy, jobs, concurrency=args.concurrency, on_end=ended)
+                ran = await rollout(environment, policy, jobs, concurrency=args.concurrency, on_end=ended)
+                if not waits:
+                    return ran
+                grouped = score_groups(environment.parts.scorer, ran)
+                if file is not None:
+                    for trajectory in grouped:
+                        record.append(file, trajectory)
+                return grouped
     finally:
         await policy.aclose()
 

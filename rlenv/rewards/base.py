@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlenv._hosted import Scope
 from rlenv.messages import Message, ToolResult
 from rlenv.spec import AnswerSpec, RewardSpec
 from rlenv.tools.base import CompileContext, Tool
-from rlenv.trajectory import Turn
+from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]
 
@@ -44,6 +45,9 @@ class RewardContext:
     call: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
     """Runs a tool of the spec under its own policies (for verify); the result's `outcome` tells whose fault it was."""
     reason: str = ""
+    shared: Callable[[], Scope] = Scope
+    """What is kept as long as the environment (an endpoint's connections, say) and closed with it."""
+    seed: int = 0
 
     @property
     def final_text(self) -> str:
@@ -53,9 +57,12 @@ class RewardContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A compiled term. Exactly one of `measure` (quick, on the loop) and `measure_async` is set.
+    """A compiled term. Exactly one of `measure` (quick, on the loop), `measure_async` and `measure_group` is set.
 
-    Either raises RewardError where the term could not be measured; any other exception makes the term invalid too,
+    `measure_group` takes the trajectories of all answers to one task and gives one Measured for each, in order; it is
+    called once the whole group has ended (see `rlenv.groups`), and until then the term is skipped.
+
+    Each raises RewardError where the term could not be measured; any other exception makes the term invalid too,
     and is reported as the author's.
     """
 
@@ -63,6 +70,7 @@ class Term:
     spec: RewardSpec
     measure: Callable[[RewardContext], Measured] | None = None
     measure_async: Callable[[RewardContext], Awaitable[Measured]] | None = None
+    measure_group: Callable[[Sequence[Trajectory]], Sequence[Measured]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,287 @@
+"""The kind `judge`: a model's opinion as a number, or no number at all.
+
+Source: eq. 2 of RL-Factory, R = f_judge(τ, c). A reply that cannot be read is asked for again, with another seed, and
+then leaves the term invalid. What the policy and its tools wrote reaches the judge only as fenced material.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field
+
+from rlenv.endpoints import Endpoint
+from rlenv.errors import EndpointError, RewardError, UsageError
+from rlenv.messages import Message
+from rlenv.registry import Kind
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.fence import Fence, transcript
+from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
+from rlenv.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
+from rlenv.templates import TemplateError, compile_template
+
+__all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
+
+_NAMES = frozenset(("task", "vars", "answer", "message", "transcript"))
+_MATERIAL = frozenset(("answer", "message", "transcript"))
+_SYSTEM = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
+_CACHED = 65_536
+
+
+class JudgeMemberSpec(Spec):
+    """One of several judges."""
+
+    endpoint: Text
+    """An entry under `endpoints:`."""
+    prompt: Text | None = None
+    """A prompt of its own; the term's otherwise."""
+    sampling: SamplingSpec | None = None
+    """Sampling of its own; the term's otherwise."""
+
+
+class JudgeSpec(RewardSpec):
+    """What a model thinks of the episode, from 0 (the scale's lower end) to 1 (its upper end).
+
+    `prompt` is a template over `task`, `vars`, and the material `answer`, `message` (the last one) and `transcript`
+    (the episode without thinking), each of which comes fenced. A prompt that names no material gets the message.
+    """
+
+    kind: Literal["judge"]
+    endpoint: Text | None = None
+    """An entry under `endpoints:`; or give `judges`."""
+    prompt: Text
+    """What to judge, as a template."""
+    rubric: Text | tuple[Text, ...] | None = None
+    """What earns which score: a text, or a list of criteria. Not a template."""
+    scale: tuple[Float, Float] = (1.0, 5.0)
+    """The lowest and the highest score; the term's value is the score's place between them, 0 to 1."""
+    schema_: Annotated[Mapping[str, Any] | None, Field(alias="schema")] = None
+    """A JSON Schema for the reply, sent as structured output; by default an object with `reasoning` and `score`."""
+    value_key: Text = "score"
+    """The reply's key that holds the score."""
+    judges: tuple[JudgeMemberSpec, ...] = ()
+    """Several judges; all have to give a score."""
+    combine: Combine = "mean"
+    """How several scores become one: `mean`, `median` or `majority` (the lowest of equally frequent ones)."""
+    retries: Annotated[Int, Field(ge=0, le=10)] = 2
+    """How often a reply that cannot be read is asked for again."""
+    cache: Bool = True
+    """Ask once for equal prompts in one process."""
+    seed: Int = 0
+    """Sent to the server; each retry sends the next one."""
+    sampling: SamplingSpec = SamplingSpec(temperature=0.0)
+    """Of all judges."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    endpoint: Endpoint
+    prompt: Callable[..., str]
+    names: frozenset[str]
+    sampling: SamplingSpec
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    verdict: Verdict
+    attempts: int
+    usage: Mapping[str, int]
+
+
+class _Cache:
+    """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, _Asked] = OrderedDict()
+        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[_Asked | None]] = {}
+
+    async def get(self, key: bytes, ask: Callable[[], Any]) -> tuple[_Asked, bool]:
+        """The verdict and whether it was known or asked for already."""
+        place = (key, asyncio.get_running_loop())
+        while True:
+            if (known := self._known.get(key)) is not None:
+                return known, True
+            running = self._running.get(place)
+            if running is None:
+                break
+            if (shared := await asyncio.shield(running)) is not None:
+                return shared, True
+        future: asyncio.Future[_Asked | None] = place[1].create_future()
+        self._running[place] = future
+        asked: _Asked | None = None
+        try:
+            asked = await ask()
+        finally:
+            # None tells those who wait to ask for themselves: one caller's failure is not another's.
+            del self._running[place]
+            future.set_result(asked)
+        assert asked is not None
+        self._known[key] = asked
+        while len(self._known) > _CACHED:
+            self._known.popitem(last=False)
+        return asked, False
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """A compiled judge term."""
+
+    spec: JudgeSpec
+    members: Sequence[_Member]
+    reply: ReplySchema
+    cache: _Cache = field(default_factory=_Cache)
+
+    async def measure(self, context: RewardContext) -> Measured:
+        material = {
+            "answer": context.answer if context.answer is not None else "(no answer was given)",
+            "message": context.final_text,
+            "transcript": transcript(context.turns),
+        }
+        asking = [asyncio.ensure_future(self._ask(member, context, material)) for member in self.members]
+        try:
+            found = await asyncio.gather(*asking)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        raw = combine([asked.verdict.score for asked, _ in found], how=self.spec.combine)
+        low, high = self.spec.scale
+        details = {
+            "raw": raw,
+            "scale": list(self.spec.scale),
+            "judges": [
+                {
+                    "endpoint": member.endpoint.name,
+                    "model": member.endpoint.model,
+                    "prompt_sha256": member.digest,
+                    "score": asked.verdict.score,
+                    "attempts": asked.attempts,
+                    "is_cached": is_cached,
+                    **({} if is_cached else asked.usage),
+                }
+                for member, (asked, is_cached) in zip(self.members, found, strict=True)
+            ],
+        }
+        reason = found[0][0].verdict.reason
+        return Measured((raw - low) / (high - low), reason, details)
+
+    async def _ask(self, member: _Member, context: RewardContext, material: Mapping[str, str]) -> tuple[_Asked, bool]:
+        named = [name for name in sorted(_MATERIAL) if name in member.names] or ["message"]
+        # The fence's mark is new for each request, so the key is made of what stands in it.
+        key = hashlib.sha256(
+            orjson.dumps(
+                [
+                    member.digest,
+                    member.endpoint.base_url,
+                    member.endpoint.model,
+                    self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
+                    [material[name].encode("utf-8", "backslashreplace").decode() for name in named],
+                ]
+            )
+        ).digest()
+
+        async def ask() -> _Asked:
+            return await self._request(member, context, material)
+
+        return await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
+
+    async def _request(self, member: _Member, context: RewardContext, material: Mapping[str, str]) -> _Asked:
+        fence = Fence()
+        fenced = {name: fence(text) for name, text in material.items()}
+        prompt = self._filled(member, context, fenced)
+        if not member.names & _MATERIAL:
+            prompt += f"\n\n{fenced['message']}"
+        low, high = self.spec.scale
+        form = (
+            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
+            f"{orjson.dumps(self.reply.schema).decode()}\n'{self.spec.value_key}' goes from {low:g} to {high:g}."
+        )
+        rubric = _rubric(self.spec)
+        messages = [
+            Message("system", _SYSTEM.format(fence=fence.instructions, form=form)),
+            Message("user", f"{prompt}{rubric}"),
+        ]
+        client = await member.endpoint.client(context.shared())
+        problem = ""
+        usage = {"prompt_tokens": 0, "completion_tokens": 0}
+        for attempt in range(self.spec.retries + 1):
+            sampling = member.sampling.model_copy(
+                update={
+                    "seed": self.spec.seed + attempt,
+                    "extra": {"response_format": _response_format(self.reply.schema), **member.sampling.extra},
+                }
+            )
+            try:
+                completion = await client.chat(messages, sampling=sampling)
+            except EndpointError as error:
+                raise RewardError(f"the judge did not answer: {error}") from error
+            for name, count in completion.usage.as_dict().items():
+                usage[name] = usage.get(name, 0) + count
+            try:
+                verdict = self.reply.read(completion.message.content, finish_reason=completion.finish_reason)
+            except UnreadableReply as error:
+                problem = str(error)
+                continue
+            return _Asked(verdict, attempt + 1, usage)
+        raise RewardError(
+            f"no reply of {member.endpoint.model} could be read in {self.spec.retries + 1} tries: {problem}"
+        )
+
+    def _filled(self, member: _Member, context: RewardContext, fenced: Mapping[str, str]) -> str:
+        try:
+            return member.prompt(task=context.task, vars=context.vars, **fenced)
+        except TemplateError as error:
+            raise RewardError(f"prompt: {error}") from error
+
+
+def _rubric(spec: JudgeSpec) -> str:
+    if spec.rubric is None:
+        return ""
+    lines = spec.rubric if isinstance(spec.rubric, str) else "\n".join(f"- {line}" for line in spec.rubric)
+    return f"\n\nRubric:\n{lines}"
+
+
+def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
+
+
+def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
+    low, high = spec.scale
+    if not low < high:
+        raise UsageError(f"scale: {list(spec.scale)} is no range; the first number is the lower one")
+    if (spec.endpoint is None) == (not spec.judges):
+        raise UsageError("give either endpoint or judges")
+    listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
+    reply = ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
+    members = [_member(member, spec, reply, context) for member in listed]
+    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, reply).measure)
+
+
+def _member(member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext) -> _Member:
+    endpoint = context.endpoints.get(member.endpoint)
+    if endpoint is None:
+        known = ", ".join(context.endpoints) or "none"
+        raise UsageError(f"no endpoint is called '{member.endpoint}'; there are: {known}")
+    source = member.prompt if member.prompt is not None else spec.prompt
+    try:
+        template = compile_template(source)
+    except TemplateError as error:
+        raise UsageError(f"prompt: {error}") from error
+    if unknown := sorted(template.names - _NAMES):
+        raise UsageError(
+            f"prompt: reads '{unknown[0]}', which is not known here; there are: {', '.join(sorted(_NAMES))}"
+        )
+    sampling = member.sampling or spec.sampling
+    written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, _SYSTEM, sampling.model_dump()]
+    digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return _Member(endpoint, template.text, frozenset(template.names), sampling, digest)
+
+
+KIND = Kind(JudgeSpec, _compile)

@@ -1,0 +1,88 @@
+"""What every term may ask for beside its own measure: `range`, `clip`, and trying again where it is invalid."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from math import isfinite
+
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.spec import RewardSpec
+
+__all__ = ["RETRIES", "shaped"]
+
+RETRIES = 2
+"""How often a term with `on_invalid: retry` is measured again."""
+
+
+def shaped(term: Term) -> Term:
+    """The term with its spec's `range`, `clip` and `on_invalid: retry` around its measure.
+
+    Raises:
+        UsageError: a range is upside down or empty.
+    """
+    spec = term.spec
+    shape = _shape(term.name, spec)
+    again = RETRIES if spec.on_invalid == "retry" else 0
+    if shape is None and not again:
+        return term
+    measure, measure_async = term.measure, term.measure_async
+    if measure is not None:
+
+        def quick(context: RewardContext) -> Measured:
+            for left in range(again, -1, -1):
+                try:
+                    measured = measure(context)
+                except Exception as error:  # whatever an author's function raises is tried again, then raised
+                    if not left or (isinstance(error, EpisodeError) and not again):
+                        raise
+                    continue
+                if left and not _is_usable(measured):
+                    continue
+                return measured if shape is None else shape(measured)
+            raise AssertionError("the last try returns or raises")
+
+        return dataclasses.replace(term, measure=quick)
+    if measure_async is not None:
+
+        async def slow(context: RewardContext) -> Measured:
+            for left in range(again, -1, -1):
+                try:
+                    measured = await measure_async(context)
+                except Exception:  # as above
+                    if not left:
+                        raise
+                    continue
+                if left and not _is_usable(measured):
+                    continue
+                return measured if shape is None else shape(measured)
+            raise AssertionError("the last try returns or raises")
+
+        return dataclasses.replace(term, measure_async=slow)
+    return term
+
+
+def _is_usable(measured: Measured) -> bool:
+    value = measured.value
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value))
+
+
+def _shape(name: str, spec: RewardSpec) -> Callable[[Measured], Measured] | None:
+    for key, bounds in (("range", spec.range), ("clip", spec.clip)):
+        if bounds is not None and not (isfinite(bounds[0]) and isfinite(bounds[1]) and bounds[0] < bounds[1]):
+            raise UsageError(f"rewards.{name}.{key}: {list(bounds)} is no range; the first number is the lower one")
+    if spec.range is None and spec.clip is None:
+        return None
+    low, high = spec.range or (0.0, 1.0)
+    least, most = spec.clip or (float("-inf"), float("inf"))
+
+    def shape(measured: Measured) -> Measured:
+        value = measured.value
+        if value is None or not _is_usable(measured):
+            return measured  # nothing to measure, or what scoring will refuse
+        # The raw value stays in the trajectory, so that a change of range can be told from a change of behaviour.
+        found = min(most, max(least, (value - low) / (high - low)))
+        return Measured(found, measured.evidence, {**measured.details, "unshaped": value})
+
+    return shape
