@@ -10,12 +10,13 @@ from typing import IO, TYPE_CHECKING
 
 from rlenv._plain import plain
 from rlenv.errors import UsageError
+from rlenv.messages import ToolResult
 from rlenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["append", "dump", "parse", "plain", "read", "write"]
+__all__ = ["append", "dump", "nested", "parse", "plain", "read", "write"]
 
 
 @cache
@@ -41,6 +42,21 @@ def parse(line: bytes | str) -> Trajectory:
     """
     try:
         return _adapter().validate_python(json.loads(line))
+    except ValueError as error:
+        raise UsageError(f"not a recorded trajectory: {error}") from error
+
+
+def nested(result: ToolResult) -> Trajectory | None:
+    """The trajectory of the episode that an agent played inside a call, None where the call was no agent's.
+
+    Raises:
+        UsageError: what is kept in its place is not a trajectory.
+    """
+    kept = (result.details or {}).get("trajectory")
+    if kept is None:
+        return None
+    try:
+        return _adapter().validate_python(kept)
     except ValueError as error:
         raise UsageError(f"not a recorded trajectory: {error}") from error
 

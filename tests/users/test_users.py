@@ -1,0 +1,268 @@
+"""Simulated users: who is asked, what they hear, and how a dialogue ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rlenv import record
+from rlenv.errors import SpecError
+from rlenv.messages import Message
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.rollout import Job, play
+from rlenv.testing.endpoint import FakeEndpoint, Reply, never
+from rlenv.trajectory import Trajectory
+from rlenv.validate import validate
+
+SPEC = """
+rlenv: 1
+name: shop
+tasks:
+  train:
+    rows: [{{order: "A17", answer: 5}}]
+prompt: {{system: Be kind., user: "Hello, I want my money back."}}
+tools:
+  calculate: {{kind: calculator}}
+endpoints:
+  customer: {{base_url: "${{env:RLENV_TEST_CUSTOMER}}", model: toy, retries: 0}}
+user: {user}
+limits: {{turns: {turns}, episode_s: {episode_s}}}
+{answer}
+rewards:
+  correct: {{kind: rule, rule: numeric_match, expect: "{{{{ task.answer }}}}"}}
+oracle:
+  - say: "Which order is it?"
+  - call: {{calculate: {{expression: "2 + 3"}}}}
+  - say: "<answer>{{{{ results[-1] }}}}</answer>"
+"""
+
+FUNCTIONS = """
+import threading
+
+from rlenv.errors import EpisodeError
+
+never = threading.Event()
+
+
+def answers(message, turn, task, seed, dialogue):
+    return f"{turn} {message} {task['order']} {seed} {len(dialogue)}" if turn < 2 else None
+
+
+async def later(dialogue):
+    return dialogue[-1]["content"].upper()
+
+
+def crash():
+    raise RuntimeError("boom")
+
+
+def number():
+    return 3
+
+
+def hang():
+    never.wait(20)
+"""
+
+SCRIPTED = (
+    "{kind: scripted, cues: [{when: 'which order', say: 'Order {{ task.order }}.'}], replies: [Yes., 'No. {{ turn }}']}"
+)
+
+Make = Callable[..., Any]
+
+
+def text(user: str, *, turns: int = 6, episode_s: float = 30.0, answer: str = "") -> str:
+    return SPEC.format(user=user, turns=turns, episode_s=episode_s, answer=answer)
+
+
+def call(**arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'calculate', 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture(autouse=True)
+def customer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLENV_TEST_CUSTOMER", "http://127.0.0.1:9/v1")
+
+
+def spoken(environment: Any, actions: Sequence[str | Message], *, seed: int = 0) -> tuple[list[str], Trajectory]:
+    """What the user said after each action, and the trajectory."""
+
+    async def main() -> tuple[list[str], Trajectory]:
+        said: list[str] = []
+        async with environment, environment.start(seed=seed) as episode:
+            for action in actions:
+                step = await episode.step(action)
+                said += [message.content for message in step.observation.messages if message.role == "user"]
+                if step.is_last:
+                    break
+            return said, episode.trajectory if episode.is_ended else await episode.truncate("left")
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_scripted_user_answers_by_cue_or_in_order_until_nothing_is_left(make_environment: Make) -> None:
+    environment = make_environment(text(SCRIPTED))
+    said, trajectory = spoken(environment, ["Sure?", "Which order is it?", "Really?", "Bye?", "again"])
+    assert said == ["Yes.", "Order A17.", "No. 2"]
+    assert (trajectory.terminated, trajectory.reason, trajectory.answer) == (True, "user", None)
+    assert trajectory.reward.total == 0.0
+    assert len(trajectory.turns) == 4
+
+
+def test_an_answer_ends_a_dialogue_and_a_call_is_not_heard(make_environment: Make) -> None:
+    environment = make_environment(text(SCRIPTED))
+    said, trajectory = spoken(environment, ["Which order?", call(expression="2+3"), "<answer>5</answer>"])
+    assert said == ["Order A17."]
+    assert (trajectory.reason, trajectory.success) == ("answer", True)
+    first = trajectory.turns[0]
+    assert first.results == ()
+    assert first.observation is not None
+    assert first.observation.text == ("<|im_end|>\n<|im_start|>user\nOrder A17.<|im_end|>\n<|im_start|>assistant\n")
+    assert record.parse(record.dump(trajectory)) == trajectory
+
+
+def test_the_oracle_plays_a_dialogue_and_the_spec_is_valid(make_environment: Make) -> None:
+    environment = make_environment(text(SCRIPTED))
+    report = validate([environment.loaded.path])
+    assert report.faults == ()
+    assert not any("RLENV_TEST_CUSTOMER" in note for note in report.not_checked)
+    policy = OraclePolicy(environment.spec, environment.parts.dialect)
+    trajectory = asyncio.run(play(environment, policy, Job("train", 0)))
+    assert trajectory.success is True
+    assert trajectory.turns[0].parsed.content == "Which order is it?"
+
+
+def test_the_stop_text_ends_the_episode(make_environment: Make) -> None:
+    environment = make_environment(text("{kind: scripted, replies: [Go on., 'Bye! ###STOP###', never]}"))
+    said, trajectory = spoken(environment, ["a", "b", "c"])
+    assert said == ["Go on."]
+    assert (trajectory.terminated, trajectory.reason, len(trajectory.turns)) == (True, "user", 2)
+
+
+def test_with_an_unmarked_answer_the_last_message_to_the_user_is_the_answer(make_environment: Make) -> None:
+    environment = make_environment(text("{kind: scripted, replies: [Go on.]}", answer="answer: {from: last_number}"))
+    _, trajectory = spoken(environment, ["It is 4.", "No, it is 5."])
+    assert (trajectory.reason, trajectory.answer, trajectory.success) == ("user", "5", True)
+
+
+def test_the_last_turn_is_not_answered_and_a_limit_truncates(make_environment: Make) -> None:
+    environment = make_environment(text("{kind: scripted, replies: [one, two, three]}", turns=2))
+    said, trajectory = spoken(environment, ["a", "b", "c"])
+    assert said == ["one"]
+    assert (trajectory.truncated, trajectory.reason) == (True, "turns")
+
+
+def test_a_function_hears_the_dialogue_alone(make_environment: Make) -> None:
+    environment = make_environment(text("{kind: python, function: 'tools.py:answers'}"), tools=FUNCTIONS)
+    said, trajectory = spoken(
+        environment, ["<think>hm</think>Hi", "Let me see. " + call(expression="1"), "So?", "Bye"], seed=7
+    )
+    assert said == ["0 Hi A17 7 2", "1 Let me see.\n\nSo? A17 7 4"]
+    assert trajectory.reason == "user"
+
+
+def test_a_coroutine_function_is_awaited(make_environment: Make) -> None:
+    environment = make_environment(text("{kind: python, function: 'tools.py:later'}"), tools=FUNCTIONS)
+    assert spoken(environment, ["hi"])[0] == ["HI"]
+
+
+@pytest.mark.parametrize(("name", "says"), [("crash", "RuntimeError: boom"), ("number", "gave a int")])
+def test_a_user_that_fails_makes_the_reward_invalid_never_a_number(
+    make_environment: Make, name: str, says: str
+) -> None:
+    environment = make_environment(text(f"{{kind: python, function: 'tools.py:{name}'}}"), tools=FUNCTIONS)
+    _, trajectory = spoken(environment, ["hi"])
+    assert trajectory.reward.total is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.reason == "user"
+    assert says in trajectory.failure.message
+
+
+def test_a_user_that_hangs_ends_with_the_episodes_time(make_environment: Make) -> None:
+    environment = make_environment(text("{kind: python, function: 'tools.py:hang'}", episode_s=0.2), tools=FUNCTIONS)
+
+    async def main() -> Trajectory:
+        async with environment.start() as episode:
+            await episode.step("hi")
+            environment.parts.simulated.function.__globals__["never"].set()
+            return episode.trajectory
+
+    trajectory = asyncio.run(main())
+    assert (trajectory.truncated, trajectory.reason) == (True, "time")
+
+
+def with_server(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch, answers: Any, actions: Sequence[str], **keys: Any
+) -> tuple[list[str], Trajectory, FakeEndpoint]:
+    async def main() -> tuple[list[str], Trajectory, FakeEndpoint]:
+        async with FakeEndpoint(answers) as server:
+            monkeypatch.setenv("RLENV_TEST_CUSTOMER", server.base_url)
+            user = "{kind: model, endpoint: customer, prompt: 'You own order {{ task.order }}.'}"
+            environment = make_environment(text(user, **keys))
+            said: list[str] = []
+            async with environment, environment.start(seed=3) as episode:
+                for action in actions:
+                    step = await episode.step(action)
+                    said += [message.content for message in step.observation.messages]
+                    if step.is_last:
+                        break
+                return said, episode.trajectory, server
+
+    return asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_model_sees_the_dialogue_from_the_users_side(make_environment: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["It is A17.", "Thanks ###STOP###"]
+    said, trajectory, server = with_server(make_environment, monkeypatch, answers, ["Which?", "Done."])
+    assert said == ["It is A17."]
+    assert trajectory.reason == "user"
+    told = [(message["role"], message["content"]) for message in server.requests[1]["messages"]]
+    assert told == [
+        ("system", "You own order A17."),
+        ("user", "(The conversation begins.)"),
+        ("assistant", "Hello, I want my money back."),
+        ("user", "Which?"),
+        ("assistant", "It is A17."),
+        ("user", "Done."),
+    ]
+    assert server.requests[0]["seed"] == 3
+
+
+@pytest.mark.parametrize("answer", [Reply(500, "down"), Reply(drops=True), " "], ids=str)
+def test_a_model_that_fails_makes_the_reward_invalid(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    _, trajectory, _ = with_server(make_environment, monkeypatch, [answer], ["Which?"])
+    assert trajectory.reward.total is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.reason == "user"
+
+
+def test_a_model_that_does_not_answer_ends_with_the_episodes_time(
+    make_environment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, trajectory, _ = with_server(make_environment, monkeypatch, lambda body: never(), ["Which?"], episode_s=0.3)
+    assert trajectory.truncated
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        ("{kind: scripted}", "nothing to say"),
+        ("{kind: scripted, replies: ['{{ tsk.order }}']}", "'tsk' is not known here"),
+        ("{kind: scripted, cues: [{when: '(', say: a}]}", "not a regular expression"),
+        ("{kind: scripted, reply: [a]}", "did you mean 'replies'"),
+        ("{kind: skripted, replies: [a]}", "did you mean 'scripted'"),
+        ("{kind: python, function: 'tools.py:gone'}", "has no function 'gone'"),
+        ("{kind: model, endpoint: custmer, prompt: a}", "there is no endpoint 'custmer'"),
+        ("{kind: model, endpoint: customer, prompt: '{{ args.a }}'}", "'args' is not known here"),
+    ],
+)
+def test_an_authors_mistake_says_what_to_change(make_environment: Make, user: str, says: str) -> None:
+    with pytest.raises(SpecError) as failed:
+        make_environment(text(user), tools=FUNCTIONS)
+    assert says in str(failed.value)
