@@ -30,6 +30,10 @@ _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.5, 8.0
 _PROBE_S = 2.0
 _STARTS_AT_ONCE = 8
 _SHOWN_STDERR = 1_000
+# A server may send the same code with a message of its own; these are the SDK's (mcp 2.3, shared/jsonrpc_dispatcher.py
+# and client/streamable_http.py).
+_SESSION_ENDED = "Connection closed"
+_ANSWER_CUT = "SSE stream"
 
 # A start costs a processor for about half a second: more at once only make each other late.
 _starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
@@ -135,7 +139,9 @@ class Link:
             code, message = error.error.code, error.error.message
             if code == LOST:
                 raise _NotRun(message) from error
-            was_cut = code == CONNECTION_CLOSED and (not connection.is_open or message.startswith("SSE stream"))
+            if code == CONNECTION_CLOSED and message == _SESSION_ENDED:
+                self._forget(connection)
+            was_cut = code == CONNECTION_CLOSED and message.startswith(_ANSWER_CUT)
             if was_cut or code == UNREACHABLE or self.current is not connection:
                 raise ServerDied(message) from error
             raise CallFailed(message) from error
@@ -202,6 +208,12 @@ class Link:
             said = f"; its standard error ends with: {child.stderr[-_SHOWN_STDERR:]}" if child.stderr else ""
             _log.warning("MCP server '%s' ended by itself (%s)%s", self._server.name, child.fate, said)
 
+    def _forget(self, connection: Connection) -> None:
+        if self.current is connection:
+            connection.is_lost = True
+            self._pace.has_ended(asyncio.get_running_loop().time() - connection.opened_at)
+            self._close_host()
+
     def _suspect(self, connection: Connection) -> None:
         """A call ran out of time: a server that does not answer a simple question either is replaced."""
         if self.current is connection and (self._probe is None or self._probe.done()):
@@ -214,9 +226,7 @@ class Link:
         except TimeoutError:
             if self.current is connection:
                 _log.warning("MCP server '%s' does not answer any more; it is replaced", self._server.name)
-                connection.is_lost = True
-                self._pace.has_ended(asyncio.get_running_loop().time() - connection.opened_at)
-                self._close_host()
+                self._forget(connection)
         except (MCPError, ValueError):
             pass  # it answers
 
