@@ -16,7 +16,7 @@ from rlenv.spec import Bool, Int, Text, ToolSpec
 from rlenv.tools._filling import Filling, compile_filling, read_parameters
 from rlenv.tools._signature import shorthand
 from rlenv.tools._wire import Answer, Request, exchange
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import CompileContext, DependsOn, Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "HttpSpec"]
 
@@ -240,9 +240,15 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
             parameters=parameters,
             run=run,
             mode="async",
-            **common(spec),
+            depends_on=_depends_on(spec),
+            **common(spec, idempotent=preset is not None or method in ("GET", "HEAD")),
         ),
     )
+
+
+def _depends_on(spec: HttpSpec) -> DependsOn:
+    """`task` as soon as the word stands anywhere: a cache that shares too little costs time, one too much is wrong."""
+    return "task" if re.search(r"\btask\b", repr((spec.url, spec.headers, spec.query, spec.body))) else "arguments"
 
 
 def _json_body(body: Any) -> bytes:

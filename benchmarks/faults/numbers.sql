@@ -1,0 +1,3 @@
+CREATE TABLE numbers (n INTEGER PRIMARY KEY, triple INTEGER);
+WITH RECURSIVE counted(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM counted WHERE n < 9999)
+INSERT INTO numbers SELECT n, 3 * n FROM counted;
