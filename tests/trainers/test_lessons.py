@@ -14,7 +14,7 @@ import transformers
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.policies.oracle import OraclePolicy
-from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, gold_of, make_lesson
+from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, _edit_call, gold_of, make_lesson
 from rlenv_verl.tiny.make import make_tiny_policy
 
 
@@ -96,6 +96,16 @@ def test_an_answer_without_its_tag_has_the_right_number(environment: Environment
 def test_an_ignored_result_is_followed_by_a_guess(environment: Environment) -> None:
     ignored = lessons(environment, Flaw.IGNORED_RESULT)
     assert sum(lesson.turns[-1][0] == f"<answer>{result(lesson)}</answer>" for _, lesson in ignored) <= 1
+
+
+def test_every_call_of_an_action_is_edited() -> None:
+    one = '<tool_call>\n{"name": "a", "arguments": {"x": "1+1"}}\n</tool_call>'
+    two = '<tool_call>{"name": "b", "arguments": {"y": "</tool_call>", "n": 3}}</tool_call>'
+    edited = _edit_call(f"First {one}\n{two} and done.", str.upper)
+    assert edited == (
+        'First <tool_call>\n{"name": "a", "arguments": {"x": "1+1"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "b", "arguments": {"y": "</TOOL_CALL>", "n": 3}}\n</tool_call> and done.'
+    )
 
 
 def test_the_right_behaviour_is_a_minority_of_the_mixture() -> None:

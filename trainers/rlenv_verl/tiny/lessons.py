@@ -24,7 +24,7 @@ __all__ = ["MIXTURE", "Flaw", "Gold", "Lesson", "gold_of", "make_lesson"]
 
 _NUMBER = re.compile(r"\d+")
 _OPERATOR = re.compile(r"(?<=[\w\s)])[-+*/<>](?=[\w\s(])")
-_CALL = re.compile(r"<tool_call>\s*(\{.*\})\s*</tool_call>", re.S)
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(r"</?[A-Za-z_]+>|\\boxed\{|\}$")
 
 
@@ -161,24 +161,37 @@ def _other_operator(text: str, rng: random.Random) -> str:
 
 
 def _edit_call(action: str, edit: Callable[[str], str]) -> str:
-    """`action` with `edit` applied to the text arguments of its call; as it is where it holds no single JSON call."""
-    match = _CALL.search(action)
-    if match is None:
-        return action
-    call = json.loads(match.group(1))
-    arguments = {key: edit(value) if isinstance(value, str) else value for key, value in call["arguments"].items()}
-    return action[: match.start()] + _call_text(call["name"], arguments) + action[match.end() :]
+    """`action` with `edit` applied to the text arguments of its calls."""
+    out, end = "", 0
+    for start, stop, call in _calls(action):
+        arguments = {key: edit(value) if isinstance(value, str) else value for key, value in call["arguments"].items()}
+        out += action[end:start] + _call_text(call["name"], arguments)
+        end = stop
+    return out + action[end:]
+
+
+def _calls(action: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """Start, end and JSON object of each call in an action that the oracle wrote."""
+    found = []
+    end = 0
+    while (start := action.find(_OPEN, end)) >= 0:
+        text = action[start + len(_OPEN) :]
+        skipped = len(text) - len(text.lstrip())
+        call, length = json.JSONDecoder().raw_decode(text.lstrip())
+        end = action.index(_CLOSE, start + len(_OPEN) + skipped + length) + len(_CLOSE)
+        found.append((start, end, call))
+    return found
 
 
 def _other_call(schemas: Sequence[Mapping[str, Any]], calls: Sequence[str], rng: random.Random) -> str:
-    """A call of a tool that the oracle does not use, with its text arguments taken from the oracle's call."""
-    match = _CALL.search(calls[0])
-    gold: Any = json.loads(match.group(1)) if match else {"name": "", "arguments": {}}
-    others = [schema["function"] for schema in schemas if schema["function"]["name"] != gold["name"]]
+    """A call of a tool that the oracle's first action does not use, with its text arguments taken from there."""
+    golds = [call for _, _, call in _calls(calls[0])]
+    used = {call["name"] for call in golds}
+    others = [schema["function"] for schema in schemas if schema["function"]["name"] not in used]
     if not others:
         return calls[0]
     tool = rng.choice(others)
-    texts = [value for value in gold["arguments"].values() if isinstance(value, str)] or [""]
+    texts = [value for call in golds for value in call["arguments"].values() if isinstance(value, str)] or [""]
     required = tool.get("parameters", {}).get("required", [])
     return _call_text(tool["name"], dict.fromkeys(required, texts[0]))
 

@@ -46,7 +46,6 @@ class TinyReport:
     vocabulary: int
     lessons: int
     longest: int
-    longest_prompt: int
     seconds: float
     warmup: WarmupReport
 
@@ -119,7 +118,6 @@ def make_tiny_policy(
         vocabulary=len(tokenizer),
         lessons=len(everything),
         longest=max(len(example.ids) for example in everything),
-        longest_prompt=max(_prompt_length(example) for example in everything),
         seconds=time.monotonic() - started,
         warmup=report,
     )
@@ -151,7 +149,7 @@ class _ByLength:
     """Draws lessons so that every length of the final action is as likely as any other.
 
     A length that few tasks have would hardly be practised otherwise: one in six products of two-digit numbers has
-    three digits, and policies that had seen them in that proportion miscopied every third of them.
+    three digits, and those were what policies miscopied.
     """
 
     def __init__(self, lessons: Sequence[Lesson]) -> None:
@@ -189,7 +187,3 @@ def _encode(lesson: Lesson, encoder: TokenEncoder, tokenizer: Any, environment: 
     ids = [*tokens.prompt_ids, *tokens.response_ids]
     flags = [False] * len(tokens.prompt_ids) + trained
     return Example(tuple(ids), tuple(token if flag else IGNORE for token, flag in zip(ids, flags, strict=True)))
-
-
-def _prompt_length(example: Example) -> int:
-    return next(index for index, label in enumerate(example.labels) if label != IGNORE)
