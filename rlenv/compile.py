@@ -88,7 +88,9 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     tools: dict[str, Tool] = {}
     for name, tool_entry in spec.tools.items():
         path = f"tools.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, resources, bases(path, tool_entry), **more)
+        context = CompileContext(
+            loaded.base_of(path), spec.vars, resources, bases(path, tool_entry), tools=dict(tools), **more
+        )
         kind = registry.get("tools", tool_entry.kind)
         made = attempt(path, partial(kind.factory, name, tool_entry, context))
         made = attempt(path, partial(governed, made, name, tool_entry, loaded)) if made else made

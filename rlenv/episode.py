@@ -359,7 +359,15 @@ class Episode:
             deadline, bounded_by = turn_ends, "turn"
         environment = self.environment
         return ToolContext(
-            self.task, self._resources, deadline, self.seed, self.scope, environment.scope, turn, bounded_by
+            self.task,
+            self._resources,
+            deadline,
+            self.seed,
+            self.scope,
+            environment.scope,
+            turn,
+            bounded_by,
+            environment.executor.run,
         )
 
     def scope(self) -> Scope:

@@ -492,6 +492,7 @@ def _until(context: ToolContext, deadline: float) -> ToolContext:
         context.shared,
         context.turn,
         context.bounded_by,
+        context.run_calls,
     )
 
 

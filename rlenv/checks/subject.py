@@ -135,7 +135,14 @@ def _compile(subject: Subject) -> None:
             subject.resources[name] = built
     for name, tool_spec in spec.tools.items():
         path = f"tools.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, subject.resources, bases(path, tool_spec), **more)
+        context = CompileContext(
+            loaded.base_of(path),
+            spec.vars,
+            subject.resources,
+            bases(path, tool_spec),
+            tools=dict(subject.tools),
+            **more,
+        )
         factory = registry.get("tools", tool_spec.kind).factory
         made = attempt(path, tool_spec, lambda f=factory, n=name, s=tool_spec, c=context: f(n, s, c))  # type: ignore[misc]
         if made:

@@ -90,6 +90,14 @@ async def _run(args: argparse.Namespace, environment: Environment, call: ToolCal
         if episode.failure is not None:
             raise UsageError(episode.failure.message)
         deadline = time.monotonic() + environment.spec.limits.episode_s
-        context = ToolContext(episode.task, episode.resources, deadline, 0, episode.scope, environment.scope)
+        context = ToolContext(
+            episode.task,
+            episode.resources,
+            deadline,
+            0,
+            episode.scope,
+            environment.scope,
+            run_calls=environment.executor.run,
+        )
         (result,) = await environment.executor.run((call,), context)
         return result

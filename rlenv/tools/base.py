@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rlenv._hosted import Scope
 from rlenv.calls.policy import CallPolicy
-from rlenv.messages import Image
+from rlenv.messages import Image, ToolCall, ToolResult
 from rlenv.spec import ToolSpec
 
 __all__ = ["CompileContext", "DependsOn", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
 
 Mode = Literal["inline", "async", "thread"]
 DependsOn = Literal["arguments", "task", "episode"]
+RunCalls = Callable[[Sequence[ToolCall], "ToolContext"], Awaitable[tuple[ToolResult, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class CompileContext:
     """Compiled endpoints by name (see `rlenv.endpoints.Endpoint`)."""
     nest: Callable[..., Any] | None = field(default=None, kw_only=True)
     """Compiles another spec for nested episodes; see `rlenv.nested.nest`."""
+    tools: Mapping[str, Tool] = field(default_factory=dict, kw_only=True)
+    """The compiled tools of the entries above this one, by name."""
 
     def path(self, key: str, value: str) -> Path:
         """The path that `value`, written under `key` of this entry, names."""
@@ -49,7 +52,8 @@ class ToolContext:
     interrupted stops by then. `seed` is derived from the episode's seed and is equal for equal calls. `scope()` keeps
     what lives as long as the episode (a session, a sandbox), `shared()` what lives as long as the environment; both
     are closed whatever happens. `turn` is the episode's turn, 0-based, and -1 for a call that a reward makes.
-    `bounded_by` says whose time `deadline` is where the tool's own limit is later.
+    `bounded_by` says whose time `deadline` is where the tool's own limit is later. `run_calls` runs calls of the
+    environment's tools under all their policies, for a tool that calls others; None where there is no environment.
     """
 
     task: Mapping[str, Any]
@@ -60,6 +64,7 @@ class ToolContext:
     shared: Callable[[], Scope] = Scope
     turn: int = -1
     bounded_by: Literal["episode", "turn"] = "episode"
+    run_calls: RunCalls | None = None
 
 
 @dataclass(frozen=True, slots=True)
