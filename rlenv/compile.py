@@ -115,7 +115,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         user_context = CompileContext(loaded.base_of("user"), spec.vars, resources, bases("user", spec.user), **more)
         simulated = attempt("user", partial(registry.get("users", spec.user.kind).factory, spec.user, user_context))
 
-    dialect = attempt("dialect", lambda: dialects.get(spec.dialect))
+    dialect = attempt("dialect", lambda: _dialect(loaded))
     prompt = spec.prompt
     system = attempt("prompt.system", lambda: compile_template(prompt.system)) if prompt.system is not None else None
     user = attempt("prompt.user", lambda: compile_template(prompt.user))
@@ -136,6 +136,23 @@ def nester(outer: Path) -> Callable[..., Any]:
         return nest(outer, path, overrides)
 
     return compile_nested
+
+
+def _dialect(loaded: LoadedSpec) -> Dialect:
+    given = loaded.spec.dialect
+    if isinstance(given, str):
+        return dialects.get(given)
+    dialect = dialects.inline(given)
+    if given.chat_template is None:
+        return dialect
+    from rlenv.tokens.templated import TemplatedDialect
+
+    path = loaded.base_of("dialect.chat_template") / given.chat_template
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"chat_template {path} cannot be read ({type(error).__name__}); give a .jinja file") from error
+    return TemplatedDialect(dialect, source, name=path.name)
 
 
 def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlenv import registry
+from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.errors import Fault, SpecError, UsageError
 from rlenv.faults import found, from_pydantic, keys_of, listed
 from rlenv.source import SourceDocument, nearest, read_source
@@ -102,6 +103,8 @@ def type_document(document: SourceDocument) -> EnvSpec:
         data["oracle"] = [
             _oracle_step(document, index, faults) or OracleSay.model_construct(say="") for index in range(len(steps))
         ]
+    if "dialect" in data:
+        data["dialect"] = _dialect(document, faults)
     spec: EnvSpec | None = None
     try:
         spec = EnvSpec.model_validate(data)
@@ -121,6 +124,42 @@ def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
     ranks = {os.fspath(file): rank for rank, file in enumerate(document.files)}
     unique = dict.fromkeys(faults)
     return sorted(unique, key=lambda fault: (ranks.get(fault.file, len(ranks)), fault.file, fault.line, fault.column))
+
+
+def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec:
+    """The name of a dialect, or the mapping that defines one."""
+    value = document.get("dialect")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        message = f"found {found(value)}; expected the name of a dialect, or a mapping that defines one"
+        faults.append(document.fault("dialect", message, "write dialect: hermes"))
+        return "hermes"
+    data = dict(value)
+    calls = value.get("calls")
+    if isinstance(calls, (list, tuple)):
+        read = [_call_form(document, ("dialect", "calls", index), faults) for index in range(len(calls))]
+        data["calls"] = tuple(read) or calls
+    elif isinstance(calls, Mapping):
+        data["calls"] = _call_form(document, ("dialect", "calls"), faults)
+    try:
+        return DialectSpec.model_validate(data)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, ("dialect",), DialectSpec))
+        return "hermes"
+
+
+def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> CallSpec:
+    value = document.get(path)
+    if not isinstance(value, Mapping):
+        message = f"found {found(value)}; expected a mapping that says how a call is written"
+        faults.append(document.fault(path, message, "write {open: <call>, close: </call>}"))
+        return CallSpec()
+    try:
+        return CallSpec.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, CallSpec))
+        return CallSpec()
 
 
 def _entry(document: SourceDocument, group: registry.Group, name: str, faults: list[Fault]) -> Spec | None:

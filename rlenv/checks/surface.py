@@ -41,14 +41,18 @@ def _tools(subject: Subject) -> Iterator[Fault]:
 
 
 def _dialect(subject: Subject) -> Iterator[Fault]:
-    name = subject.loaded.spec.dialect
+    given = subject.loaded.spec.dialect
+    place, name = ("dialect", given) if isinstance(given, str) else ("dialect.base", given.base)
     try:
-        dialects.get(name)
+        if isinstance(given, str):
+            dialects.get(given)
+        else:
+            dialects.inline(given)
     except KeyError:
         known = registry.names("dialects")
         close = nearest(name, known)
         hint = f"did you mean '{close}'?" if close else f"known: {', '.join(known)}"
-        yield subject.document.fault("dialect", f"there is no dialect '{name}'", hint)
+        yield subject.document.fault(place, f"there is no dialect '{name}'", hint)
     except UsageError as error:
         yield subject.document.fault("dialect", *split_message(str(error)))
 

@@ -9,6 +9,7 @@ from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.dialects.gemma_body import GemmaForm, TextForm
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.python_body import PythonForm
+from rlenv.dialects.quick import parsed_action, tool_call
 from rlenv.dialects.reading import Form, Outcome, Reading
 from rlenv.dialects.tagged_body import TaggedForm
 from rlenv.dialects.writing import Writer
@@ -206,7 +207,7 @@ class TextDialect:
                 return None
         place = find(call_open, at)
         if place < 0:
-            return ParsedAction(text[at:].strip(), thinking)
+            return parsed_action(text[at:].strip(), thinking)
         size, tail = len(call_open), len(call_close)
         calls: list[ToolCall | MalformedCall] = []
         content: list[str] = []
@@ -220,11 +221,11 @@ class TextDialect:
             if place > at:
                 content.append(text[at:place])
             at = end + tail
-            calls.append(ToolCall(read[0], read[1], None, place, at))
+            calls.append(tool_call(read[0], read[1], place, at))
             place = find(call_open, at)
         if at < len(text):
             content.append(text[at:])
-        return ParsedAction("".join(content).strip(), thinking, tuple(calls))
+        return parsed_action("".join(content).strip(), thinking, tuple(calls))
 
     def _bare_form(self, text: str, at: int) -> Form | None:
         return next((form for form in self._bare if form.begins(text, at)), None)

@@ -180,6 +180,8 @@ class JsonForm:
             read = self.body_of(text)
             if not isinstance(read, str):
                 return [(read, None)]
+            if not reading.lenient:
+                return read
         value = self._load(reading, text)
         if isinstance(value, str):
             return value

@@ -1,0 +1,84 @@
+"""Raw text exactly as a chat template writes it, for policies without a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlenv.dialects.base import Dialect
+from rlenv.messages import Message, ParsedAction
+from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.slots import Layout, Slot, derive
+
+__all__ = ["TemplatedDialect"]
+
+
+class TemplatedDialect:
+    """A dialect whose conversations are a chat template's own text; calls are read and written by the dialect inside.
+
+    Prompts are rendered; what follows an assistant's turn is derived from the template once for each sequence of
+    roles, as token-exact observations are.
+
+    Args:
+        dialect: reads and writes calls.
+        source: the template's Jinja text.
+        name: how errors call the template.
+        values: names that the template reads beside the conversation, such as `bos_token`.
+        stop: the mark that ends an assistant's turn, where the template's is not a common one.
+
+    Raises:
+        UnsupportedTemplate: a syntax error in the template.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        source: str,
+        *,
+        name: str = "of this dialect",
+        values: Mapping[str, Any] | None = None,
+        stop: str | None = None,
+    ) -> None:
+        self.name = dialect.name
+        self._dialect = dialect
+        self._template = ChatTemplate(source, name=name, values={"bos_token": "", "eos_token": "", **(values or {})})
+        eos = str((values or {}).get("eos_token", ""))
+        self._stops = tuple(mark for mark in (stop, eos) if mark)
+        self._layouts: dict[tuple[str, ...], Layout] = {}
+
+    def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
+        """What the dialect inside reads."""
+        return self._dialect.parse(text, tools)
+
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        """The template's rendering with its generation prompt.
+
+        Raises:
+            UnsupportedTemplate: the template refuses the messages.
+        """
+        return self._template.render([message.as_dict() for message in messages], tools=tools)
+
+    def render_action(self, message: Message) -> str:
+        """What the dialect inside writes."""
+        return self._dialect.render_action(message)
+
+    def render_observation(self, messages: Sequence[Message]) -> str:
+        """The stop mark of the assistant's turn and what the template writes behind it.
+
+        Raises:
+            UnsupportedTemplate: it changes contents in a way that is not known.
+        """
+        roles = tuple(message.role for message in messages)
+        layout = self._layouts.get(roles)
+        if layout is None:
+            layout = self._layouts[roles] = derive(self._template, roles, self._stops)
+
+        def value(part: str | Slot) -> str:
+            if isinstance(part, str):
+                return part
+            message = messages[part.index]
+            if part.field == "content":
+                return part.transform(message.content)
+            return message.name or "tool" if part.field == "name" else message.tool_call_id or f"call{part.index:05d}"
+
+        return layout.stop + "".join(map(value, layout.parts))

@@ -1,0 +1,61 @@
+"""A spec may define its own dialect with the keys that built-in families have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rlenv
+from rlenv import dialects
+from rlenv.dialect_spec import DialectSpec
+from rlenv.errors import SpecError
+from rlenv.messages import Message, ToolCall
+from rlenv.testing.tokens import CHAT_TEMPLATE
+
+SPEC = """
+rlenv: 1
+name: inline
+tasks: {{train: {{rows: [{{question: "What is 2 + 3?", answer: "5"}}]}}}}
+prompt: {{user: "{{{{ task.question }}}}"}}
+dialect: {dialect}
+tools: {{calculate: {{kind: calculator}}}}
+rewards: {{correct: {{kind: rule, rule: numeric_match, expect: "{{{{ task.answer }}}}"}}}}
+"""
+
+
+def written(folder: Path, dialect: str) -> Path:
+    path = folder / "inline.yaml"
+    path.write_text(SPEC.format(dialect=dialect))
+    return path
+
+
+def test_a_mapping_over_a_built_in_family_changes_its_keys() -> None:
+    given = {"base": "xml", "calls": {"body": "json", "open": "<do>", "close": "</do>", "arguments_key": "with"}}
+    dialect = dialects.inline(DialectSpec.model_validate(given))
+    (call,) = dialect.parse('<do>{"name": "f", "with": {"a": 1}}</do>').calls
+    assert isinstance(call, ToolCall)
+    assert (call.name, call.arguments) == ("f", {"a": 1})
+
+
+def test_a_spec_plays_with_its_own_dialect(tmp_path: Path) -> None:
+    path = written(tmp_path, '{calls: {body: text, open: "<sum>", close: "</sum>", tool: calculate}}')
+    environment = rlenv.load(path)
+    _, parsed = environment.parse("I add. <sum>2 + 3</sum>")
+    assert [call.name for call in parsed.calls] == ["calculate"]
+
+
+def test_a_chat_template_writes_the_conversation(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(CHAT_TEMPLATE)
+    environment = rlenv.load(written(tmp_path, "{chat_template: own.jinja}"))
+    dialect = environment.parts.dialect
+    prompt = dialect.render_prompt([Message("user", "Q")], ())
+    assert prompt == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
+    assert dialect.render_observation([Message("tool", "R")]) == (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nR\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_missing_chat_template_is_a_fault_of_the_spec(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"chat_template .*none\.jinja cannot be read"):
+        rlenv.load(written(tmp_path, "{chat_template: none.jinja}"))
