@@ -21,7 +21,9 @@ _COMMANDS = {
     "tools": ("rlenv.cli.tools", "list the compiled tools with their schemas"),
     "play": ("rlenv.cli.play", "play an episode by hand in the terminal"),
     "eval": ("rlenv.cli.eval", "play many episodes with a policy and report"),
+    "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "train": ("rlenv.cli.train", "train a policy on veRL"),
+    "doctor": ("rlenv.cli.doctor", "say what this machine lacks for a spec"),
     "schema": ("rlenv.cli.schema", "write the JSON Schema that editors complete specs with"),
 }
 

@@ -1,0 +1,1 @@
+"""Attacks on the reward of a spec, before anything is trained on it; see `rlenv.audit.run`."""

@@ -1,0 +1,92 @@
+"""What an audit found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlenv.record import plain
+
+__all__ = ["Attack", "Faults", "Finding", "Report", "Thresholds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What an audit lets pass. Shares are of the oracle's mean reward, or of tasks."""
+
+    adversary: float = 0.2
+    """The most an adversary may earn on average."""
+    no_signal: float = 0.2
+    """The most tasks on which all sampled answers score alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault of the reward by name. `hole` is a stable word, `term` the reward's term ("" for the whole reward)."""
+
+    hole: str
+    message: str
+    term: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What one adversary earned: means over the tasks where its reward is valid.
+
+    `share` is of the oracle's mean on the same tasks, None where nothing was valid or it could not play. `worst_task`
+    is the index of the task where it earned most, with `worst` its reward there.
+    """
+
+    name: str
+    does: str
+    episodes: int
+    invalid: int
+    reward: float | None
+    share: float | None
+    worst: float | None = None
+    worst_task: int | None = None
+    terms: Mapping[str, float | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """The oracle's episodes while a share of its calls fails."""
+
+    share: float
+    reward: float | None
+    success: float | None
+    invalid: int
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report card of one spec. It passes where nothing was found."""
+
+    environment: str
+    digest: str
+    tasks: Mapping[str, int]
+    oracle_reward: float | None
+    oracle_below: tuple[str, ...]
+    """Tasks where the oracle is below the maximum, as `split/index: why`."""
+    attacks: tuple[Attack, ...]
+    no_signal: float | None
+    constant_terms: tuple[str, ...]
+    """Terms that had one value in all episodes of the audit."""
+    foreign_terms: tuple[str, ...]
+    """Terms that rose when only what tools wrote was changed."""
+    faults: Faults | None
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+    """What was not looked at, and why."""
+
+    @property
+    def passes(self) -> bool:
+        """True where nothing was found."""
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON can hold it."""
+        found: dict[str, Any] = plain(self)
+        return {"passes": self.passes, **found}
