@@ -255,7 +255,7 @@ class Episode:
             self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
             return await self._finish(terminated=reason == "user", reason=reason)
         messages = (Message("user", self.cut(redact(said))),)
-        observation = Observation(messages, self.environment.parts.dialect.render_observation(messages))
+        observation = Observation(messages, self._rendered(messages))
         self._chars += len(observation.text)
         self.turns.append(Turn(index, text, parsed, (), observation, 0, time.monotonic() - begun))
         return await self._go_on(index, observation, deadline)
@@ -329,7 +329,13 @@ class Episode:
             Message("tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images)
             for result in results
         )
-        return Observation(messages, self.environment.parts.dialect.render_observation(messages), tuple(results))
+        return Observation(messages, self._rendered(messages), tuple(results))
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
+        if not self.environment.is_text_only(self.cut):
+            return ""
+        return self.environment.parts.dialect.render_observation(messages)
 
     def _context(self, *, answer: str | None, reason: str) -> RewardContext:
         return RewardContext(

@@ -137,7 +137,8 @@ class Observation:
     """What the environment answers to one action.
 
     `messages` are appended to the conversation (consecutive tool messages, or one user message). `text` is the same
-    as a policy of raw text sees it, rendered by the dialect, generation prompt included.
+    as a policy of raw text sees it, rendered by the dialect, generation prompt included ("" where the episode was
+    started with a cut of its own: a tokenizer is bound, and its chat template renders the messages).
     """
 
     messages: tuple[Message, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import workload
+from rlenv.observe import cut_chars
 from rlenv.tokens import TokenEncoder
 from sides.rlenv_text import environment
 from sides.tokenizer import TEMPLATE, tokenizer
@@ -16,11 +17,16 @@ async def setup(mode: str, tools: int) -> workload.Episode:
     raw = tokenizer()
     encoder = TokenEncoder(raw, chat_template=TEMPLATE)
     end = raw.token_to_id("<|im_end|>")
+    by_chars = cut_chars(made.spec.observation)
+
+    def cut(text: str) -> str:
+        return by_chars(text)  # as the adapter does: a cut of its own says that a tokenizer is bound
+
     sampled = [[[*raw.encode(text, add_special_tokens=False).ids, end] for text in texts] for texts in workload.TEXTS]
 
     async def episode(index: int) -> float:
         scripts = sampled[index % workload.VARIANTS]
-        async with made.start(task=index % workload.VARIANTS) as running:
+        async with made.start(task=index % workload.VARIANTS, cut=cut) as running:
             tokens = encoder.start(
                 running.messages, tools=made.tool_schemas, max_prompt_tokens=8192, max_response_tokens=8192
             )
