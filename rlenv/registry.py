@@ -7,12 +7,14 @@ stays light. Other kinds come from entry points, which are loaded only when a ki
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Literal
 
 from rlenv.errors import UsageError
+from rlenv.requirements import Requirement
 from rlenv.spec import Spec
 
 __all__ = ["BUILT_IN", "Group", "Kind", "get", "names"]
@@ -22,10 +24,15 @@ Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind that a spec can name: `spec` is its mapping's class, `factory` compiles an instance of it."""
+    """A kind that a spec can name: `spec` is its mapping's class, `factory` compiles an instance of it.
+
+    `requirements(entry, folder)` gives what an entry needs of the machine, for `rlenv doctor` (see
+    `rlenv.requirements`); what the factory itself raises need not be named. Urls under `url` are looked at anyway.
+    """
 
     spec: type[Spec]
     factory: Callable[..., Any]
+    requirements: Callable[[Any, Path], Iterable[Requirement]] | None = None
 
 
 _DIALECTS = """

@@ -1,4 +1,4 @@
-"""`rlenv tools`: the tools as the model sees them."""
+"""`rlenv tools`: the tools as the model sees them; `call` runs one, `check` tries each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 import json
 import sys
 import time
+from dataclasses import fields
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,7 +19,8 @@ from rlenv.errors import UsageError
 from rlenv.loader import load_spec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.shipped import find
-from rlenv.tools.base import ToolContext
+from rlenv.spec import Spec
+from rlenv.tools.base import Tool, ToolContext
 
 __all__ = ["add_arguments", "run"]
 
@@ -25,16 +28,23 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv tools`."""
     parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
+    parser.add_argument(
+        "action",
+        nargs="*",
+        metavar="call NAME ARGUMENTS | check",
+        help="run one tool (arguments are JSON), or call each tool's example and every server; lists without",
+    )
     parser.add_argument("--json", action="store_true", help="print schemas and limits as JSON")
-    parser.add_argument("--call", nargs=2, metavar=("NAME", "ARGUMENTS"), help="run one tool; arguments are JSON")
+    parser.add_argument("--call", nargs=2, metavar=("NAME", "ARGUMENTS"), help="the same as `call NAME ARGUMENTS`")
     parser.add_argument("--pin", action="store_true", help="write the tools of MCP servers into the files under 'pin'")
     parser.add_argument("--split")
-    parser.add_argument("--task", type=int, default=0, metavar="I", help="the row whose resources --call opens")
+    parser.add_argument("--task", type=int, default=0, metavar="I", help="the row whose resources are opened for calls")
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists the compiled tools, or runs one (exit code 1 where the call did not succeed)."""
+    """Lists the compiled tools, runs one or checks all; exit code 1 where a call or a check did not succeed."""
+    _read_action(args)
     if args.pin:
         from rlenv.cli.pin import pin  # what is pinned need not be there yet, so nothing is compiled
 
@@ -42,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
     environment = load(args.spec, set=overrides(args.set))
     if args.call:
         return _call(args, environment)
+    if args.action:
+        from rlenv.cli.check_tools import check  # brings what looks at servers
+
+        return check(args, environment)
     calls = environment.spec.calls
     rows = [
         {
@@ -49,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
             "timeout_s": tool.timeout_s or calls.timeout_s,
             "concurrency": tool.concurrency or calls.concurrency,
             "mutates": tool.mutates,
+            "idempotent": tool.idempotent,
+            "policy": _policy(tool),
             "runs": tool.mode,
         }
         for tool in environment.parts.tools.values()
@@ -62,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
             f"[bold]{row['name']}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
             f"at most {row['concurrency']} at once{', mutates' if row['mutates'] else ''}[/dim]"
         )
+        for key, value in row["policy"].items():
+            console.print(f"  [dim]{key}: {escape(value if isinstance(value, str) else json.dumps(value))}[/dim]")
         console.print(f"  {escape(row['description'])}")
         required = set(row["parameters"].get("required", ()))
         for name, schema in row["parameters"].get("properties", {}).items():
@@ -69,6 +87,32 @@ def run(args: argparse.Namespace) -> int:
             note = schema.get("description", "")
             console.print(f"  [cyan]{name}[/cyan]: {kind}{'' if name in required else ' (optional)'}  {escape(note)}")
     return 0
+
+
+def _read_action(args: argparse.Namespace) -> None:
+    match args.action:
+        case [] | ["check"]:
+            return
+        case ["call", name, arguments]:
+            args.call = [name, arguments]
+        case _:
+            raise UsageError(f"found '{' '.join(args.action)}'; expected nothing, 'call NAME ARGUMENTS' or 'check'")
+
+
+def _policy(tool: Tool) -> dict[str, Any]:
+    """What is set of a tool's policy, as JSON."""
+    if tool.policy is None:
+        return {}
+    found: dict[str, Any] = {}
+    for field in fields(tool.policy):
+        value = getattr(tool.policy, field.name)
+        if isinstance(value, Spec):
+            value = value.model_dump(mode="json", exclude_none=True)
+        elif isinstance(value, frozenset):
+            value = sorted(value)
+        if value and field.name != "cache_path":
+            found[field.name] = value
+    return found
 
 
 def _call(args: argparse.Namespace, environment: Environment) -> int:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.registry import Kind
+from rlenv.requirements import Requirement, program
 from rlenv.secrets import resolve, resolve_value
 from rlenv.source import nearest
 from rlenv.spec import Float, Int, Text, ToolSpec
@@ -217,4 +218,8 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> 
     )
 
 
-KIND = Kind(McpSpec, compile_mcp)
+def _requirements(spec: McpSpec, folder: Path) -> Sequence[Requirement]:
+    return (program(resolve(spec.command[0]), folder=folder),) if spec.command is not None else ()
+
+
+KIND = Kind(McpSpec, compile_mcp, _requirements)
