@@ -160,15 +160,21 @@ class Environment:
         """The handle of a resource, entered on `stack` or, for scope `process`, once for the environment."""
         if resource.scope == "episode":
             return await stack.enter_async_context(resource.open(context))
-        future = self._shared.get(resource.name)
-        if future is None:
-            future = self._shared[resource.name] = asyncio.get_running_loop().create_future()
-            try:
-                shared = ResourceContext({}, context.vars, 0)
-                future.set_result(await self._stack.enter_async_context(resource.open(shared)))
-            except BaseException as error:
-                del self._shared[resource.name]  # the next episode tries again
-                future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+        while (future := self._shared.get(resource.name)) is not None:
+            is_open, handle = await asyncio.shield(future)
+            if is_open:
+                return handle
+        future = self._shared[resource.name] = asyncio.get_running_loop().create_future()
+        try:
+            shared = ResourceContext({}, context.vars, 0)
+            handle = await self._stack.enter_async_context(resource.open(shared))
+        except BaseException as error:
+            del self._shared[resource.name]  # the next episode tries again
+            if isinstance(error, Exception):
+                future.set_exception(error)
                 future.exception()
-                raise
-        return await asyncio.shield(future)
+            else:  # one episode was cancelled; those that wait for the same resource are not
+                future.set_result((False, None))
+            raise
+        future.set_result((True, handle))
+        return handle

@@ -52,7 +52,7 @@ _NEVER: Final = {
 _PRAGMAS: Final = frozenset(
     ("foreign_key_list", "index_info", "index_list", "index_xinfo", "table_info", "table_list", "table_xinfo")
 )
-_FORBIDDEN: Final = frozenset(("load_extension", "edit", "readfile", "writefile", "fts3_tokenizer"))
+_FORBIDDEN: Final = frozenset(("load_extension", "edit", "readfile", "writefile", "fts3_tokenizer", "total_changes"))
 # Functions whose single call is short whatever it is given; one call of another (LIKE, replace, randomblob) can take
 # long, and the engine cannot be stopped inside it, so that statements with such a call leave the event loop.
 _SHORT: Final = frozenset(
@@ -63,6 +63,14 @@ _SHORT: Final = frozenset(
         *("rank", "round", "row_number", "rtrim", "sign", "sqrt", "strftime", "substr", "substring", "sum", "time"),
         *("total", "trim", "trunc", "typeof", "unicode", "unixepoch", "unlikely", "upper"),
     )
+)
+# After these a connection that was used before looks like a new one to last_insert_rowid() and changes().
+_BEGIN: Final = (
+    "SAVEPOINT episode",
+    "CREATE TEMP TABLE rlenv_start (a)",
+    "INSERT INTO temp.rlenv_start (rowid) VALUES (0)",
+    "DELETE FROM temp.rlenv_start WHERE 0",
+    "DROP TABLE temp.rlenv_start",
 )
 _BROKEN: Final = frozenset(
     (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL)
@@ -105,12 +113,13 @@ class Rows:
 class Connection:
     """A connection that runs one statement at a time; which thread runs it does not matter."""
 
-    __slots__ = ("_is_empty", "_is_quick", "_is_slow", "_may_write", "_raw", "_refused", "_until")
+    __slots__ = ("_is_empty", "_is_own", "_is_quick", "_is_slow", "_may_write", "_raw", "_refused", "_until")
 
     def __init__(self, raw: sqlite3.Connection, *, may_write: bool) -> None:
         self._raw = raw
         self._may_write = may_write
         self._is_empty = True
+        self._is_own = False
         self._is_quick = False
         self._is_slow = False
         self._refused = ""
@@ -131,6 +140,43 @@ class Connection:
     def interrupt(self) -> None:
         """Stops the running statement, from any thread."""
         self._raw.interrupt()
+
+    def begin(self) -> None:
+        """Starts what `roll_back` undoes.
+
+        Raises:
+            ResourceError: the database is at fault.
+        """
+        self._is_own = True
+        try:
+            for statement in _BEGIN:
+                self._raw.execute(statement)
+        except sqlite3.Error as error:
+            raise ResourceError(f"the database cannot be written: {error}") from error
+        finally:
+            self._is_own = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True while all that was changed since `begin` can be rolled back.
+
+        A write that is stopped in its time ends the whole transaction (https://www.sqlite.org/c3ref/interrupt.html).
+        """
+        return self._raw.in_transaction
+
+    def roll_back(self) -> bool:
+        """Undoes all that was changed since `begin`; False where that is not possible any more."""
+        self._is_own = True
+        try:
+            if not self.has_begun:
+                return False
+            self._raw.execute("ROLLBACK TO episode")
+            self._raw.execute("RELEASE episode")
+            return not self.has_begun
+        except sqlite3.Error:
+            return False
+        finally:
+            self._is_own = False
 
     def run(self, sql: str, *, until: float, max_rows: int, is_quick: bool = False) -> Rows:
         """Runs one statement.
@@ -192,7 +238,7 @@ class Connection:
 
     def _authorize(self, action: int, first: str | None, second: str | None, _db: str | None, _by: str | None) -> int:
         self._is_empty = False
-        if action in _READS:
+        if action in _READS or self._is_own:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
             name = (second or "").lower()

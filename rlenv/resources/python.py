@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Literal
 
@@ -14,11 +14,13 @@ from rlenv.errors import EpisodeError, ResourceError, UsageError
 from rlenv.functions import import_function
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
+from rlenv.secrets import logger
 from rlenv.spec import ResourceSpec, Text
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "PythonResource", "PythonResourceSpec"]
 
+_log: Final = logger("rlenv.resources")
 _OFFERED: Final = ("task", "seed", "vars")
 
 
@@ -41,7 +43,7 @@ class PythonResource:
 
     Blocking work, closing too, is done in a thread (unless `run_in: loop`), each step awaited to its end: an episode
     that is cancelled meanwhile waits for it and then closes what was opened. An async context manager is entered and
-    exited by one task, as anyio asks for.
+    exited by one task, as anyio asks for. What closing raises goes to the logger `rlenv.resources`.
     """
 
     def __init__(
@@ -60,11 +62,11 @@ class PythonResource:
         self._in_thread = in_thread
 
     @asynccontextmanager
-    async def open(self, context: ResourceContext) -> Any:
+    async def open(self, context: ResourceContext) -> AsyncIterator[Any]:
         """The value for as long as it is entered.
 
         Raises:
-            ResourceError: the function, or closing what it gave, failed.
+            ResourceError: the function, or entering what it gave, failed.
         """
         known: Mapping[str, Any] = {"task": context.task, "seed": context.seed, "vars": context.vars}
         given = {name: known[name] for name in self._parameters}
@@ -73,7 +75,7 @@ class PythonResource:
 
     async def _entered(self, given: Mapping[str, Any], stack: AsyncExitStack) -> Any:
         function = self._function
-        with self._named("opened"):
+        with self._named():
             if inspect.isasyncgenfunction(function):
                 return await self._async_manager(asynccontextmanager(function)(**given), stack)
             if inspect.isgeneratorfunction(function):
@@ -93,7 +95,7 @@ class PythonResource:
         value = await host.open()
 
         async def close() -> None:
-            with self._named("closed"):
+            with self._logged():
                 await host.aclose()
 
         stack.push_async_callback(close)
@@ -106,7 +108,7 @@ class PythonResource:
             entered.append(manager.__enter__())
 
         async def close() -> None:
-            with self._named("closed"):
+            with self._logged():
                 if entered:
                     await self._blocking(lambda: manager.__exit__(None, None, None))
 
@@ -128,14 +130,22 @@ class PythonResource:
             raise
 
     @contextlib.contextmanager
-    def _named(self, word: str) -> Any:
+    def _named(self) -> Iterator[None]:
         try:
             yield
         except EpisodeError:
             raise
         except Exception as error:  # an author's function may fail in any way
-            message = f"the resource '{self.name}' cannot be {word}: {type(error).__name__}: {error}"
+            message = f"the resource '{self.name}' cannot be opened: {type(error).__name__}: {error}"
             raise ResourceError(message) from error
+
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        # The episode is over and its reward stands; what was opened before this still has to be closed.
+        try:
+            yield
+        except Exception as error:  # an author's function may fail in any way
+            _log.warning("resource '%s' cannot be closed", self.name, exc_info=error)
 
 
 def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext) -> PythonResource:

@@ -37,6 +37,7 @@ _QUICK_FILE_BYTES = 16_000_000
 _SMALL_IMAGE_BYTES = 2_000_000
 _MAX_SOURCES = 256
 _MAX_IDLE = 4
+_MAX_IDLE_BYTES = 256_000_000
 _PAUSE_S = 0.02
 # Shared by all databases: a statement always ends at its deadline, so threads come back.
 _threads = ThreadPool(size=64)
@@ -64,20 +65,29 @@ class SqliteSpec(ResourceSpec):
     """Instead of a path: a file of SQL statements that makes the database; a template as well."""
     access: Literal["read_only", "copy"] = "read_only"
     """`read_only`: nothing can be written; `copy`: a private copy that may be written and is thrown away."""
+    isolation: Literal["deserialize", "savepoint"] | None = None
+    """With `copy`: `deserialize` makes each copy anew (the default); `savepoint` keeps copies and rolls them back after
+    each episode, which is quicker for databases of many megabytes."""
 
 
 class _Source:
     """One database file, or the result of one script: its image or its pool of connections, and its schema."""
 
-    def __init__(self, path: Path, *, is_script: bool, is_copied: bool) -> None:
+    def __init__(self, path: Path, *, is_script: bool, is_copied: bool, is_kept: bool) -> None:
         self.path = path
         self.is_copied = is_copied
+        self.is_kept = is_kept
+        self.version: tuple[str, int, int] | None = None
+        self._is_closed = False
         self.image: bytes | None = None
         self._idle: list[Connection] = []
         self._words: list[str] | None = None
         try:
             if not path.is_file():
                 raise ResourceError(f"there is no database file {path}")
+            if not is_copied:
+                state = path.stat()
+                self.version = (str(path.resolve()), state.st_mtime_ns, state.st_size)
             with closing(_built(path) if is_script else sqlite3.connect(_address(path), uri=True)) as raw:
                 self.schema = _schema(raw)
                 if is_script or is_copied:
@@ -113,8 +123,33 @@ class _Source:
             else:
                 connection.close()
 
+    def lend(self) -> Connection:
+        """A private copy that may be written, for one episode."""
+        if not self.is_kept:
+            return self.connect()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self.connect()
+        connection.begin()
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Takes a private copy back, without what was written into it, or closes it."""
+        room = max(_MAX_IDLE, _MAX_IDLE_BYTES // max(1, len(self.image or b"")))
+        if self.is_kept and connection.roll_back() and not self._is_closed and len(self._idle) < room:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    @property
+    def has_idle(self) -> bool:
+        """True where a connection is there that nobody uses."""
+        return bool(self._idle)
+
     def close(self) -> None:
         """Closes the idle connections; those in use are closed when nothing refers to them any more."""
+        self._is_closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -135,7 +170,8 @@ class _Source:
 class Database:
     """An opened database.
 
-    `schema` is the text of its CREATE statements, `dialect` the name of its SQL (`sqlite`).
+    `schema` is the text of its CREATE statements, `dialect` the name of its SQL (`sqlite`). `version` is equal where
+    equal statements give equal rows: the file and when it was changed. It is None for a copy, which may be written.
     """
 
     dialect: ClassVar[str] = "sqlite"
@@ -143,13 +179,17 @@ class Database:
 
     def __init__(self, source: _Source) -> None:
         self._source = source
-        self._own = source.connect() if source.is_copied else None
+        self._own = source.lend() if source.is_copied else None
         self._turn = asyncio.Lock() if source.is_copied else None
         self._stuck: Job | None = None
 
     @property
     def schema(self) -> str:
         return self._source.schema
+
+    @property
+    def version(self) -> tuple[str, int, int] | None:
+        return self._source.version
 
     async def query(self, sql: str, *, deadline: float, max_rows: int = 10_000) -> Rows:
         """What one statement gives; the event loop is held for a few milliseconds at most.
@@ -165,7 +205,12 @@ class Database:
         if self._turn is None:
             return await self._query(sql, deadline, max_rows)
         async with self._turn:
-            return await self._query(sql, deadline, max_rows)
+            self._check_changes()
+            try:
+                return await self._query(sql, deadline, max_rows)
+            except ToolFailed:
+                self._check_changes()
+                raise
 
     async def _query(self, sql: str, deadline: float, max_rows: int) -> Rows:
         try:
@@ -231,10 +276,18 @@ class Database:
         close = get_close_matches(match[1].rpartition(".")[2].lower(), list(words), n=1)
         return ToolFailed(f"{error.text}; did you mean {words[close[0]]}?", reason=error.reason) if close else error
 
+    def _check_changes(self) -> None:
+        is_busy = self._stuck is not None and not self._stuck.is_ended
+        if self._source.is_kept and self._own is not None and not is_busy and not self._own.has_begun:
+            raise ResourceError(
+                "a statement that wrote was stopped in its time, and with it all that the episode had written is lost; "
+                "isolation: deserialize keeps it"
+            )
+
     def close(self) -> None:
-        """Closes a private copy; shared connections go back to their pool by themselves."""
+        """Gives a private copy back; shared connections go back to their pool by themselves."""
         if self._own is not None and (self._stuck is None or self._stuck.is_ended):
-            self._own.close()
+            self._source.give_back(self._own)
         self._own = None
 
 
@@ -252,6 +305,7 @@ class SqliteResource:
         template: Template,
         resolve: Callable[[str], Path],
         is_script: bool,
+        is_kept: bool,
     ) -> None:
         self.name = name
         self.scope = scope
@@ -259,6 +313,7 @@ class SqliteResource:
         self._template = template
         self._resolve = resolve
         self._is_script = is_script
+        self._is_kept = is_kept
         self._sources: OrderedDict[str, _Source] = OrderedDict()
 
     def open(self, context: ResourceContext) -> _Opening:
@@ -280,7 +335,8 @@ class SqliteResource:
             if len(self._sources) >= _MAX_SOURCES:
                 self._sources.popitem(last=False)[1].close()
             path = self._resolve(written)
-            source = _Source(path, is_script=self._is_script, is_copied=self.access == "copy")
+            is_copied = self.access == "copy"
+            source = _Source(path, is_script=self._is_script, is_copied=is_copied, is_kept=self._is_kept)
             self._sources[written] = source
         else:
             self._sources.move_to_end(written)
@@ -297,7 +353,8 @@ class _Opening:
 
     async def __aenter__(self) -> Database:
         source = self._resource.source(self._context)
-        if source.image is not None and len(source.image) > _SMALL_IMAGE_BYTES:
+        is_large = source.image is not None and len(source.image) > _SMALL_IMAGE_BYTES
+        if is_large and not (source.is_kept and source.has_idle):
             job = _threads.submit(Database, source)
             await job.done
             if job.error is not None:
@@ -344,6 +401,10 @@ def compile_sqlite(name: str, spec: SqliteSpec, context: CompileContext) -> Sqli
     """
     if (spec.path is None) == (spec.init is None):
         raise UsageError("expected either path or init")
+    if spec.isolation is not None and spec.access != "copy":
+        raise UsageError("isolation: a database that is read only needs none; write access: copy, or remove it")
+    if spec.access == "copy" and spec.scope == "process":
+        raise UsageError("scope: one copy for all episodes would carry writes from one to the next; use scope: episode")
     key, written = ("path", spec.path) if spec.path is not None else ("init", spec.init)
     assert written is not None
     try:
@@ -361,6 +422,7 @@ def compile_sqlite(name: str, spec: SqliteSpec, context: CompileContext) -> Sqli
         template=template,
         resolve=lambda text: context.path(key, text),
         is_script=spec.init is not None,
+        is_kept=spec.isolation == "savepoint",
     )
 
 

@@ -209,3 +209,66 @@ def test_statements_of_one_copy_wait_for_each_other(folder: Path) -> None:
             assert await rows(database, "SELECT count(*) FROM toy") == [[22]]
 
     run(work())
+
+
+def test_a_read_only_database_says_which_version_it_is_and_a_copy_does_not(folder: Path) -> None:
+    async def work() -> None:
+        async with compiled(folder).open(toys()) as one, compiled(folder).open(toys()) as same:
+            assert one.version is not None
+            assert one.version == same.version
+            assert isinstance(hash(one.version), int)
+        async with compiled(folder, access="copy").open(toys()) as copy:
+            assert copy.version is None
+        with closing(sqlite3.connect(folder / "toys.sqlite")) as raw:
+            raw.executescript("INSERT INTO toy VALUES ('drum', 1)")
+        async with compiled(folder).open(toys()) as changed:
+            assert changed.version != one.version
+
+    run(work())
+
+
+def test_a_kept_copy_is_as_new_after_each_episode(folder: Path) -> None:
+    async def work() -> None:
+        resource = compiled(folder, access="copy", isolation="savepoint")
+        state = (
+            "SELECT (SELECT count(*) FROM toy), (SELECT count(*) FROM sqlite_master), last_insert_rowid(), changes()"
+        )
+        fresh = [[2, 2, 0, 0]]
+        for _ in range(3):
+            async with resource.open(toys()) as database:
+                assert await rows(database, state) == fresh
+                await rows(database, "INSERT INTO toy VALUES ('drum', 9)")
+                await rows(database, "CREATE TABLE more (a)")
+                await rows(database, "CREATE TEMP TABLE aside (a)")
+                await rows(database, "DROP VIEW cheap")
+                assert await rows(database, "SELECT count(*) FROM toy") == [[3]]
+        source = resource.source(toys())
+        assert source.has_idle
+
+    run(work())
+
+
+def test_a_kept_copy_that_lost_its_changes_makes_the_episode_invalid_and_is_thrown_away(folder: Path) -> None:
+    async def work() -> None:
+        resource = compiled(folder, access="copy", isolation="savepoint")
+        async with resource.open(toys()) as database:
+            await rows(database, "DELETE FROM toy WHERE name = 'kite'")
+            endless = f"INSERT INTO toy {ENDLESS.replace('count(*)', 'n, n')}"
+            with pytest.raises(ResourceError, match="isolation: deserialize"):
+                await database.query(endless, deadline=time.monotonic() + 0.05)
+            with pytest.raises(ResourceError, match="is lost"):
+                await rows(database, "SELECT count(*) FROM toy")
+        assert not resource.source(toys()).has_idle
+        async with resource.open(toys()) as database:
+            assert await rows(database, "SELECT count(*) FROM toy") == [[2]]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [({"isolation": "savepoint"}, "write access: copy"), ({"access": "copy", "scope": "process"}, "carry writes")],
+)
+def test_writes_that_would_cross_episodes_are_refused(folder: Path, keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        compiled(folder, path="toys.sqlite", **keys)

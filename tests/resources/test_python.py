@@ -1,0 +1,278 @@
+"""Resources that a function makes: opened by name, closed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlenv.errors import SpecError
+
+FUNCTIONS = '''
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+
+LOG = []
+OPENING = threading.Event()
+GO = threading.Event()
+
+
+def value(task, seed, vars):
+    """A plain value."""
+    return {"task": task["question"], "seed": seed, "vars": vars["a"]}
+
+
+async def later(seed):
+    return [seed]
+
+
+def first():
+    LOG.append("open first")
+    yield "first"
+    LOG.append("close first")
+
+
+async def second():
+    async with anyio.create_task_group():
+        LOG.append("open second")
+        try:
+            yield "second"
+        finally:
+            LOG.append("close second")
+
+
+@contextmanager
+def third():
+    LOG.append("open third")
+    try:
+        yield "third"
+    finally:
+        LOG.append("close third")
+
+
+class Fourth:
+    async def __aenter__(self):
+        LOG.append("open fourth")
+        return "fourth"
+
+    async def __aexit__(self, *error):
+        LOG.append("close fourth")
+
+
+def broken():
+    raise OSError("no such world")
+
+
+def fragile():
+    yield "fragile"
+    raise OSError("cannot leave")
+
+
+def slow():
+    OPENING.set()
+    GO.wait(20)
+    LOG.append("open slow")
+    try:
+        yield "slow"
+    finally:
+        LOG.append("close slow")
+
+
+def odd(speed):
+    return speed
+
+
+def needs_task(task):
+    return task
+
+
+def see(first, third) -> str:
+    """Sees resources."""
+    return f"{first} {third}"
+'''
+
+SPEC = """
+rlenv: 1
+name: worlds
+vars: {{a: 1}}
+tasks: {{train: {{rows: [{{question: a}}, {{question: b}}]}}}}
+prompt: {{user: "{{{{ task.question }}}}"}}
+resources: {{{resources}}}
+{tools}
+rewards: {{answered: {{kind: rule, rule: answered}}}}
+"""
+
+Make = Callable[..., Any]
+
+
+def made(make_environment: Make, *entries: str, tools: str = "") -> Any:
+    named = (entry.split(":", 1) if ":" in entry else (entry, "") for entry in entries)
+    resources = ", ".join(f'{name}: {{kind: python, factory: "tools.py:{name}"{more}}}' for name, more in named)
+    return make_environment(SPEC.format(resources=resources, tools=tools), tools=FUNCTIONS)
+
+
+def module(environment: Any, name: str) -> dict[str, Any]:
+    function = environment.parts.resources[name]._function
+    return getattr(function, "__wrapped__", function).__globals__  # type: ignore[no-any-return]
+
+
+def test_task_seed_and_constants_are_given_by_name(make_environment: Make) -> None:
+    async def main() -> None:
+        environment = made(make_environment, "value", "later")
+        async with environment.start(task=1, seed=4) as episode:
+            assert episode.resources == {"value": {"task": "b", "seed": 4, "vars": 1}, "later": [4]}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("run_in", ["thread", "loop"])
+def test_resources_are_closed_in_reverse_order(make_environment: Make, run_in: str) -> None:
+    environment = made(make_environment, f"first:, run_in: {run_in}", "second", f"third:, run_in: {run_in}", "Fourth")
+    log = module(environment, "first")["LOG"]
+
+    async def main() -> None:
+        async with environment.start() as episode:
+            assert list(episode.resources.values()) == ["first", "second", "third", "fourth"]
+
+    asyncio.run(main())
+    names = ["first", "second", "third", "fourth"]
+    assert log == [f"open {name}" for name in names] + [f"close {name}" for name in reversed(names)]
+
+
+def test_resources_are_closed_where_the_episode_is_cancelled_or_fails(make_environment: Make) -> None:
+    environment = made(make_environment, "first", "second", "third")
+    log = module(environment, "first")["LOG"]
+
+    async def cancelled() -> None:
+        async with asyncio.timeout(0.05), environment.start():
+            await asyncio.Event().wait()
+
+    async def failed() -> None:
+        async with environment.start():
+            raise KeyError("the caller's own")
+
+    for work, error in ((cancelled, TimeoutError), (failed, KeyError)):
+        log.clear()
+        with pytest.raises(error):
+            asyncio.run(work())
+        assert log[3:] == ["close third", "close second", "close first"]
+
+
+def test_what_is_opened_while_the_episode_is_cancelled_is_closed_too(make_environment: Make) -> None:
+    environment = made(make_environment, "first", "slow")
+    state = module(environment, "slow")
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(environment.start().open())
+        await asyncio.to_thread(state["OPENING"].wait, 20)
+        opening.cancel()
+        await asyncio.sleep(0)
+        state["GO"].set()
+        await asyncio.wait((opening,), timeout=20)
+        assert opening.cancelled()
+
+    asyncio.run(main())
+    assert state["LOG"] == ["open first", "open slow", "close slow", "close first"]
+
+
+def test_one_that_cannot_be_opened_makes_the_reward_invalid_and_the_others_are_closed(make_environment: Make) -> None:
+    environment = made(make_environment, "first", "broken")
+
+    async def main() -> Any:
+        async with environment.start() as episode:
+            return episode.trajectory
+
+    trajectory = asyncio.run(main())
+    assert trajectory.reward.total is None
+    assert trajectory.failure.reason == "resource"
+    assert "the resource 'broken' cannot be opened: OSError: no such world" in trajectory.failure.message
+    assert module(environment, "first")["LOG"] == ["open first", "close first"]
+
+
+def test_one_that_cannot_be_closed_is_logged_and_the_reward_stands(
+    make_environment: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = made(make_environment, "first", "fragile")
+
+    async def main() -> Any:
+        async with environment.start() as episode:
+            await episode.step("<answer>x</answer>")
+            return episode.trajectory
+
+    with caplog.at_level(logging.WARNING, logger="rlenv.resources"):
+        trajectory = asyncio.run(main())
+    assert trajectory.reward.total == 1.0
+    assert "resource 'fragile' cannot be closed" in caplog.text
+    assert module(environment, "first")["LOG"] == ["open first", "close first"]
+
+
+def test_one_of_scope_process_is_made_once_and_closed_with_the_environment(make_environment: Make) -> None:
+    environment = made(make_environment, "first:, scope: process", "third")
+    log = module(environment, "first")["LOG"]
+
+    async def main() -> None:
+        async def episode() -> None:
+            async with environment.start() as started:
+                assert started.resources == {"first": "first", "third": "third"}
+
+        async with environment:
+            await asyncio.gather(*(episode() for _ in range(8)))
+            assert log.count("open first") == 1
+            assert "close first" not in log
+        assert log[-1] == "close first"
+
+    asyncio.run(main())
+
+
+def test_an_episode_that_is_cancelled_while_it_opens_for_all_cancels_no_other(make_environment: Make) -> None:
+    environment = made(make_environment, "slow:, scope: process")
+    state = module(environment, "slow")
+
+    async def main() -> None:
+        async with environment:
+            first = asyncio.ensure_future(environment.start().open())
+            await asyncio.to_thread(state["OPENING"].wait, 20)
+            other = environment.start()
+            waiting = asyncio.ensure_future(other.open())
+            await asyncio.sleep(0)
+            first.cancel()
+            state["GO"].set()
+            await asyncio.wait((first,), timeout=20)
+            await asyncio.wait_for(waiting, 20)
+            assert other.resources == {"slow": "slow"}
+            await other.aclose()
+
+    asyncio.run(main())
+    assert state["LOG"] == ["open slow", "close slow"] * 2
+
+
+def test_tools_are_given_what_was_made(make_environment: Make) -> None:
+    tools = 'tools: {see: {kind: python, function: "tools.py:see", inject: [first, third]}}'
+    environment = made(make_environment, "first", "third", tools=tools)
+
+    async def main() -> str:
+        async with environment.start() as episode:
+            step = await episode.step('<tool_call>\n{"name": "see", "arguments": {}}\n</tool_call>')
+            return step.observation.messages[0].content
+
+    assert asyncio.run(main()) == "first third"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("odd", "nothing gives 'speed'; it may take: task, seed, vars"),
+        ("needs_task:, scope: process", "has no task; use scope: episode"),
+        ("gone", "has no function 'gone'"),
+    ],
+)
+def test_an_authors_mistake_says_what_to_change(make_environment: Make, entry: str, says: str) -> None:
+    with pytest.raises(SpecError) as failed:
+        made(make_environment, entry)
+    assert says in str(failed.value)
