@@ -102,15 +102,7 @@ def test_doctor_names_a_program_that_is_not_there(spec: Path, capsys: pytest.Cap
 def test_retries_of_a_tool_that_may_not_be_repeated_are_a_fault_of_the_spec(
     spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = 'def f(n: int) -> int:
-    """Gives n.
-
-    Args:
-        n: n
-    """
-    return n
-'
-    (tmp_path / "tools.py").write_text(code)
+    (tmp_path / "tools.py").write_text('def f(n: int) -> int:\n    "Gives n."\n    return n\n')
     entry = 'plain: {kind: python, function: "tools.py:f", retries: 1}'
     spec.write_text(spec.read_text().replace("plain: {kind: calculator}", entry))
     assert main(["validate", str(spec)]) == 1
