@@ -29,7 +29,7 @@ def note(word: str, pad: list, folder) -> list:
     """Writes a word down, in memory and in a file."""
     pad.append(word)
     file = Path(folder) / "words"
-    file.write_text((file.read_text() if file.exists() else "") + word + "\\\\n")
+    file.write_text((file.read_text() if file.exists() else "") + word + "\\n")
     return [*pad, file.read_text().split()]
 '''
 
@@ -98,14 +98,14 @@ async def writer(environment: Environment, number: int, rng: random.Random) -> N
         await episode.step("<answer>done</answer>")
 
 
-@settings(max_examples=1, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32))
 def test_interleaved_episodes_that_write_never_see_each_others_state(environment: Environment, seed: int) -> None:
     async def main() -> None:
         rng = random.Random(seed)
-        running = [writer(environment, number, random.Random(rng.random())) for number in range(EPISODES)]
-        async with environment, asyncio.timeout(100):
-            await asyncio.gather(*running)
+        async with environment, asyncio.timeout(100), asyncio.TaskGroup() as group:
+            for number in range(EPISODES):
+                group.create_task(writer(environment, number, random.Random(rng.random())))
 
     asyncio.run(main())
 
