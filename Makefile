@@ -8,7 +8,7 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check bench setup clean
+.PHONY: demo test check bench setup servers clean
 
 setup: $(READY)
 
@@ -28,6 +28,31 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
 
+# Real MCP servers for tests/tools/test_mcp_real.py, each set in a place of its own: no package of ours meets theirs.
+SERVERS := .servers
+PIP := install --quiet --disable-pip-version-check
+
+servers: $(SERVERS)/py/.ready $(SERVERS)/py1/.ready $(SERVERS)/node/.ready
+
+$(SERVERS)/py/.ready:
+	$(PYTHON) -m venv $(SERVERS)/py
+	$(SERVERS)/py/bin/pip $(PIP) mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
+	@touch $@
+
+$(SERVERS)/py1/.ready:  # a server of the first versions of the SDK
+	$(PYTHON) -m venv $(SERVERS)/py1
+	$(SERVERS)/py1/bin/pip $(PIP) mcp-server-sqlite==2025.4.25 'mcp<2'
+	@touch $@
+
+$(SERVERS)/node/.ready:
+	@mkdir -p $(SERVERS)/node
+	@if command -v npm >/dev/null; then \
+	  npm install --prefix $(SERVERS)/node --ignore-scripts --no-fund --no-audit --silent \
+	    @modelcontextprotocol/server-everything@2026.8.31 \
+	    @modelcontextprotocol/server-memory@2026.8.31 \
+	    @modelcontextprotocol/server-filesystem@2026.8.31 && touch $@; \
+	else echo "npm is not installed: the servers written for Node are left out"; fi
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -40,4 +65,4 @@ bench: $(READY)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) $(SERVERS) runs build dist

@@ -23,6 +23,8 @@ to implementations."""
 LOST = -32082
 """The code of a request to a server that does not know the session: it was started anew. It was not run."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
+# The pool looks at every connection that it keeps for every request, so it keeps few; calls wait elsewhere, not in it.
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 _READ_S = 3600.0  # calls have time limits of their own
 
 
@@ -30,7 +32,7 @@ class _Careful(httpx2.AsyncBaseTransport):
     """Sends requests; what goes wrong underneath is an answer with a JSON-RPC error in it."""
 
     def __init__(self, on_lost: Callable[[], None], *, is_sse: bool) -> None:
-        self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
+        self._inner = httpx2.AsyncHTTPTransport(limits=_LIMITS)
         self._on_lost = on_lost
         self._is_sse = is_sse
 

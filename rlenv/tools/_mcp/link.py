@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
@@ -34,6 +34,8 @@ _SHOWN_STDERR = 1_000
 # and client/streamable_http.py).
 _SESSION_ENDED = "Connection closed"
 _ANSWER_CUT = "SSE stream"
+
+Connect = Callable[..., AbstractAsyncContextManager[Connection]]
 
 # A start costs a processor for about half a second: more at once only make each other late.
 _starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
@@ -91,8 +93,9 @@ class _Pace:
 class Link:
     """One session that is renewed when it ends. `in_flight` calls are using it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, connect: Connect = connect) -> None:
         self._server = server
+        self._connect = connect
         self._pace = _Pace()
         self._host: Hosted[Connection] | None = None
         self._opening: asyncio.Task[Connection] | None = None
@@ -177,7 +180,7 @@ class Link:
     async def _open(self) -> Connection:
         await asyncio.sleep(self._pace.wait_s)
         async with _place_to_start():
-            host = Hosted(connect(self._server, on_end=self._has_ended))
+            host = Hosted(self._connect(self._server, on_end=self._has_ended))
             try:
                 connection = await host.open()
             except ServerDown as error:
@@ -244,9 +247,10 @@ class _NotRun(Exception):
 class Pool:
     """At most `size` sessions on one server, each with any number of calls; the least busy one takes the next."""
 
-    def __init__(self, server: Server, *, size: int) -> None:
+    def __init__(self, server: Server, *, size: int, connect: Connect = connect) -> None:
         self._server = server
         self._size = size
+        self._connect = connect
         self._links: list[Link] = []
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, deadline: float) -> CallToolResult:
@@ -269,15 +273,15 @@ class Pool:
             least = min(self._links, key=lambda link: link.in_flight)
             if least.in_flight == 0 or len(self._links) == self._size:
                 return least
-        link = Link(self._server)
+        link = Link(self._server, connect=self._connect)
         self._links.append(link)
         return link
 
 
 @asynccontextmanager
-async def open_pool(server: Server, *, size: int) -> AsyncIterator[Pool]:
-    """A pool, closed on leaving."""
-    pool = Pool(server, size=size)
+async def open_pool(server: Server, *, size: int, connect: Connect = connect) -> AsyncIterator[Pool]:
+    """A pool, closed on leaving; `connect` opens one session."""
+    pool = Pool(server, size=size, connect=connect)
     try:
         yield pool
     finally:
