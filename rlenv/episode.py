@@ -192,6 +192,37 @@ class Episode:
                 self._fail(Failure(error.reason, str(error)))
         return self.trajectory
 
+    async def rescore(self, recorded: Trajectory) -> Trajectory:
+        """Scores recorded turns with this environment's rewards; no policy acts, and tools run only for the rewards.
+
+        The answer is read again, by this environment's rule, from the last turn as it was parsed then. An episode that
+        failed for another reason than its reward stays failed.
+
+        Raises:
+            UsageError: the episode is not open, has been stepped or has ended.
+        """
+        self._check_can_step()
+        if self.turns:
+            raise UsageError("this episode has turns of its own; start a new one for each recorded trajectory")
+        failure = recorded.failure
+        if self._trajectory is None and failure is not None and failure.reason != "reward":
+            self.messages, self.turns = recorded.messages, list(recorded.turns)
+            self._fail(failure)
+        if self._trajectory is not None:  # opening failed, or the recording did
+            return self.trajectory
+        self.messages = recorded.messages
+        try:
+            for turn in recorded.turns:
+                self.turns.append(turn)
+                if self.environment.parts.scorer.has_turn_terms and len(self.turns) < len(recorded.turns):
+                    await self._score_turn()
+            # A reward that could not be measured overwrote how its episode had ended.
+            was_cut = failure is None and recorded.truncated
+            await self._end(terminated=not was_cut, reason=recorded.reason if failure is None else "answer")
+        except EpisodeError as error:
+            self._fail(Failure(error.reason, str(error)))
+        return self.trajectory
+
     def fail(self, reason: str, message: str) -> Trajectory:
         """Ends the episode with an invalid reward, as a driver does when its policy or its own code failed."""
         if self._trajectory is None:

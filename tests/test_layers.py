@@ -68,6 +68,7 @@ LAYERS: dict[str, int] = {
     "rlenv.credit": 5,
     "rlenv.groups": 5,
     "rlenv.audit": 5,
+    "rlenv.rescore": 5,
     "rlenv.validate": 5,
     "rlenv.diagnose": 5,
     "rlenv.checks": 5,

@@ -22,6 +22,9 @@ from rlenv.spec import Float, Int, RewardSpec, Spec, Text
 
 __all__ = ["KIND", "ExpectSpec", "VerifySpec"]
 
+# What is kept of each result in the trajectory, beside the evidence.
+_KEPT_CHARS = 512
+_KEPT_GOLDS = 4
 _NOT_GOLD = ("task", "vars", "resources", "item")
 
 
@@ -83,11 +86,20 @@ class _Verify:
                 await asyncio.wait((gold,))
             elif not gold.cancelled():
                 gold.exception()  # marks it as seen where the policy's call raised first
+        seen = {
+            "verified_results": {
+                "tool": self.tool,
+                "outcome": result.outcome,
+                "text": result.text[:_KEPT_CHARS],
+                "expected": [gold.text[:_KEPT_CHARS] for gold in golds[:_KEPT_GOLDS]],
+            }
+        }
         if result.outcome in ("failed", "timeout", "bad_arguments"):
-            return Measured(0.0, result.text, {"outcome": result.outcome})
+            return Measured(0.0, result.text, {"outcome": result.outcome, **seen})
         if result.outcome != "ok":
             raise RewardError(f"the tool '{self.tool}' was not run: {result.outcome}: {result.text:.200}")
-        return self._best(Side(result.text, result.value, arguments), golds)
+        best = self._best(Side(result.text, result.value, arguments), golds)
+        return Measured(best.value, best.evidence, {**best.details, **seen})
 
     def _best(self, mine: Side, golds: Sequence[Side]) -> Measured:
         best = Measured(0.0, mine.text)

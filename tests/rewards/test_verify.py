@@ -91,7 +91,13 @@ def test_a_call_that_fails_on_the_answer_is_the_policys_and_zero(outcome: Any) -
     found = run(verify(), calls)
     assert found.value == 0.0
     assert found.evidence == "no such table: x"
-    assert found.details == {"outcome": outcome}
+    assert found.details["outcome"] == outcome
+    assert found.details["verified_results"] == {
+        "tool": "query",
+        "outcome": outcome,
+        "text": "no such table: x",
+        "expected": ["[[1]]"],
+    }
 
 
 @pytest.mark.parametrize("outcome", ["unknown_tool", "skipped", "malformed"])

@@ -1,0 +1,91 @@
+"""`rlenv rescore RUN --spec NEW.yaml`: new rewards over recorded episodes, with what they change."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rlenv import record
+from rlenv.cli.options import add_set, overrides
+from rlenv.environment import load
+from rlenv.errors import UsageError
+from rlenv.rescore import Difference, compare, rescore
+from rlenv.trajectory import Trajectory
+
+__all__ = ["add_arguments", "run"]
+
+_LISTED = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv rescore`."""
+    parser.add_argument("run", help="a folder with trajectories.jsonl, or such a file")
+    parser.add_argument("--spec", required=True, help="the spec with the new rewards")
+    parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
+    parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
+    parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
+    parser.add_argument("-o", "--out", metavar="DIR", help="write the rescored trajectories.jsonl there")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
+    path = Path(args.run)
+    path = path / "trajectories.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        raise UsageError(f"there are no recorded trajectories at {path}")
+    if args.concurrency < 1:
+        raise UsageError("--concurrency is at least 1")
+    before = list(record.read(path))
+    environment = load(args.spec, set=overrides(args.set))
+
+    async def main() -> list[Trajectory]:
+        async with environment:
+            return await rescore(environment, before, concurrency=args.concurrency)
+
+    after = asyncio.run(main())
+    if args.out:
+        target = Path(args.out) / "trajectories.jsonl"
+        if target.resolve() == path.resolve():
+            raise UsageError(f"-o {args.out} would overwrite the recorded run; name another folder")
+        record.write(target, after)
+    found = compare(before, after)
+    if args.json:
+        sys.stdout.write(json.dumps(record.plain(found)) + "\n")
+    else:
+        _show(Console(highlight=False), environment.id, found)
+    share = found.invalid[1] / found.episodes if found.episodes else 0.0
+    if share > args.max_invalid:
+        reasons = {one.failure.message for one in after if one.failure is not None}
+        sys.stderr.write(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid: ")
+        sys.stderr.write("; ".join(sorted(reasons)[:3]) + "\n")
+        return 1
+    return 0
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _show(console: Console, name: str, found: Difference) -> None:
+    title = f"{name} · {found.episodes} episodes, {len(found.changes)} changed"
+    table = Table("", "before", "after", title=title, title_justify="left")
+    table.add_row("reward", *map(_number, found.reward))
+    for term, pair in found.terms.items():
+        table.add_row(f"  {term}", *map(_number, pair))
+    table.add_row("success", *map(_number, found.success))
+    table.add_row("invalid", *map(str, found.invalid))
+    console.print(table)
+    console.print(f"success gained {found.gained}, lost {found.lost}")
+    for change in found.changes[:_LISTED]:
+        terms = ", ".join(f"{term} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items())
+        totals = f"{_number(change.before)} → {_number(change.after)}"
+        console.print(f"{change.split}/{change.task_index}: {totals}  [dim]{terms}[/dim]")
+    if len(found.changes) > _LISTED:
+        console.print(f"[dim]… and {len(found.changes) - _LISTED} more[/dim]")

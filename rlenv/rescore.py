@@ -1,0 +1,118 @@
+"""New rewards over recorded episodes, and what they change."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlenv.environment import Environment
+from rlenv.groups import score_groups
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Change", "Difference", "compare", "rescore"]
+
+
+async def rescore(
+    environment: Environment, trajectories: Sequence[Trajectory], *, concurrency: int = 64
+) -> list[Trajectory]:
+    """The trajectories with the rewards of `environment`, in the same order.
+
+    No policy acts: messages, actions and tool results are those that were recorded. Terms that run a tool or ask a
+    judge do so again, on resources opened for the recorded task. `seconds` are those of scoring.
+    """
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(recorded: Trajectory) -> Trajectory:
+        async with places:
+            task = dict(recorded.task)
+            async with environment.start(task=task, split=recorded.split, seed=recorded.seed) as episode:
+                return await episode.rescore(recorded)
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(one(trajectory)) for trajectory in trajectories]
+    found = [_placed(task.result(), recorded) for task, recorded in zip(running, trajectories, strict=True)]
+    return score_groups(environment.parts.scorer, found)
+
+
+def _placed(new: Trajectory, recorded: Trajectory) -> Trajectory:
+    # A row given itself has no index; the recorded one says which task it was.
+    return dataclasses.replace(new, task_index=recorded.task_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One trajectory whose reward changed; None stands for invalid."""
+
+    index: int
+    split: str
+    task_index: int
+    before: float | None
+    after: float | None
+    terms: Mapping[str, tuple[float | None, float | None]]
+    """Terms that changed, with their values before and after; None where there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two versions of the rewards over the same episodes. Means leave out invalid rewards."""
+
+    episodes: int
+    reward: tuple[float | None, float | None]
+    success: tuple[float | None, float | None]
+    invalid: tuple[int, int]
+    gained: int
+    """Episodes that are a success only now."""
+    lost: int
+    """Episodes that were a success only before."""
+    terms: Mapping[str, tuple[float | None, float | None]]
+    changes: tuple[Change, ...]
+
+
+def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Difference:
+    """What differs between two scorings of the same episodes, in the same order."""
+    names = dict.fromkeys(name for found in (*before, *after) for name in found.reward.terms)
+    changes = []
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        terms = {}
+        for name in names:
+            pair = (_value(old, name), _value(new, name))
+            if not _same(*pair):
+                terms[name] = pair
+        if terms or not _same(old.reward.total, new.reward.total):
+            changes.append(Change(index, old.split, old.task_index, old.reward.total, new.reward.total, terms))
+    return Difference(
+        len(before),
+        (_mean([one.reward.total for one in before]), _mean([one.reward.total for one in after])),
+        (_rate(before), _rate(after)),
+        (sum(one.reward.total is None for one in before), sum(one.reward.total is None for one in after)),
+        sum(new.success is True and not old.success for old, new in zip(before, after, strict=True)),
+        sum(old.success is True and not new.success for old, new in zip(before, after, strict=True)),
+        {
+            name: (_mean([_value(one, name) for one in before]), _mean([_value(one, name) for one in after]))
+            for name in names
+        },
+        tuple(changes),
+    )
+
+
+def _value(trajectory: Trajectory, name: str) -> float | None:
+    term = trajectory.reward.terms.get(name)
+    return None if term is None else term.value
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _rate(trajectories: Sequence[Trajectory]) -> float | None:
+    return _mean([None if one.success is None else float(one.success) for one in trajectories])
