@@ -46,6 +46,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
     "tools": {
         "agent": "rlenv.tools.agent:KIND",
         "calculator": "rlenv.tools.calculator:KIND",
+        "code": "rlenv.tools.code:KIND",
         "command": "rlenv.tools.command:KIND",
         "http": "rlenv.tools.http:KIND",
         "mcp": "rlenv.tools.mcp:KIND",

@@ -56,3 +56,16 @@ def test_the_http_example(root: Path, play_oracle: Callable, assert_all_earn_max
 def test_the_command_example(root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
     environment = load(root / "examples" / "command" / "env.yaml")
     assert_all_earn_maximum(environment, play_oracle(environment, "train"))
+
+
+def test_the_mcp_example(root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
+    pytest.importorskip("mcp")
+    # A server takes a second to start, and several where the machine is busy.
+    environment = load(root / "examples" / "mcp_clock" / "env.yaml", set={"tools.clock.timeout_s": 100})
+    assert_all_earn_maximum(environment, play_oracle(environment, "train"))
+
+
+def test_the_code_example(root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
+    pytest.importorskip("pydantic_monty")
+    environment = load(root / "examples" / "code" / "env.yaml")
+    assert_all_earn_maximum(environment, play_oracle(environment, "train"))

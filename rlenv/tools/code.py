@@ -1,0 +1,139 @@
+"""The `code` tool: a model's Python, run where it can reach nothing but what it is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlenv.errors import ToolFailed, UsageError
+from rlenv.registry import Kind
+from rlenv.source import nearest
+from rlenv.spec import Bool, Float, Int, Text, ToolSpec
+from rlenv.tools._cell import Outcome
+from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+
+__all__ = ["KIND", "CodeSpec"]
+
+_MAX_CODE = 200_000
+
+
+class CodeSpec(ToolSpec):
+    """Runs Python that the model writes."""
+
+    kind: Literal["code"]
+    sandbox: Literal["monty", "bubblewrap"] = "monty"
+    """`monty`: a small Python of its own, without files, network or packages; `bubblewrap`: CPython in a sandbox."""
+    session: Bool = False
+    """True: names live from call to call within an episode (with monty)."""
+    tools: tuple[Text, ...] = ()
+    """Tools above this one that the code may call as functions (with monty)."""
+    time_s: Annotated[Float, Field(gt=0, le=600)] = 2.0
+    """The code is stopped after this many seconds of its own; the tools that it calls do not count."""
+    memory_mb: Annotated[Int, Field(ge=16, le=65_536)] = 128
+    """What the code may hold in memory."""
+    max_bytes: Annotated[Int, Field(ge=64, le=10_000_000)] = 65_536
+    """No more of what the code prints is kept."""
+    workers: Annotated[Int, Field(ge=1, le=1_024)] = max(2, os.cpu_count() or 1)
+    """How much code runs at once in one process; more waits."""
+
+
+Run = Callable[[str, ToolContext], Awaitable[Outcome]]
+
+
+def _called(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Tool]:
+    for wanted in spec.tools:
+        if wanted not in context.tools:
+            close = nearest(wanted, context.tools)
+            known = ", ".join(context.tools) or "none"
+            hint = f"did you mean '{close}'?" if close else f"tools above '{name}': {known}"
+            raise UsageError(f"tools: there is no tool '{wanted}' above '{name}'; {hint}")
+        if not wanted.isidentifier():
+            raise UsageError(f"tools: '{wanted}' cannot be called from Python; its name is no identifier")
+    return {wanted: context.tools[wanted] for wanted in spec.tools}
+
+
+def _runner(name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> Run:
+    # Each sandbox is imported where it is named, since each needs something of its own to be installed.
+    if spec.sandbox == "monty":
+        from rlenv.tools._monty import monty_runner
+
+        return monty_runner(name, spec, called)
+    for key in ("session", "tools"):
+        if getattr(spec, key):
+            raise UsageError(f"{key}: only the sandbox monty has it; leave it out, or write sandbox: monty")
+    from rlenv.tools._sandbox import sandbox_runner
+
+    return sandbox_runner(spec)
+
+
+def _text(outcome: Outcome, max_bytes: int) -> str:
+    output = outcome.output
+    if outcome.is_cut:
+        output += f"\n(cut after {max_bytes} bytes)\n"
+    elif output and not output.endswith("\n"):
+        output += "\n"
+    return output + (outcome.shown or "")
+
+
+def _description(spec: CodeSpec, called: Mapping[str, Tool]) -> str:
+    text = "Run Python and read what it prints and what its last expression gives."
+    if spec.session:
+        text += " Names are kept from call to call."
+    if called:
+        functions = [f"{name}({', '.join(tool.parameters.get('properties', {}))})" for name, tool in called.items()]
+        text += f" The code may call {', '.join(functions)}; in code that awaits, they are awaited."
+    return text
+
+
+def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence[Tool]:
+    """One tool with the argument `code`.
+
+    Its value is `{"output": …, "result": …}`: what was printed, and what the last expression gave, as it is where it is
+    a number, a text, a boolean or None, and as its repr otherwise. Code that raises, or that breaks a limit, is a
+    failure whose text holds what it had printed.
+
+    Raises:
+        MissingExtra, UsageError: the sandbox is not installed or does not work here; a tool is not there.
+    """
+    called = _called(spec, name, context)
+    run_code = _runner(name, spec, called)
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        code = arguments["code"]
+        if len(code) > _MAX_CODE:
+            raise ToolFailed(f"the code is longer than {_MAX_CODE} characters", reason="bad_arguments")
+        try:
+            code.encode()
+        except UnicodeEncodeError as error:
+            raise ToolFailed("the code holds a character that no file can hold", reason="bad_arguments") from error
+        outcome = await run_code(code, call)
+        text = _text(outcome, spec.max_bytes)
+        details = {"calls": list(outcome.calls)} if outcome.calls else None
+        if outcome.error is not None:
+            reason = "timeout" if outcome.is_late else "failed"
+            raise ToolFailed(text + outcome.error, reason=reason, details=details)
+        return ToolOutput(text or "(no output)", {"output": outcome.output, "result": outcome.result}, details=details)
+
+    return (
+        Tool(
+            name=name,
+            description=spec.description or _description(spec, called),
+            parameters={
+                "type": "object",
+                "properties": {"code": {"type": "string", "description": "Python source."}},
+                "required": ["code"],
+            },
+            run=run,
+            mode="async",
+            **{
+                **common(spec),
+                "mutates": spec.mutates or spec.session or any(tool.mutates for tool in called.values()),
+            },
+        ),
+    )
+
+
+KIND = Kind(CodeSpec, compile_code)
