@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -133,12 +133,17 @@ def _locate(document: SourceDocument, base: Path, loc: tuple[int | str, ...]) ->
 def _owner(model: type[Spec], path: Path) -> type[Spec] | None:
     """The class of the mapping at `path` below a `model`."""
     current: Any = model
+    is_key = False
     for part in path:
+        if is_key:  # a name that the author chose, in a mapping of specs
+            is_key = False
+            continue
         if isinstance(current, type) and issubclass(current, Spec):
             field = next((f for name, f in current.model_fields.items() if part in (name, f.alias)), None)
             if field is None:
                 return None
             current = field.annotation
+            is_key = get_origin(current) is Mapping
         specs = _specs_in(current)
         current = specs[0] if specs else None
     return current if isinstance(current, type) and issubclass(current, Spec) else None

@@ -226,7 +226,8 @@ def _named(
             fault = document.fault((*path, wrong), "unknown key", f"did you mean '{key}'?", at="key")
         else:
             message = f"the key '{key}' is missing; expected one of {listed(known, most=30)}"
-            fault = document.fault(path, message, f"add '{key}: {known[0]}'", at="key", shown=shown)
+            likely = nearest(str(path[-1]), known) or known[0]  # an entry is often named after its kind
+            fault = document.fault(path, message, f"add '{key}: {likely}'", at="key", shown=shown)
         faults.append(fault)
         return None
     if isinstance(name, str):

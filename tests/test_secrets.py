@@ -16,9 +16,11 @@ import pytest
 from rlenv import record
 from rlenv.cli.main import main
 from rlenv.compile import missing_variable
-from rlenv.errors import MissingVariable, UsageError
+from rlenv.environment import load
+from rlenv.errors import MissingVariable, SpecError, UsageError
 from rlenv.loader import load_spec
 from rlenv.secrets import leave_open, logger, names_in, redact, redact_value, resolve, resolve_value
+from rlenv.validate import validate
 
 KEY = 'sk-live "4f9/+c2'
 """Characters that JSON, URLs and base64 each write in another way."""
@@ -184,6 +186,25 @@ def test_a_missing_variable_is_a_fault_at_the_text_that_names_it(tmp_path: Path)
     fault = missing_variable(document, "vars", error)
     assert (fault.path, fault.line, fault.column) == ("vars.a.0.b", 4, 19)
     assert fault.hint == "export GONE=…"
+
+
+def test_a_spec_is_checked_where_its_secrets_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    endpoints = 'endpoints: {w: {base_url: "${env:RLENV_TEST_URL}/v1", model: a, api_key: "${env:RLENV_TEST_GONE}"}}'
+    file.write_text(SPEC.replace("name: leaky", f"name: leaky\n{endpoints}"), encoding="utf-8")
+    (tmp_path / "tools.py").write_text(LEAKY, encoding="utf-8")
+    report = validate([file])
+    assert report.faults == ()
+    missing = [note for note in report.not_checked if "environment variable" in note]
+    assert [note.rpartition("variable ")[2] for note in missing] == [
+        "RLENV_TEST_URL is not set",
+        "RLENV_TEST_GONE is not set",
+    ]
+    with pytest.raises(SpecError) as failed:
+        load(file)
+    (fault,) = failed.value.faults
+    assert (fault.path, fault.line) == ("endpoints.w.base_url", 4)
+    assert "RLENV_TEST_URL is not set" in fault.message
 
 
 def test_the_digest_does_not_depend_on_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def _entry_fault(document: SourceDocument, path: str, text: str) -> Fault:
         message, hint = split_message(match[2])
         place = f"{path}.{match[1]}"
         return document.fault(place, message, hint or _fix(document, place))
-    for key in ("function", "python", "path", "corpus", "resource", "pattern"):
+    for key in ("function", "factory", "python", "path", "corpus", "resource", "pattern"):
         value = document.get(f"{path}.{key}")
         if isinstance(value, str) and value and any(name and name in text for name in _named_by(value)):
             place = f"{path}.{key}"
