@@ -290,9 +290,9 @@ class Executor:
         started = time.monotonic()
         if started >= context.deadline:
             return self._late(entry, call, started, context)
-        limit = started + entry.timeout_s
-        if limit < context.deadline:
-            context = _until(context, limit)
+        # A quick tool has no use for the default limit; one whose own limit is given may look at its deadline.
+        if tool.timeout_s is not None and started + entry.timeout_s < context.deadline:
+            context = _until(context, started + entry.timeout_s)
         try:
             output = tool.run(arguments, context)
         except ToolFailed as failure:
@@ -369,6 +369,8 @@ class Executor:
         try:
             within = _until(context, limit)
             if entry.shared is None and not held_s:
+                if entry.tool.mode == "async":
+                    return await self._async(entry, arguments, within)
                 return await self._run(entry, arguments, within)
             return await self._run_shared(entry, arguments, within, held_s)
         finally:

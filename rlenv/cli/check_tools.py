@@ -61,7 +61,15 @@ async def _check(args: argparse.Namespace, environment: Environment) -> list[_Ch
                 continue
             # A call that a reward would make: no faults are put into it.
             deadline = time.monotonic() + environment.spec.limits.episode_s
-            context = ToolContext(episode.task, episode.resources, deadline, 0, episode.scope, environment.scope)
+            context = ToolContext(
+                episode.task,
+                episode.resources,
+                deadline,
+                0,
+                episode.scope,
+                environment.scope,
+                run_calls=environment.executor.run,
+            )
             (result,) = await environment.executor.run((ToolCall(name, tool.example),), context)
             first = result.text.strip().partition("\n")[0]
             shown = first if len(first) <= _SHOWN else first[: _SHOWN - 1] + "…"
