@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -358,6 +358,31 @@ def test_a_server_that_cannot_live_is_started_less_and_less_often() -> None:
     assert pace.wait_s < 1
 
 
+def test_a_server_that_cannot_be_started_any_more_makes_the_reward_invalid() -> None:
+    from rlenv.errors import ResourceError
+    from rlenv.tools._mcp.link import open_pool
+    from rlenv.tools._mcp.server import Connection, Server, ServerDown
+
+    starts = []
+
+    @asynccontextmanager
+    async def broken(server: Server, **_: Any) -> AsyncIterator[Connection]:
+        starts.append(server)
+        raise ServerDown("the disk is full")
+        yield
+
+    async def main() -> None:
+        async with open_pool(Server("lab", command=("x",)), size=1, connect=broken) as pool:
+            for _ in range(3):
+                with pytest.raises(ServerDown, match="the disk is full"):
+                    await pool.call("echo", {}, deadline=0)
+            with pytest.raises(ResourceError, match="'lab' could not be started several times in a row"):
+                await pool.call("echo", {}, deadline=0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(starts) == 3
+
+
 # What is left
 
 
@@ -409,3 +434,85 @@ def test_an_environment_can_be_closed_while_its_server_starts() -> None:
 
     within(work)
     assert _own_children() == children
+
+
+def test_a_loop_that_ends_without_closing_anything_leaves_no_server() -> None:
+    tools = lab()
+    children = _own_children()
+    shared = Scope()
+
+    async def main() -> None:
+        await call(tools["echo"], {"text": "x"}, within=replace(context(seconds=120), shared=lambda: shared))
+
+    asyncio.run(main())
+    assert _own_children() == children
+
+
+def test_a_server_is_killed_again_and_again_and_every_call_ends() -> None:
+    tools = lab(scope="pool", size=2)
+
+    async def work(make: Make) -> tuple[list[ToolResult], ToolResult]:
+        leave = asyncio.Event()
+        children = _own_children()
+
+        async def kill() -> None:
+            while not leave.is_set():
+                await call(tools["echo"], {"text": "up"}, within=make())
+                for pid in _own_children() - children:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(leave.wait(), 0.3)
+
+        async def episode() -> list[ToolResult]:
+            return [await call(tools["echo"], {"text": str(turn)}, within=make()) for turn in range(4)]
+
+        killer = asyncio.create_task(kill())
+        found = await asyncio.gather(*(episode() for _ in range(32)))
+        leave.set()
+        await killer
+        return [result for episode in found for result in episode], await call(
+            tools["echo"], {"text": "after"}, within=make()
+        )
+
+    found, after = within(work)
+    assert len(found) == 128
+    assert {result.outcome for result in found} <= {"ok", "failed"}
+    assert "ok" in {result.outcome for result in found}
+    assert after.outcome in ("ok", "failed")
+
+
+SPEC = """
+rlenv: 1
+name: mortal
+tasks: {{train: {{rows: [{{question: go, answer: x}}]}}}}
+prompt: {{user: "{{{{ task.question }}}}"}}
+tools:
+  lab:
+    {{kind: mcp, command: [{python}, {lab}], start_timeout_s: 90, timeout_s: 100, idempotent: true, retries: {retries}}}
+rewards: {{correct: {{kind: rule, rule: answered}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("retries", "text"), [(2, "survived"), (0, "the server of the tool die stopped during the call")]
+)
+def test_a_call_that_met_a_dying_server_is_tried_again_where_the_spec_says_so(
+    tmp_path: Path, retries: int, text: str
+) -> None:
+    import rlenv
+    from rlenv.messages import ToolCall
+
+    spec = tmp_path / "mortal.yaml"
+    spec.write_text(SPEC.format(python=sys.executable, lab=SERVERS / "lab.py", retries=retries))
+
+    async def main() -> ToolResult:
+        async with rlenv.load(spec) as environment, environment.start() as episode:
+            limits = ToolContext(
+                episode.task, {}, time.monotonic() + 120, scope=episode.scope, shared=environment.scope
+            )
+            calls = (ToolCall("die", {"mark": str(tmp_path / "mark")}),)
+            (result,) = await environment.executor.run(calls, limits)
+            return result
+
+    assert asyncio.run(main()).text == text
