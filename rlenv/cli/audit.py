@@ -6,16 +6,20 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv.audit.judge import JudgeReport, audit_judge, read_anchors
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.run import audit
 from rlenv.cli.options import add_set, overrides
-from rlenv.environment import load
+from rlenv.environment import Environment, load
+from rlenv.errors import UsageError
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-adversary", type=float, default=0.2, metavar="SHARE", help="of the oracle's reward")
     parser.add_argument("--max-alike", type=float, default=0.2, metavar="SHARE", help="of tasks without any signal")
     parser.add_argument("--seed", type=int, default=0)
+    judge = parser.add_argument_group("--judge: hold a judge to labels in place of attacking the reward")
+    judge.add_argument("--judge", action="store_true", help="agreement, bias and drift of a judge")
+    judge.add_argument("--anchors", metavar="FILE", help=".jsonl of {task, message, label}")
+    judge.add_argument("--term", help="which judge, where there are several")
+    judge.add_argument("--before", metavar="FILE", help="an earlier report of --judge, to see drift")
+    judge.add_argument("--min-kappa", type=float, default=0.4, metavar="K", help="exit 1 below it")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the report as JSON there")
     add_set(parser)
@@ -37,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where a fault was found, 0 otherwise."""
     environment = load(args.spec, set=overrides(args.set))
+    if args.judge:
+        return _judge(args, environment)
     thresholds = Thresholds(args.max_adversary, args.max_alike)
 
     async def main() -> Report:
@@ -51,14 +63,57 @@ def run(args: argparse.Namespace) -> int:
             )
 
     report = asyncio.run(main())
-    written = json.dumps(report.as_dict(), indent=2)
-    if args.out:
-        Path(args.out).write_text(written + "\n", encoding="utf-8")
-    if args.json:
-        sys.stdout.write(written + "\n")
-    else:
+    if not _written(args, report.as_dict()):
         _show(Console(highlight=False), report)
     return 0 if report.passes else 1
+
+
+def _written(args: argparse.Namespace, report: Mapping[str, Any]) -> bool:
+    """Writes the report where it was asked for; True where it went to standard output."""
+    text = json.dumps(report, indent=2) + "\n"
+    if args.out:
+        Path(args.out).write_text(text, encoding="utf-8")
+    if args.json:
+        sys.stdout.write(text)
+    return bool(args.json)
+
+
+def _judge(args: argparse.Namespace, environment: Environment) -> int:
+    if args.anchors is None:
+        raise UsageError("--judge needs --anchors FILE: a .jsonl of objects with task, message and label")
+    anchors = read_anchors(args.anchors)
+    before = None
+    if args.before is not None:
+        try:
+            before = json.loads(Path(args.before).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--before {args.before}: not a report: {error}") from error
+
+    async def main() -> JudgeReport:
+        async with environment:
+            return await audit_judge(
+                environment, anchors, term=args.term, before=before, min_kappa=args.min_kappa, seed=args.seed
+            )
+
+    report = asyncio.run(main())
+    if not _written(args, report.as_dict()):
+        _show_judge(Console(highlight=False), report)
+    return 0 if report.passes else 1
+
+
+def _show_judge(console: Console, report: JudgeReport) -> None:
+    title = f"judge '{report.term}' · {report.anchors} anchors, {report.invalid} invalid"
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    rows = {"accuracy": report.accuracy, "kappa": report.kappa, "rank correlation": report.spearman}
+    rows |= {f"bias by {name}": estimate for name, estimate in report.bias.items()}
+    rows |= {"drift": report.drift} if report.drift is not None else {}
+    for name, estimate in rows.items():
+        interval = f"{_number(estimate.low)} to {_number(estimate.high)}"
+        table.add_row(name, _number(estimate.value), interval)
+    console.print(table)
+    for finding in report.findings:
+        console.print(f"[red]{escape(finding)}[/red]")
+    console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")
 
 
 def _number(value: float | None) -> str:

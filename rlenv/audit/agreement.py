@@ -1,0 +1,91 @@
+"""How far two sets of scores agree: accuracy, kappa, rank correlation, each with a bootstrap interval."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Estimate", "accuracy", "bootstrap", "kappa", "mean", "spearman"]
+
+Pairs = Sequence[tuple[float, float]]
+Statistic = Callable[[Pairs], float | None]
+
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 95 % bootstrap interval (Efron 1979, percentile method); None where it cannot be said."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def excludes(self, number: float) -> bool:
+        """Whether the interval is known and does not hold `number`."""
+        return self.low is not None and self.high is not None and not self.low <= number <= self.high
+
+
+def accuracy(pairs: Pairs) -> float | None:
+    """The share of equal pairs; None without pairs."""
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
+
+
+def mean(pairs: Pairs) -> float | None:
+    """The mean of the differences, second minus first; None without pairs."""
+    return math.fsum(b - a for a, b in pairs) / len(pairs) if pairs else None
+
+
+def kappa(pairs: Pairs) -> float | None:
+    """Cohen's kappa with quadratic weights: 1 - Σ w·o / Σ w·e with w = (a - b)².
+
+    Source: Cohen 1968, "Weighted kappa", Psychological Bulletin 70(4). None without pairs or where chance alone would
+    agree fully.
+    """
+    if not pairs:
+        return None
+    left, right = Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
+    observed = math.fsum((a - b) ** 2 for a, b in pairs) / len(pairs)
+    by_chance = math.fsum((a - b) ** 2 * m * n for a, m in left.items() for b, n in right.items()) / len(pairs) ** 2
+    return 1 - observed / by_chance if by_chance else None
+
+
+def spearman(pairs: Pairs) -> float | None:
+    """Spearman's rank correlation, ties at their mean rank; None where one side has a single value."""
+    if len(pairs) < 2:
+        return None
+    left, right = _ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs])
+    middle = (len(pairs) + 1) / 2
+    both = math.fsum((a - middle) * (b - middle) for a, b in zip(left, right, strict=True))
+    spread = math.fsum((a - middle) ** 2 for a in left) * math.fsum((b - middle) ** 2 for b in right)
+    return both / math.sqrt(spread) if spread else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
+            end += 1
+        for place in order[start : end + 1]:
+            ranks[place] = (start + end) / 2 + 1
+        start = end + 1
+    return ranks
+
+
+def bootstrap(pairs: Pairs, statistic: Statistic, *, seed: int = 0) -> Estimate:
+    """The statistic of `pairs` with its interval over 1,000 resamples; equal seeds give equal intervals."""
+    value = statistic(pairs)
+    if value is None or len(pairs) < 2:
+        return Estimate(value, None, None)
+    rng = random.Random(seed)
+    drawn = [statistic([rng.choice(pairs) for _ in pairs]) for _ in range(_RESAMPLES)]
+    found = sorted(one for one in drawn if one is not None)
+    if len(found) < _RESAMPLES // 2:
+        return Estimate(value, None, None)
+    return Estimate(value, found[int(0.025 * len(found))], found[min(len(found) - 1, int(0.975 * len(found)))])
