@@ -1,4 +1,10 @@
-"""Reads random and hostile texts and prints what came of them. Run: python benchmarks/fuzz_parse.py [count] [seed]"""
+"""Reads random and hostile texts with every dialect, strict and lenient, and prints what came of them.
+
+Run: python benchmarks/fuzz_parse.py [count] [seed]. Each text is read by one dialect in turn. Texts are made of whole
+calls, of fragments of the family's own marks and of signs that are hard to read; a text that gives a new kind of
+outcome for its dialect is kept and changed further. At the end each dialect reads texts of 100 kB and 1 MB that are
+made to be slow, and the growth of the cost is printed.
+"""
 
 from __future__ import annotations
 
@@ -8,65 +14,84 @@ import sys
 import time
 
 from rlenv import dialects
+from rlenv.dialects.built_in import row_of
+from rlenv.dialects.families import ROWS
 from rlenv.messages import ToolCall
+from rlenv.testing.dialects import check_reading, hostile_texts, pieces, seconds
 
-OK = '{"name": "add", "arguments": {"a": 1}}'
-PIECES = (
-    *(f"<tool_call>{OK}</tool_call>",) * 4,
-    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "<|im_end|>", OK, OK[:-1], OK[1:]),
-    *(
-        '"',
-        "'",
-        "\\",
-        "\\u",
-        "\\ud800",
-        "{",
-        "}",
-        "[",
-        "]",
-        ":",
-        ",",
-        "\n",
-        "\r",
-        "\t",
-        " ",
-        "```json\n",
-        "null",
-        "NaN",
-    ),
-    *("\x00", "\x1f", "\x7f", "\u2028", "\ud800", "\udfff", "\ufeff", "é", "世界", "🎉", "-", "0", "1e999", "9" * 400),
-    *('{"name": "x", "arguments": ', '"arguments"', '"name"', "true", "Infinity", "[" * 300, "</tool_call", "<tool"),
-)
+SMALL, LARGE = 100_000, 1_000_000
 
 
-def main(count: int = 100_000, seed: int = 0) -> None:
+def changed(rng: random.Random, text: str, parts: tuple[str, ...]) -> str:
+    """A text with a part cut out, doubled or put in."""
+    first, last = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
+    middle = rng.choice(("", text[first:last] * 2, rng.choice(parts), rng.choice(parts) + text[first:last]))
+    return (text[:first] + middle + text[last:])[:4000]
+
+
+def outcome(action: object, text: str) -> tuple[object, ...]:
+    """What kind of reading this was: new kinds are worth more texts like it."""
+    calls = getattr(action, "calls", ())
+    kinds = tuple(type(call).__name__ if isinstance(call, ToolCall) else call.reason[:24] for call in calls[:4])
+    return (kinds, getattr(action, "is_cut", False), bool(getattr(action, "thinking", "")), len(text) > 200)
+
+
+def fuzz(count: int, seed: int) -> None:
     rng = random.Random(seed)
-    readers = [
-        dialects.get("hermes"),
-        dialects.get("hermes", thinking_open=True),
-        dialects.get("hermes", thinking_open=False, lenient=("arguments_as_text",)),
-    ]
+    readers = [dialects.get(name, lenient=lenient) for name in ROWS for lenient in {(), row_of(name).offers}]
+    readers += [dialects.get("hermes", thinking_open=True), dialects.get("hermes", thinking_open=False)]
+    parts = [pieces(reader) for reader in readers]
+    kept: list[list[str]] = [[] for _ in readers]
+    kinds: list[set[object]] = [set() for _ in readers]
     seen: collections.Counter[str] = collections.Counter()
     start = time.perf_counter()
     for number in range(count):
-        if number % 4:
-            text = "".join(rng.choices(PIECES, k=rng.randint(1, 40)))
+        which = number % len(readers)
+        reader = readers[which]
+        pick = rng.random()
+        if pick < 0.5 and kept[which]:
+            text = changed(rng, rng.choice(kept[which]), parts[which])
+        elif pick < 0.95:
+            text = "".join(rng.choices(parts[which], k=rng.randint(1, 16)))
         else:
             text = "".join(chr(rng.randrange(0x11_0000)) for _ in range(rng.randint(0, 60)))
-            text = text.join(("<tool_call>", "</tool_call>")) if number % 8 else text
-        for reader in readers:
-            action = reader.parse(text)
-            end = 0
-            for call in action.calls:
-                if not end <= call.start < call.end <= len(text):
-                    raise SystemExit(f"text {number} of seed {seed}: a call at {call.start} to {call.end}: {text!r}")
-                end = call.end
-                seen["calls" if isinstance(call, ToolCall) else "malformed calls"] += 1
-            seen["cut"] += action.is_cut
-            seen["thinking"] += bool(action.thinking)
+        action = check_reading(reader, text)
+        kind = outcome(action, text)
+        if kind not in kinds[which] and len(kept[which]) < 500:
+            kinds[which].add(kind)
+            kept[which].append(text)
+        for call in action.calls:
+            seen["calls" if isinstance(call, ToolCall) else "malformed calls"] += 1
+        seen["cut"] += action.is_cut
+        seen["thinking"] += bool(action.thinking)
+        seen["lenient"] += bool(action.leniencies)
     taken = time.perf_counter() - start
     found = ", ".join(f"{value} {name}" for name, value in sorted(seen.items()))
-    print(f"{count} texts (seed {seed}) read by {len(readers)} readers in {taken:.1f} s, no exception: {found}")
+    print(f"{count} texts (seed {seed}) read by {len(readers)} readers in {taken:.0f} s, no law broken: {found};")
+    print(f"{sum(map(len, kinds))} kinds of outcome")
+
+
+def growth() -> None:
+    worst = []
+    for name in ROWS:
+        for lenient in {(), row_of(name).offers}:
+            dialect = dialects.get(name, lenient=lenient)
+            large = hostile_texts(dialect, LARGE)
+            for kind, text in hostile_texts(dialect, SMALL).items():
+                low, high = seconds(dialect, text), seconds(dialect, large[kind])
+                # Below a millisecond the ratio measures the clock.
+                if high > 0.01:
+                    worst.append((high / (10 * low), high, f"{name}{' lenient' if lenient else ''}: {kind}"))
+    worst.sort(reverse=True)
+    print(f"\ncost at 1 MB over ten times the cost at 100 kB; {len(worst)} pairs above 10 ms at 1 MB")
+    for ratio, high, label in worst[:12]:
+        print(f"{ratio:7.2f} {high * 1e3:9.1f} ms  {label}")
+    print(f"above 1.2: {sum(ratio > 1.2 for ratio, _, _ in worst)}")
+
+
+def main(count: int = 100_000, seed: int = 0) -> None:
+    growth()
+    fuzz(count, seed)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from rlenv.dialects.gemma_body import GemmaForm, TextForm
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.python_body import PythonForm
 from rlenv.dialects.quick import parsed_action, tool_call
-from rlenv.dialects.reading import Form, Outcome, Reading
+from rlenv.dialects.reading import Form, Outcome, Reading, malformed
 from rlenv.dialects.tagged_body import TaggedForm
 from rlenv.dialects.writing import Writer
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
@@ -171,6 +172,8 @@ class TextDialect:
                     continue
                 outcome = form.read(reading, place, begin)
             found_calls, end, is_open = outcome
+            if reading is not None and reading.has_surrogates:
+                found_calls = [_checked(text, call) for call in found_calls]
             if closes and end > next_close and any(type(call) is MalformedCall for call in found_calls):
                 # Not a call but the mention of one, in thinking that ends here.
                 thinking, content, calls = [text[:next_close]], [], []
@@ -255,3 +258,13 @@ class TextDialect:
     def render_observation(self, messages: Sequence[Message]) -> str:
         """What follows the policy's last character: the end of its turn, the messages and a new generation prompt."""
         return self.writer.observation(messages)
+
+
+def _checked(text: str, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    """The call, or a malformed one where it holds half a surrogate pair, which no JSON can."""
+    if isinstance(call, ToolCall):
+        try:
+            json.dumps([call.name, call.arguments], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return malformed(text, "the call is not valid Unicode (a lone surrogate)", call.start, call.end)
+    return call

@@ -17,6 +17,7 @@ Outcome = tuple[list[Call], int, bool]
 """The calls, where reading goes on, and whether the text's end left the call open."""
 
 _INTEGER: Final = re.compile(r"[+-]?\d{1,308}")
+_LONE: Final = re.compile(r"[\ud800-\udfff]")
 _NUMBER: Final = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,3})?")
 
 
@@ -38,13 +39,15 @@ class Form(Protocol):
 class Reading:
     """One message while it is read; used by one parse."""
 
-    __slots__ = ("_found", "_properties", "lenient", "text", "tools", "used")
+    __slots__ = ("_found", "has_surrogates", "lenient", "text", "tools", "used")
 
     def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
         self.text = text
         self.tools = tools
         self.lenient = lenient
         self.used: list[str] = []
+        # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
+        self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
         self._found: dict[str, tuple[int, int]] = {}
 
     def find(self, mark: str, at: int) -> int:

@@ -74,7 +74,7 @@ class Writer:
         if not calls:
             return ""
         opened, closed = spec.section_open + spec.section_pad, spec.section_pad + spec.section_close
-        is_list = row.shape == "list" or (row.body == "pythonic" and row.separator != "\n")
+        is_list = row.shape in ("list", "either") or (row.body == "pythonic" and row.separator != "\n")
         if is_list or row.separator:
             bodies = [self._body(call) for call in calls]
             joined = (row.separator or ", ").join(bodies) if row.separator else ", ".join(bodies)

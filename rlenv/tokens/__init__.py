@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlenv.tokens.encoder import TokenEncoder
+from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.trajectory import TokenTrajectory
 
-__all__ = ["TokenEncoder", "TokenTrajectory"]
+__all__ = ["TokenEncoder", "TokenRows", "TokenTrajectory"]

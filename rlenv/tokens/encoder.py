@@ -13,7 +13,8 @@ from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.cut import Keep, token_cut
 from rlenv.tokens.program import Program
-from rlenv.tokens.slots import Layout, Slot, derive
+from rlenv.tokens.rows import TokenRows
+from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, derive
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.vocabulary import Vocabulary, encode, fast_tokenizer
 
@@ -120,6 +121,7 @@ class TokenEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
+        max_total_tokens: int | None = None,
         max_observation_tokens: int | None = None,
         keep: Keep = "head_tail",
     ) -> TokenTrajectory:
@@ -129,23 +131,113 @@ class TokenEncoder:
             tools: schemas, in the form that the template shall write.
             max_prompt_tokens: a longer prompt is an error, never cut.
             max_response_tokens: the room for sampled turns and observations together; None: no limit.
+            max_total_tokens: the room for prompt and response together; None: no limit.
             max_observation_tokens: each message of an observation is cut to this many tokens of content.
             keep: which part of a content stays when it is cut.
 
         Raises:
             UnsupportedTemplate: the template refuses the messages.
-            EpisodeError: the prompt is longer than `max_prompt_tokens` (`reason` is "prompt_tokens").
+            EpisodeError: the prompt is longer than `max_prompt_tokens` (`reason` is "prompt_tokens"), or fills
+                `max_total_tokens` (`reason` is "total_tokens").
         """
-        ids = self.encode_prompt(messages, tools=tools)
+        return self._trajectory(
+            self.encode_prompt(messages, tools=tools),
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens,
+            max_total_tokens=max_total_tokens,
+            max_observation_tokens=max_observation_tokens,
+            keep=keep,
+        )
+
+    def start_rows(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **limits: Any,
+    ) -> TokenRows:
+        """A rollout that goes on in a new row where the template rewrites history; `limits` are those of `start`.
+
+        They hold for each row: what stood before becomes part of the next row's prompt.
+        """
+        return TokenRows(self, messages, tools=tools, **limits)
+
+    def start_after(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        said: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **limits: Any,
+    ) -> TokenTrajectory:
+        """A trajectory that goes on after `said`, what a policy and the environment said after the first `messages`.
+
+        Raises:
+            UnsupportedTemplate: the template changes contents in a way that is not known.
+            EpisodeError: as for `start`.
+        """
+        return self._trajectory(self._encode_history(messages, said, tools), **limits)
+
+    def _encode_history(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        said: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> array[int]:
+        """The ids of a conversation in which the environment's later contents are text, whatever they hold."""
+        first = [m.as_dict() if isinstance(m, Message) else dict(m) for m in messages]
+        later = [message.as_dict() for message in said]
+        open_slots = [index for index, message in enumerate(said) if message.role != "assistant"]
+        marked = [
+            {**message, "content": f"{_MARK}{index}{_MARK}"} if index in open_slots else message
+            for index, message in enumerate(later)
+        ]
+        text = self.template.render([*first, *marked], tools=tools)
+        whole = self.template.render([*first, *later], tools=tools)
+        for transform in TRANSFORMS.values():
+            parts: list[str | Slot] = []
+            rest = text
+            for index in open_slots:
+                before, mark, rest = rest.partition(f"{_MARK}{index}{_MARK}")
+                if not mark:
+                    raise UnsupportedTemplate(
+                        f"chat template {self.template.name} leaves out the content of message {len(first) + index + 1}"
+                    )
+                parts += [before, Slot("content", index, transform)]
+            parts.append(rest)
+            filled = "".join(part if isinstance(part, str) else transform(said[part.index].content) for part in parts)
+            if filled == whole:
+                program = Program.of(parts, self.vocabulary, self.encode_content)
+                return program.encode(lambda slot: slot.transform(said[slot.index].content), self.encode_content)
+        raise UnsupportedTemplate(
+            f"chat template {self.template.name} changes the contents of a conversation in a way that is not known"
+        )
+
+    def _trajectory(
+        self,
+        ids: array[int],
+        *,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        max_total_tokens: int | None = None,
+        max_observation_tokens: int | None = None,
+        keep: Keep = "head_tail",
+    ) -> TokenTrajectory:
         if max_prompt_tokens is not None and len(ids) > max_prompt_tokens:
             raise EpisodeError(
                 f"the prompt has {len(ids)} tokens; expected at most {max_prompt_tokens} (max_prompt_tokens)",
                 reason="prompt_tokens",
             )
+        if max_total_tokens is not None and len(ids) >= max_total_tokens:
+            raise EpisodeError(
+                f"the prompt has {len(ids)} tokens; expected fewer than {max_total_tokens} (max_total_tokens)",
+                reason="total_tokens",
+            )
         return TokenTrajectory(
             self,
             ids,
             max_response_tokens=max_response_tokens,
+            max_total_tokens=max_total_tokens,
             max_observation_tokens=max_observation_tokens,
             keep=keep,
         )
@@ -211,15 +303,23 @@ class TokenEncoder:
         Raises:
             UnsupportedTemplate: the message names the template and the place.
         """
-        layout = self._program(tuple(roles))[0]
-        fault = layout.rewrites
-        if not fault and after_thinking and layout.drops_thinking:
-            fault = "it drops the thinking of earlier turns once these messages follow"
+        fault = self.rewrites(roles, after_thinking=after_thinking)
         if fault and self.history == "refuse":
             raise UnsupportedTemplate(
                 f"chat template {self.template.name} rewrites what was sampled before a message of {', '.join(roles)}: "
-                f'{fault}; start a new trajectory there, or go on with the sampled ids by history="keep"'
+                f'{fault}; start a new row there (start_rows), or go on with the sampled ids by history="keep"'
             )
+
+    def rewrites(self, roles: Sequence[str], *, after_thinking: bool = False) -> str:
+        """How the template changes earlier turns once messages of `roles` follow, "" where it only grows.
+
+        Raises:
+            UnsupportedTemplate: exact ids cannot be promised for messages of these roles.
+        """
+        layout = self._program(tuple(roles))[0]
+        if not layout.rewrites and after_thinking and layout.drops_thinking:
+            return "it drops the thinking of earlier turns once these messages follow"
+        return layout.rewrites
 
     def encode_messages(self, messages: Sequence[Message]) -> array[int]:
         """The ids between an assistant's stop mark and the next sampled token, for messages that answer a turn.

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.chat_template import ChatTemplate
 
-__all__ = ["Layout", "Slot", "derive", "split_slots"]
+__all__ = ["TRANSFORMS", "Layout", "Slot", "derive", "split_slots"]
 
 _S: Final = "\ue000"  # private use: stands in no template
 _ASSISTANT: Final = f"{_S}a{_S}"
@@ -32,7 +32,7 @@ _PROBES: Final = (
     "\n\nlines\n\n",
     "   ",
 )
-_TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
+TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
     "as it is": lambda text: text,
     "strip": str.strip,
     "lstrip": str.lstrip,
@@ -225,7 +225,7 @@ def _derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str]
             slots.append(Slot("content", part[1], _transform(template.name, tail, whole, marks, part[1])))
         else:
             field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
-            slots.append(Slot(field, number_of[part[1]], _TRANSFORMS["as it is"]))
+            slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
     return Layout(
         stop,
         tuple(slots),
@@ -238,7 +238,7 @@ def _transform(
     name: str, tail: Callable[[Sequence[str]], str], whole: str, marks: Sequence[str], index: int
 ) -> Callable[[str], str]:
     before, _, after = whole.partition(marks[index])
-    left = dict(_TRANSFORMS)
+    left = dict(TRANSFORMS)
     for probe in _PROBES:
         given = list(marks)
         given[index] = probe

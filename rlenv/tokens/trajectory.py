@@ -42,6 +42,7 @@ class TokenTrajectory:
         "_logprobs",
         "_mask",
         "_max_response_tokens",
+        "_max_total_tokens",
         "_prompt_length",
         "closed_turns",
         "has_logprobs",
@@ -57,6 +58,7 @@ class TokenTrajectory:
         prompt_ids: array[int],
         *,
         max_response_tokens: int | None = None,
+        max_total_tokens: int | None = None,
         max_observation_tokens: int | None = None,
         keep: Keep = "head_tail",
     ) -> None:
@@ -66,6 +68,7 @@ class TokenTrajectory:
         self._mask = bytearray()
         self._logprobs = array("d")
         self._max_response_tokens = max_response_tokens
+        self._max_total_tokens = max_total_tokens
         self._is_thinking = False
         self.max_observation_tokens = max_observation_tokens
         self.keep = keep
@@ -105,9 +108,22 @@ class TokenTrajectory:
     @property
     def remaining(self) -> int | None:
         """How many more tokens the response may have, at least 0; None where it has no limit."""
-        if self._max_response_tokens is None:
-            return None
-        return max(self._max_response_tokens - len(self._mask), 0)
+        limit = self._limit_of_response()[0]
+        return None if limit is None else max(limit - len(self._mask), 0)
+
+    @property
+    def has_thinking(self) -> bool:
+        """Whether a sampled turn has thought, as far as the marks `<think>` and `</think>` tell."""
+        return self._is_thinking
+
+    def _limit_of_response(self) -> tuple[int | None, str]:
+        """The tokens that the response may have in all, and which limit it is."""
+        limit, name = self._max_response_tokens, "response"
+        if self._max_total_tokens is not None:
+            total = self._max_total_tokens - self._prompt_length
+            if limit is None or total < limit:
+                return total, "total"
+        return limit, name
 
     def __len__(self) -> int:
         """The tokens of the response."""
@@ -173,6 +189,14 @@ class TokenTrajectory:
             return self._append(self._encode(messages, self._limit(max_tokens)))
         return self._append(await asyncio.to_thread(self._encode, messages, self._limit(max_tokens)))
 
+    def cut_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Messages with their contents cut to `max_observation_tokens`, as an observation of them would show."""
+        limit = self.max_observation_tokens
+        if limit is None:
+            return tuple(messages)
+        cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
+        return tuple(replace(message, content=cut(message.content)) for message in messages)
+
     def _limit(self, max_tokens: int | None) -> int | None:
         return max_tokens if max_tokens is not None else self.max_observation_tokens
 
@@ -198,11 +222,10 @@ class TokenTrajectory:
         is_open = len(self._mask) == self.turn_spans[-1][0] or self._ids[-1] != self._encoder.stop_id
         if is_open:
             ids = array("q", (self._encoder.stop_id,)) + ids
-        if self._max_response_tokens is not None and len(self._mask) + len(ids) > self._max_response_tokens:
-            self.reason = (
-                f"the observation has {len(ids)} tokens; {self.remaining} of {self._max_response_tokens} response"
-                " tokens are left"
-            )
+        limit, name = self._limit_of_response()
+        if limit is not None and len(self._mask) + len(ids) > limit:
+            whole = self._max_response_tokens if name == "response" else self._max_total_tokens
+            self.reason = f"the observation has {len(ids)} tokens; {self.remaining} of {whole} {name} tokens are left"
             return False
         if is_open:
             self.closed_turns.append(len(self.turn_spans) - 1)

@@ -1,0 +1,51 @@
+"""Compares ids with the chat template's own on generated dialogues, and prints the counts.
+
+Run: python benchmarks/dialogues.py [count]. With ../shared/data it takes the real Qwen3 and Qwen2.5 tokenizers.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "tokens"))
+
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+from rlenv.tokens import TokenEncoder
+from rlenv.tokens.check import check
+from rlenv.tokens.load import load_tokenizer
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def families() -> dict[str, TokenEncoder]:
+    """Encoders by name."""
+    found = {"small": TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)}
+    if not (DATA / "tokenizers").is_dir():
+        print(f"{DATA} is not there; the real tokenizers are left out")
+        return found
+    import real
+
+    for family in ("qwen3", "qwen2_5"):
+        found[family] = TokenEncoder(real.qwen(family), chat_template=real.template(family))
+    quiet = load_tokenizer(str(DATA / "tokenizers" / "qwen3"), template=str(DATA / "chat_templates" / "qwen3.jinja"))
+    found["qwen3, thinking off"] = TokenEncoder(quiet, template_kwargs={"enable_thinking": False})
+    return found
+
+
+def main(count: int = 2000) -> None:
+    for name, encoder in families().items():
+        start = time.perf_counter()
+        report = check(lambda encoder=encoder: encoder, name=name, dialogues=count)
+        taken = time.perf_counter() - start
+        for finding in report.findings:
+            if finding.cases > 1 or finding.status == "failed":
+                print(f"{name:22}{finding.name:26}{finding.status:9}{finding.cases:7}  {finding.detail[:90]}")
+                if finding.difference is not None:
+                    print(f"{'':22}{finding.difference}")
+        print(f"{name:22}{'exact' if report.is_exact else 'NOT EXACT'} in {taken:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))

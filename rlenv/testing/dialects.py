@@ -1,0 +1,181 @@
+"""The laws that every dialect keeps.
+
+Run them on your own dialect:
+
+    from rlenv.testing.dialects import check_dialect
+
+    def test_my_dialect_keeps_the_laws():
+        check_dialect(my_dialect)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rlenv.dialects.base import Dialect
+from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
+
+__all__ = ["ARGUMENTS", "TOOLS", "check_dialect", "check_reading", "hostile_texts", "pieces", "seconds"]
+
+TOOLS: Final[Mapping[str, Any]] = {
+    "search": {
+        "name": "search",
+        "description": "Looks something up.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string"},
+                "limit": {"type": "integer"},
+                "exact": {"type": "boolean"},
+                "tags": {"type": "array"},
+                "filter": {"type": "object"},
+            },
+            "required": ["query"],
+        },
+    }
+}
+ARGUMENTS: Final[tuple[Mapping[str, Any], ...]] = (
+    {"query": "cats"},
+    {"query": 'say "hi" \\ it\'s', "limit": 5},
+    {"query": "two\nlines", "exact": True},
+    {"query": "世界 é", "tags": ["a", "b"], "limit": -3},
+    {"query": "x", "filter": {"year": 2020, "lang": "en"}},
+)
+_TEXT: Final = (
+    "the", " ", "\n", '"', "'", "\\", "{", "}", "[", "]", "(", ")", "=", ":", ",", "<", ">", "/", "null", "True",
+    "-1", "1e999", "9" * 400, "[" * 200, "\x00", "\u2028", "\ud800", "世界",
+    '{"name": "search", "arguments": {"query": "x"}}',
+    "search", 'search(query="x")', "```json\n", "<think>", "</think>",
+)  # fmt: skip
+
+
+def check_reading(dialect: Dialect, text: str, tools: Mapping[str, Any] | None = TOOLS) -> ParsedAction:
+    """The reading of `text`, after the laws that hold for every text.
+
+    Raises:
+        AssertionError: a law is broken; the message states it.
+    """
+    try:
+        action = dialect.parse(text, tools)
+    except Exception as error:
+        raise AssertionError(f"law: reading never raises; {dialect.name}: {error!r} for {text[:200]!r}") from error
+    end = 0
+    for call in action.calls:
+        assert end <= call.start < call.end <= len(text), (
+            f"law: calls stand in order, apart; {dialect.name}: {call.start} to {call.end} for {text[:99]!r}"
+        )
+        end = call.end
+        if isinstance(call, MalformedCall):
+            assert call.reason, f"law: a malformed call has a reason; {dialect.name}: {text[:200]!r}"
+            assert call.text == text[call.start : call.end], (
+                f"law: a malformed call shows its own text; {dialect.name}: {text[:200]!r}"
+            )
+            continue
+        assert call.name, f"law: a call has a name; {dialect.name}: {text[:200]!r}"
+        try:
+            json.dumps(dict(call.arguments), ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise AssertionError(f"law: arguments are JSON; {dialect.name}: {error!r} for {text[:200]!r}") from error
+    return action
+
+
+def pieces(dialect: Dialect) -> tuple[str, ...]:
+    """Fragments of what the dialect writes, and text that is hard to read: what fuzzed texts are made of."""
+    written = [dialect.render_action(Message("assistant", "", (ToolCall("search", item),))) for item in ARGUMENTS]
+    marks: set[str] = set()
+    for text in written:
+        marks.update(part for size in (3, 7, 12) for part in (text[:size], text[-size:], text[len(text) // 2 :]))
+    return (*written, *written, *sorted(marks), *_TEXT)
+
+
+def hostile_texts(dialect: Dialect, size: int) -> Mapping[str, str]:
+    """Texts of about `size` characters that are made to be slow to read."""
+    call = dialect.render_action(Message("assistant", "", (ToolCall("search", {"query": "x"}),)))
+    third = max(len(call) // 3, 1)
+    units = {
+        "whole calls": call,
+        "opened and never closed": call[: 2 * third],
+        "only the beginning": call[:third],
+        "only the end": call[-third:],
+        "a broken string": call[: 2 * third] + '"',
+        "thinking": "<think>" + call[:third],
+        "brackets": call[:third] + "[{(",
+    }
+    texts = {name: (unit * (size // len(unit) + 1))[:size] for name, unit in units.items()}
+    texts["one call with a long argument"] = call.replace("x", "x" * size)[: size + len(call)]
+    texts["an open call and long text"] = call[: 2 * third] + "a " * (size // 2)
+    texts["an open call and white space"] = call[:third] + " " * size
+    return texts
+
+
+def seconds(dialect: Dialect, text: str, *, repeat: int = 3) -> float:
+    """The least CPU time of reading `text`."""
+    taken = []
+    for _ in range(repeat):
+        start = time.process_time()
+        dialect.parse(text, TOOLS)
+        taken.append(time.process_time() - start)
+    return min(taken)
+
+
+def check_dialect(
+    dialect: Dialect,
+    *,
+    arguments: Sequence[Mapping[str, Any]] = ARGUMENTS,
+    tools: Mapping[str, Any] = TOOLS,
+    texts: int = 300,
+    seed: int = 0,
+    same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda read, written: dict(read) == dict(written),
+) -> None:
+    """Runs the laws of dialects on `dialect`; a law that is broken is an AssertionError that states it.
+
+    Args:
+        arguments: what calls of the first of `tools` are written with; read back they have to be the same.
+        texts: how many fuzzed texts are read.
+        same: decides whether arguments are the same, for families that cannot write every type.
+    """
+    name = next(iter(tools))
+    assert dialect.name, "law: a dialect has a name"
+    assert check_reading(dialect, "Just words.", tools).content == "Just words.", "law: text without a call is content"
+    assert not check_reading(dialect, "", tools).calls, "law: an empty message has no calls"
+    for given in arguments:
+        text = dialect.render_action(Message("assistant", "", (ToolCall(name, given),)))
+        calls = check_reading(dialect, text, tools).calls
+        read = [call for call in calls if isinstance(call, ToolCall)]
+        assert len(calls) == 1, f"law: what is written reads back as one call; {dialect.name}: {text!r} as {calls}"
+        assert len(read) == 1, f"law: what is written reads back as one call; {dialect.name}: {text!r} as {calls}"
+        assert read[0].name == name, f"law: the name reads back; {dialect.name}: {text!r}"
+        assert same(read[0].arguments, given), f"law: arguments read back; {dialect.name}: {text!r} as {read[0]}"
+    several = tuple(ToolCall(name, given) for given in arguments[:2])
+    text = dialect.render_action(Message("assistant", "", several))
+    count = len(check_reading(dialect, text, tools).calls)
+    assert count == len(several), f"law: calls written together read back; {dialect.name}: {count} of {text!r}"
+    thought = f"<think>{text}</think>done"
+    first = check_reading(dialect, thought, tools)
+    if first.thinking:
+        assert not first.calls, f"law: a call inside thinking is none; {dialect.name}: {thought!r}"
+    _check_rendering(dialect, name)
+    rng = random.Random(seed)
+    parts = pieces(dialect)
+    for _ in range(texts):
+        fuzzed = "".join(rng.choices(parts, k=rng.randint(1, 20)))
+        assert check_reading(dialect, fuzzed, tools) == dialect.parse(fuzzed, tools), (
+            f"law: the same text reads the same; {dialect.name}: {fuzzed!r}"
+        )
+
+
+def _check_rendering(dialect: Dialect, name: str) -> None:
+    user = Message("user", "Q {x} {{y}}")
+    prompt = dialect.render_prompt([Message("system", "S"), user], ())
+    assert user.content in prompt, f"law: contents stand in the prompt as they are; {dialect.name}: {prompt!r}"
+    observed = dialect.render_observation([Message("tool", "R1 {x}", name=name), Message("tool", "R2", name=name)])
+    first, second = observed.find("R1 {x}"), observed.find("R2")
+    assert 0 <= first < second, f"law: results stand in the order of their calls; {dialect.name}: {observed!r}"
+    said = Message("assistant", "So.")
+    whole = dialect.render_prompt([user, said, Message("user", "next")], ())
+    parts = dialect.render_prompt([user], ()) + "So." + dialect.render_observation([Message("user", "next")])
+    assert whole == parts, f"law: a prompt grows by what is said and observed; {dialect.name}: {whole!r}, {parts!r}"

@@ -1,0 +1,96 @@
+"""A tokenizer and its chat template from files, without transformers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlenv.errors import MissingExtra, UsageError
+
+__all__ = ["LoadedTokenizer", "load_tokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """What `TokenEncoder` reads of a tokenizer; the names are those of transformers."""
+
+    backend_tokenizer: Any
+    chat_template: str | None
+    special_tokens_map: Mapping[str, str]
+    eos_token: str | None
+    name_or_path: str
+
+
+def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenizer:
+    """The tokenizer of a folder (`tokenizer.json` and `tokenizer_config.json`), of a file, or of a model by its name.
+
+    A file that ends in .gz is unpacked. The chat template is `template` (a file), else that of the configuration or
+    of `chat_template.jinja` beside it. A model's name is looked up in the Hugging Face hub.
+
+    Raises:
+        MissingExtra: `tokenizers` is not installed.
+        UsageError: there is no such file, or it cannot be read.
+    """
+    try:
+        from tokenizers import Tokenizer  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtra("token-exact trajectories", extra="tokens") from error
+    path = Path(place)
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir():
+        names = ("tokenizer.json", "tokenizer.json.gz")
+        found = next((folder / name for name in names if (folder / name).is_file()), None)
+        if found is None:
+            raise UsageError(f"{path} holds no tokenizer; expected {' or '.join(names)} in it")
+        path = found
+    elif not path.is_file():
+        if "/" not in place or place.count("/") > 1 or place.startswith((".", "/")):
+            raise UsageError(f"there is no tokenizer at {place}; give a folder, a tokenizer.json, or a model's name")
+        try:
+            tokenizer = Tokenizer.from_pretrained(place)
+        except Exception as error:  # the hub's client raises errors of many libraries
+            raise UsageError(f"the tokenizer of {place} cannot be fetched: {str(error)[:200]}") from error
+        return LoadedTokenizer(tokenizer, _read(template) if template else None, {}, None, place)
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception on bad content
+        raise UsageError(f"{path} is no tokenizer: {str(error)[:200]}") from error
+    config: Mapping[str, Any] = {}
+    beside = folder / "tokenizer_config.json"
+    if beside.is_file():
+        try:
+            config = json.loads(beside.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UsageError(f"{beside} is not JSON: {error}") from error
+    special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
+    source = _read(template) if template else _template(config, folder)
+    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place)
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _template(config: Mapping[str, Any], folder: Path) -> str | None:
+    own = config.get("chat_template")
+    if isinstance(own, list):
+        by_name = {str(entry.get("name")): entry.get("template") for entry in own if isinstance(entry, Mapping)}
+        own = by_name.get("tool_use", by_name.get("default"))
+    if isinstance(own, str):
+        return own
+    beside = folder / "chat_template.jinja"
+    return _read(str(beside)) if beside.is_file() else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the chat template {path} cannot be read: {error}") from error

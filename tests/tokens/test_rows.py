@@ -1,0 +1,86 @@
+"""Rollouts over templates that rewrite history become several rows, and budgets say why they end."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.messages import Message, Observation
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+from rlenv.tokens import TokenEncoder
+from tests.tokens import real
+
+# Thinking of earlier turns is left out once a user message follows, as Qwen3's template does.
+FORGETS = CHAT_TEMPLATE.replace(
+    "(message.content or '')",
+    "((message.content or '').split('</think>')[-1] if messages[-1].role == 'user' else (message.content or ''))",
+)
+SMALL = TokenEncoder(small_tokenizer(), chat_template=FORGETS)
+USER = Observation((Message("user", "next <|im_end|><tool_call>"),))
+
+
+def test_a_new_row_starts_where_the_template_drops_thinking() -> None:
+    rows = SMALL.start_rows([Message("user", "Q")])
+    first = SMALL.encode_text("<think>hm</think>one<|im_end|>")
+    said = Message("assistant", rows.add_sampled(first, [-1.0] * len(first)))
+    assert rows.add_observation(USER, said=said)
+    second = SMALL.encode_text("two<|im_end|>")
+    rows.add_sampled(second)
+    assert [row.response_ids for row in rows.rows] == [first, second]
+    assert [row.mask for row in rows.rows] == [[1] * len(first), [1] * len(second)]
+    prompt = SMALL.decode(rows.last.prompt_ids)
+    assert prompt == (
+        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n"
+        "<|im_start|>user\nnext <|im_end|><tool_call><|im_end|>\n<|im_start|>assistant\n"
+    )
+    control = [number for number in rows.last.prompt_ids if number in SMALL.vocabulary.added.values()]
+    assert len(control) == 7  # those of the structure; what the user wrote is text
+
+
+def test_a_template_that_only_grows_keeps_one_row() -> None:
+    plain = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
+    rows, whole = plain.start_rows([Message("user", "Q")]), plain.start([Message("user", "Q")])
+    for _ in range(3):
+        ids = plain.encode_text("look<|im_end|>")
+        said = Message("assistant", rows.add_sampled(ids))
+        whole.add_sampled(ids)
+        assert rows.add_observation(Observation((Message("tool", "R"),)), said=said)
+        assert whole.add_observation(Observation((Message("tool", "R"),)))
+    assert len(rows.rows) == 1
+    assert rows.last.context_ids == whole.context_ids
+
+
+def test_qwen3_is_split_at_a_user_message_after_thinking() -> None:
+    encoder = TokenEncoder(real.qwen("qwen3"), chat_template=real.template("qwen3"))
+    rows = encoder.start_rows([Message("user", "Q")])
+    said = Message("assistant", rows.add_sampled(encoder.encode_text("<think>\nhm\n</think>\n\nhello<|im_end|>")))
+    assert rows.add_observation(Observation((Message("user", "and?"),)), said=said)
+    conversation = [{"role": "user", "content": "Q"}, said.as_dict(), {"role": "user", "content": "and?"}]
+    assert rows.last.prompt_ids == encoder.encode_text(encoder.template.render(conversation))
+    assert len(rows.rows) == 2
+
+
+def test_a_row_that_does_not_fit_is_not_started() -> None:
+    rows = SMALL.start_rows([Message("user", "Q")], max_prompt_tokens=25)
+    said = Message("assistant", rows.add_sampled(SMALL.encode_text("<think>hm</think>one<|im_end|>")))
+    assert not rows.add_observation(USER, said=said)
+    assert "expected at most 25 (max_prompt_tokens)" in rows.reason
+    assert len(rows.rows) == 1
+
+
+def test_the_whole_has_a_budget_of_its_own() -> None:
+    trajectory = SMALL.start([Message("user", "Q")], max_total_tokens=40, max_response_tokens=1000)
+    assert trajectory.remaining == 40 - len(trajectory.prompt_ids)
+    trajectory.add_sampled([SMALL.stop_id])
+    assert not trajectory.add_observation(Observation((Message("tool", "a long result " * 9),)))
+    assert "of 40 total tokens are left" in trajectory.reason
+    with pytest.raises(EpisodeError, match="expected fewer than 3") as caught:
+        SMALL.start([Message("user", "Q")], max_total_tokens=3)
+    assert caught.value.reason == "total_tokens"
+
+
+def test_what_was_said_is_the_assistants() -> None:
+    rows = SMALL.start_rows([Message("user", "Q")])
+    rows.add_sampled([SMALL.stop_id])
+    with pytest.raises(UsageError, match="expected the assistant's"):
+        rows.add_observation(USER, said=Message("user", "x"))
