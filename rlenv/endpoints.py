@@ -35,7 +35,7 @@ _MAX_BYTES: Final = 64_000_000
 _QUOTED_CHARS: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Endpoint:
     """A server and a model on it, with secrets filled in.
 
@@ -56,9 +56,6 @@ class Endpoint:
     async def client(self, scope: Scope) -> Client:
         """The client that all who share `scope` share."""
         return await scope.get(("endpoint", self), lambda: aclosing(Client(self)))
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:

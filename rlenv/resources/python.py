@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import Any, Final, Literal
 
 from rlenv._hosted import Hosted
+from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, ResourceError, UsageError
 from rlenv.functions import import_function
 from rlenv.registry import Kind
@@ -21,6 +22,9 @@ from rlenv.tools.base import CompileContext
 __all__ = ["KIND", "PythonResource", "PythonResourceSpec"]
 
 _log: Final = logger("rlenv.resources")
+_GRACE_S: Final = 0.2
+_CLOSE_S: Final = 30.0
+_threads: Final = ThreadPool(size=64)
 _OFFERED: Final = ("task", "seed", "vars")
 
 
@@ -41,9 +45,10 @@ class PythonResourceSpec(ResourceSpec):
 class PythonResource:
     """A compiled `python` entry.
 
-    Blocking work, closing too, is done in a thread (unless `run_in: loop`), each step awaited to its end: an episode
-    that is cancelled meanwhile waits for it and then closes what was opened. An async context manager is entered and
-    exited by one task, as anyio asks for. What closing raises goes to the logger `rlenv.resources`.
+    Blocking work, closing too, is done in a thread (unless `run_in: loop`). Where the episode is cancelled while one
+    opens, what was opened is closed; a thread that hangs is left behind and closes by itself once it goes on. An async
+    context manager is entered and exited by one task, as anyio asks for. What closing raises, and that it takes longer
+    than 30 s, goes to the logger `rlenv.resources`.
     """
 
     def __init__(
@@ -96,7 +101,8 @@ class PythonResource:
 
         async def close() -> None:
             with self._logged():
-                await host.aclose()
+                async with asyncio.timeout(_CLOSE_S):
+                    await host.aclose()
 
         stack.push_async_callback(close)
         return value
@@ -107,27 +113,42 @@ class PythonResource:
         def enter() -> None:
             entered.append(manager.__enter__())
 
-        async def close() -> None:
+        def leave() -> None:
+            if entered:
+                entered.clear()
+                manager.__exit__(None, None, None)
+
+        def leave_late() -> None:
             with self._logged():
-                if entered:
-                    await self._blocking(lambda: manager.__exit__(None, None, None))
+                leave()
+
+        async def close() -> None:
+            if entered:
+                with self._logged():
+                    async with asyncio.timeout(_CLOSE_S):
+                        await self._blocking(leave)
 
         # Before it is entered: a cancellation that comes meanwhile must not leave it open.
         stack.push_async_callback(close)
-        await self._blocking(enter)
+        await self._blocking(enter, late=leave_late)
         return entered[0]
 
-    async def _blocking(self, work: Callable[[], Any]) -> Any:
+    async def _blocking(self, work: Callable[[], Any], *, late: Callable[[], None] | None = None) -> Any:
+        """What `work` returns. `late` is called where it ends only after it was given up."""
         if not self._in_thread:
             return work()
-        running = asyncio.ensure_future(asyncio.to_thread(work))
+        job = _threads.submit(work)
         try:
-            return await asyncio.shield(running)
+            await asyncio.shield(job.done)
         except asyncio.CancelledError:
-            await asyncio.wait((running,))  # a thread cannot be cancelled, and what it opens has to be closed
-            if not running.cancelled():
-                running.exception()
+            # A thread cannot be cancelled; one that hangs is left behind, and closes what it opens by itself.
+            await asyncio.wait((job.done,), timeout=_GRACE_S)
+            if not job.is_ended:
+                _threads.give_up(job, after=late)
             raise
+        if job.error is not None:
+            raise job.error
+        return job.result
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

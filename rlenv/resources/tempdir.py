@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
+from rlenv._threads import ThreadPool
 from rlenv.errors import ResourceError, UsageError
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
@@ -19,6 +21,8 @@ from rlenv.templates import Template, TemplateError, compile_template
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "Folder", "TempdirResource", "TempdirSpec"]
+
+_threads: Final = ThreadPool(size=8)
 
 
 class TempdirSpec(ResourceSpec):
@@ -74,7 +78,14 @@ class TempdirResource:
     async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
         try:
             source = self._context.path("copy_from", template.text(task=context.task, vars=context.vars))
-            await asyncio.to_thread(shutil.copytree, source, path, dirs_exist_ok=True, symlinks=True)
+            job = _threads.submit(partial(shutil.copytree, source, path, dirs_exist_ok=True, symlinks=True))
+            try:
+                await asyncio.shield(job.done)
+            except asyncio.CancelledError:
+                await asyncio.wait((job.done,))  # nothing may be copied into a folder that is being removed
+                raise
+            if job.error is not None:
+                raise job.error
         except (TemplateError, OSError, shutil.Error) as error:
             raise ResourceError(f"the folder of resource '{self.name}' cannot be filled: {error}") from error
 

@@ -7,8 +7,10 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
+from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.functions import import_function
 from rlenv.messages import Message
@@ -21,6 +23,7 @@ from rlenv.users.base import UserContext
 __all__ = ["KIND", "PythonUserSpec"]
 
 _log: Final[logging.Logger] = logger("rlenv.users")
+_threads: Final = ThreadPool(size=64)
 _OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn")
 
 
@@ -70,7 +73,7 @@ class _Session:
             if user.is_async:
                 said = await user.function(**given)
             else:  # it may block, and a hanging one must not hold the loop
-                said = await asyncio.to_thread(user.function, **given)
+                said = await _in_thread(partial(user.function, **given))
         except EpisodeError:
             raise
         except Exception as error:  # an author's function may fail in any way
@@ -80,6 +83,18 @@ class _Session:
             found = type(said).__name__
             raise EpisodeError(f"the user's function gave a {found}; expected a text or None", reason="user")
         return said
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    job = _threads.submit(work)
+    try:
+        await asyncio.shield(job.done)
+    except asyncio.CancelledError:
+        _threads.give_up(job)
+        raise
+    if job.error is not None:
+        raise job.error
+    return job.result
 
 
 def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:

@@ -21,6 +21,7 @@ import anyio
 LOG = []
 OPENING = threading.Event()
 GO = threading.Event()
+CLOSED = threading.Event()
 
 
 def value(task, seed, vars):
@@ -82,6 +83,7 @@ def slow():
         yield "slow"
     finally:
         LOG.append("close slow")
+        CLOSED.set()
 
 
 def odd(speed):
@@ -179,6 +181,27 @@ def test_what_is_opened_while_the_episode_is_cancelled_is_closed_too(make_enviro
 
     asyncio.run(main())
     assert state["LOG"] == ["open first", "open slow", "close slow", "close first"]
+
+
+def test_one_that_hangs_while_it_opens_costs_the_episode_its_time_and_is_closed_once_it_goes_on(
+    make_environment: Make,
+) -> None:
+    environment = made(make_environment, "first", "slow")
+    state = module(environment, "slow")
+    limits = environment.spec.limits.model_copy(update={"episode_s": 0.1})
+    environment.spec = environment.spec.model_copy(update={"limits": limits})
+
+    async def main() -> Any:
+        async with environment.start() as episode:
+            return episode.trajectory
+
+    trajectory = asyncio.run(main())
+    assert trajectory.reward.total is None
+    assert "did not open within 0.1 s" in trajectory.failure.message
+    assert state["LOG"] == ["open first", "close first"]
+    state["GO"].set()
+    assert state["CLOSED"].wait(20)
+    assert state["LOG"][2:] == ["open slow", "close slow"]
 
 
 def test_one_that_cannot_be_opened_makes_the_reward_invalid_and_the_others_are_closed(make_environment: Make) -> None:
