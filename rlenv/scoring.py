@@ -106,6 +106,10 @@ class Scorer:
         self._turn_plans = tuple(plan for plan in plans.values() if plan.per_turn)
         self._groups = tuple(plan for plan in plans.values() if plan.term.measure_group is not None)
         grouped = {plan.name for plan in self._groups}
+        for plan in self._groups:
+            if unknown := [name for name in plan.term.reads if name not in plans or name in grouped]:
+                known = ", ".join(name for name in plans if name not in grouped)
+                raise UsageError(f"rewards.{plan.name}.of: no term '{unknown[0]}' to compare; there are: {known}")
         for plan in plans.values():
             if plan.gate is not None and (late := sorted(grouped.intersection(plan.gate.names))):
                 raise UsageError(f"rewards.{plan.name}.gate: '{late[0]}' is known only once all answers are; drop it")

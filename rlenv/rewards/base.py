@@ -71,6 +71,8 @@ class Term:
     measure: Callable[[RewardContext], Measured] | None = None
     measure_async: Callable[[RewardContext], Awaitable[Measured]] | None = None
     measure_group: Callable[[Sequence[Trajectory]], Sequence[Measured]] | None = None
+    reads: tuple[str, ...] = ()
+    """The other terms whose values `measure_group` reads."""
 
 
 @dataclass(frozen=True, slots=True)

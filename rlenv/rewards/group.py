@@ -89,7 +89,7 @@ def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
             for value in values
         ]
 
-    return Term(name=name, spec=spec, measure_group=compare)
+    return Term(name=name, spec=spec, measure_group=compare, reads=(spec.of or "",))
 
 
 KIND = Kind(GroupSpec, _compile)

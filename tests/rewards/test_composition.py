@@ -159,3 +159,8 @@ def test_a_group_term_that_goes_wrong_is_invalid_for_all(tmp_path: Path) -> None
 def test_a_gate_cannot_ask_for_what_only_the_group_knows(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="known only once all answers are"):
         play(tmp_path, [], SPEC.replace("weight: 0}", "weight: 0, gate: short >= 1}"))
+
+
+def test_a_group_term_over_no_such_term_is_the_authors_mistake(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no term 'wrods' to compare; there are: correct, words"):
+        play(tmp_path, [], SPEC.replace("of: words", "of: wrods"))
