@@ -96,9 +96,9 @@ def attend(child: int, host: socket.socket, limit: float) -> dict[str, object]:
 
 def clean() -> bool:
     """Empties the one folder that can be written; False where that is not quickly done."""
+    if os.stat(FOLDER).st_mode & 0o777 != 0o755:
+        return False
     entries = os.listdir(FOLDER)
-    if not entries:
-        return True
     count = 0
     for _, folders, files in os.walk(FOLDER):
         count += len(folders) + len(files)
@@ -113,7 +113,7 @@ def clean() -> bool:
                 os.unlink(path)
         except OSError:
             return False
-    return os.stat(FOLDER).st_mode & 0o777 == 0o755 and not os.listdir(FOLDER)
+    return not entries or not os.listdir(FOLDER)
 
 
 def run(request: int, printed: int, result: int, null: int, libc: ctypes.CDLL, program: bytes) -> None:
