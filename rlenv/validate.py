@@ -11,6 +11,7 @@ from rlenv.checks.files import check_files
 from rlenv.checks.gold import check_gold
 from rlenv.checks.oracle import check_oracle
 from rlenv.checks.scores import check_rewards
+from rlenv.checks.secrets import check_secrets
 from rlenv.checks.servers import check_servers
 from rlenv.checks.sites import check_templates
 from rlenv.checks.subject import Subject, subject_of
@@ -25,6 +26,7 @@ __all__ = ["Report", "validate", "validate_loaded"]
 
 _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_templates,
+    check_secrets,
     check_files,
     check_surface,
     check_rewards,
