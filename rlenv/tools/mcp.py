@@ -18,9 +18,10 @@ from pydantic import Field
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.requirements import Requirement, program
-from rlenv.secrets import resolve, resolve_value
+from rlenv.secrets import resolve
 from rlenv.source import nearest
 from rlenv.spec import Float, Int, Text, ToolSpec
+from rlenv.templates import TemplateError, compile_template
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
@@ -81,14 +82,27 @@ def _server(name: str, spec: McpSpec, context: CompileContext) -> Server:
 
     return Server(
         name,
-        command=tuple(resolve(word) for word in spec.command or ()),
-        url=resolve(spec.url) if spec.url is not None else None,
+        command=tuple(_filled("command", word, context) for word in spec.command or ()),
+        url=_filled("url", spec.url, context) if spec.url is not None else None,
         transport=spec.transport,
-        env=resolve_value(spec.env),
-        headers=resolve_value(spec.headers),
+        env={key: _filled("env", value, context) for key, value in spec.env.items()},
+        headers={key: _filled("headers", value, context) for key, value in spec.headers.items()},
         cwd=_folder(context),
         start_timeout_s=spec.start_timeout_s,
     )
+
+
+def _filled(key: str, text: str, context: CompileContext) -> str:
+    """The text with its constants and secrets; a server is one for all tasks, so nothing else can be read."""
+    if "{{" in text or "{%" in text:
+        try:
+            template = compile_template(text)
+            for name in sorted(template.names - {"vars"}):
+                raise UsageError(f"{key}: '{name}' is not known here; only vars are")
+            text = template.text(vars=context.vars)
+        except TemplateError as error:
+            raise UsageError(f"{key}: the template cannot be filled: {error}") from error
+    return resolve(text)
 
 
 def _folder(context: CompileContext) -> Path:

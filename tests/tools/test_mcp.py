@@ -121,6 +121,7 @@ def test_tools_are_chosen_and_renamed() -> None:
         ({"headers": {"a": "b"}}, "headers: it is read only with 'url'"),
         ({"url": "http://127.0.0.1:1/mcp"}, "either 'command' or 'url', and here are both"),
         ({"command": None}, "either 'command' or 'url', and here are neither"),
+        ({"env": {"A": "{{ task.a }}"}}, "env: 'task' is not known here; only vars are"),
         ({"pin": "none.json"}, "pin: there is no file 'none.json'"),
     ],
 )
@@ -214,6 +215,21 @@ def test_the_server_sees_no_environment_but_its_own(monkeypatch: pytest.MonkeyPa
     assert names - {"LC_CTYPE"} == {"PATH", "TOKEN", "PLAIN"}
     assert "correct-horse-battery" not in result.text
     assert "TOKEN=${env:LAB_SECRET}" in result.text
+
+
+def test_constants_and_secrets_fill_what_starts_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_PASSWORD", "{{ hunter }} two")
+    spec = McpSpec(
+        kind="mcp",
+        command=("python", "{{ vars.file }}.py"),
+        env={"WHO": "{{ vars.who }}", "PASS": "${env:LAB_PASSWORD}"},
+        **SLOW,
+    )
+    where = CompileContext(base=SERVERS, vars={"file": "lab", "who": "Ann"})
+    tools = {tool.name: tool for tool in KIND.factory("lab", spec, where)}
+    (result,) = results(tools, ("environment", {}))
+    assert "WHO=Ann" in result.text.splitlines()
+    assert "PASS=${env:LAB_PASSWORD}" in result.text.splitlines()
 
 
 # Sessions

@@ -111,7 +111,6 @@ async def connect(server: Server, *, on_end: Callable[[Connection], None] | None
             raise ServerDown(_why(server, child, _reason(error))) from error
         connection = Connection(client, child)
         yield connection
-        # What the SDK's task groups raise while they are taken down says nothing new.
 
 
 def _client(server: Server, streams: AbstractAsyncContextManager[Any]) -> Client:
@@ -141,7 +140,8 @@ def _why(server: Server, child: Child | None, reason: str) -> str:
     if child is None:
         return f"the MCP server '{server.name}' ({server.address}) cannot be reached: {reason}"
     fate = "" if child.is_open else f" ({child.fate})"
-    said = f"; it wrote: {child.stderr[-_SHOWN_STDERR:]}" if child.stderr else ""
+    last = " | ".join(child.stderr[-_SHOWN_STDERR:].splitlines())
+    said = f"; it wrote: {last}" if last else ""
     if child.garbage:
         said = f"; {child.garbage} lines on its standard output were no messages{said}"
     return f"the MCP server '{server.name}' ({server.address}) does not start: {reason}{fate}{said}"
