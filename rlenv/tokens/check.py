@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
-from rlenv.tokens.dialogues import Dialogue, generate, hostile
+from rlenv.tokens.dialogues import TOOLS, Dialogue, generate, hostile
 from rlenv.tokens.encoder import TokenEncoder
 
 __all__ = ["CheckReport", "Difference", "Finding", "check", "compare"]
@@ -278,7 +278,10 @@ def _hostile(encoder: TokenEncoder) -> Finding:
 
 def _closing(encoder: TokenEncoder) -> Finding:
     """A turn that stopped by its length is closed with mask 0, and reads on as one that was stopped."""
-    cut, whole = (encoder.start([Message("user", "Q")]) for _ in range(2))
+    try:
+        cut, whole = (encoder.start([Message("user", "Q")]) for _ in range(2))
+    except UnsupportedTemplate:  # some templates take no conversation without tools
+        cut, whole = (encoder.start([Message("user", "Q")], tools=TOOLS) for _ in range(2))
     ids = encoder.encode_content("a turn without an end")
     cut.add_sampled(ids)
     whole.add_sampled([*ids, encoder.stop_id])

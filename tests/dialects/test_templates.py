@@ -1,0 +1,77 @@
+"""Raw text is what the chat templates write: by rows where a row is exact, by the template itself for every other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlenv import dialects
+from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message, ToolCall
+from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.templated import TemplatedDialect
+from tests.tokens import real
+
+FAMILIES = sorted(path.stem for path in real.TEMPLATES.glob("*.jinja"))
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "é {x}",
+            "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "d"}}},
+        },
+    }
+]
+CALL = ToolCall("look", {"x": 'é "q"'}, "abcdefgh0")
+ENDS = {"llama4": "<|eot|>", "llama": "<|eot_id|>", "toolace": "<|eot_id|>", "gemma": "<end_of_turn>",
+        "deepseek": "<｜end▁of▁sentence｜>", "granite": "<|endoftext|>", "mistral": "</s>", "muse": "</s>"}  # fmt: skip
+
+
+def end_of(family: str) -> str:
+    return next((end for part, end in ENDS.items() if part in family), "<|im_end|>")
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+@pytest.mark.parametrize("with_system", [True, False])
+def test_qwen2_5_is_written_by_its_row(tools: list[dict[str, Any]], with_system: bool) -> None:
+    template = ChatTemplate(real.template("qwen2_5"), name="qwen2_5", values={})
+    dialect = dialects.get("qwen2_5")
+    start = [Message("system", "S")] * with_system + [Message("user", "Q")]
+    said = Message("assistant", "I look.", (CALL, CALL))
+    results = (Message("tool", "R1\n"), Message("tool", "{x}"))
+    whole = [*start, said, *results]
+    rendered = template.render([message.as_dict() for message in whole], tools=tools)
+    assert dialect.render_prompt(whole, tools) == rendered
+    parts = dialect.render_prompt(start, tools) + dialect.render_action(said) + dialect.render_observation(results)
+    assert parts == rendered
+
+
+@pytest.mark.skipif(not FAMILIES, reason=f"{real.TEMPLATES} is not there: it holds the chat templates")
+@pytest.mark.parametrize("family", FAMILIES or ["none"])
+def test_every_template_can_write_the_conversation(family: str) -> None:
+    values = {"bos_token": "<s>", "eos_token": end_of(family)}
+    dialect = TemplatedDialect(dialects.get("hermes"), real.template(family), name=family, values=values)
+    template = ChatTemplate(real.template(family), name=family, values=values)
+    for results in (["R1"], ["R1", "", " {two}\n"]):
+        messages = [Message("tool", text, name="look", tool_call_id=f"abcdefgh{i}") for i, text in enumerate(results)]
+        said = Message(
+            "assistant", "", tuple(ToolCall("look", {"x": f"v{i}"}, f"abcdefgh{i}") for i in range(len(results)))
+        )
+        whole = None
+        for content in ("", None):
+            for tools in (TOOLS, []):
+                conversation = [Message("user", "Q").as_dict(), {**said.as_dict(), "content": content}]
+                conversation += [message.as_dict() for message in messages]
+                try:
+                    text = template.render(conversation, tools=tools)
+                except UnsupportedTemplate:
+                    continue
+                whole = whole or (text if f"v{len(results) - 1}" in text else None)
+        if whole is None:
+            continue  # one call at a time
+        assert whole.endswith(dialect.render_observation(messages))
+    assert dialect.render_prompt([Message("user", "Q")], TOOLS) == template.render(
+        [{"role": "user", "content": "Q"}], tools=TOOLS
+    )
