@@ -87,7 +87,9 @@ async def exchange(request: Request, context: ToolContext) -> Answer:
     except aiohttp.ClientConnectorError as error:
         raise ToolFailed("the server cannot be reached", reason="unavailable", retryable=True) from error
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientPayloadError) as error:
-        raise ToolFailed("the server closed the connection before its answer ended", reason="unavailable", retryable=True) from error
+        raise ToolFailed(
+            "the server closed the connection before its answer ended", reason="unavailable", retryable=True
+        ) from error
     except (aiohttp.ClientError, OSError, UnicodeError) as error:
         raise ToolFailed("the server's answer is not HTTP", reason="unavailable", retryable=True) from error
 
@@ -124,7 +126,9 @@ async def _read(response: ClientResponse, request: Request) -> Answer:
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
         said = await _body(response, _ERROR_BYTES)
-        raise ToolFailed(_refusal(response, said[0]), reason=_reason(status), retryable=_reason(status) == "unavailable")
+        raise ToolFailed(
+            _refusal(response, said[0]), reason=_reason(status), retryable=_reason(status) == "unavailable"
+        )
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise ToolFailed("the server sent a compressed answer that was not asked for")
     content_type = response.content_type
