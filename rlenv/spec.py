@@ -72,8 +72,8 @@ Share = Annotated[Float, Field(ge=0, le=1)]
 class CacheSpec(Spec):
     """Keeps results of equal calls. Failures are never kept; equal calls at once become one."""
 
-    scope: Literal["process", "episode", "disk"] = "process"
-    """`process`: in memory, for all episodes; `episode`: for one; `disk`: in a file that processes share."""
+    scope: Literal["process", "episode", "disk", "none"] = "process"
+    """`process`: in memory, for all episodes; `episode`: for one; `disk`: in a file; `none`: nothing is kept."""
     ttl_s: Annotated[Float, Field(gt=0)] | None = None
     """A result is kept for so many seconds; until it is pushed out otherwise."""
     path: Text | None = None
@@ -87,8 +87,8 @@ class CacheSpec(Spec):
 class BreakerSpec(Spec):
     """Stops calling a tool that keeps failing, and tries it again after a while."""
 
-    failures: Annotated[Int, Field(ge=1)] = 10
-    """Failures in a row after which calls are refused at once."""
+    failures: Annotated[Int, Field(ge=0)] = 10
+    """Failures in a row after which calls are refused at once; 0 never refuses."""
     reset_s: Annotated[Float, Field(gt=0)] = 30.0
     """Seconds after which one call is let through; it decides whether the others are."""
 
@@ -118,6 +118,12 @@ class FaultsSpec(Spec):
     seed: Int = 0
     """Another seed gives other faults."""
 
+    @property
+    def is_on(self) -> bool:
+        """True where some call may meet a fault."""
+        delayed = self.delay_s is not None and self.delay_s.p > 0
+        return delayed or any((self.error, self.garble, self.oversize, self.hang))
+
 
 class ToolSpec(Spec):
     """What every kind of tool takes."""
@@ -144,12 +150,12 @@ class ToolSpec(Spec):
     """At most this many calls a second of one tool in one process; others wait within their time limit."""
     shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
     """At most this many calls of one tool at once over all processes of the machine that run this spec."""
-    cache: CacheSpec | Literal[False] | None = None
-    """Keeps results of equal calls; `false` keeps none. `calls.cache` otherwise."""
-    breaker: BreakerSpec | Literal[False] | None = None
-    """Refuses calls after many failures in a row; `false` never does. `calls.breaker` otherwise."""
-    faults: FaultsSpec | Literal[False] | None = None
-    """Faults put in on purpose, to train and test against flaky tools; `false` for none. `calls.faults` otherwise."""
+    cache: CacheSpec | None = None
+    """Keeps results of equal calls; `{scope: none}` keeps none. `calls.cache` otherwise."""
+    breaker: BreakerSpec | None = None
+    """Refuses calls after many failures in a row; `{failures: 0}` never does. `calls.breaker` otherwise."""
+    faults: FaultsSpec | None = None
+    """Faults put in on purpose, to train and test against flaky tools; `{}` for none. `calls.faults` otherwise."""
     coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
     """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
 
@@ -251,11 +257,11 @@ class CallsSpec(Spec):
     """At most this many calls a second of one tool in one process; others wait within their time limit."""
     shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
     """At most this many calls of one tool at once over all processes of the machine that run this spec."""
-    cache: CacheSpec | Literal[False] | None = None
+    cache: CacheSpec | None = None
     """Keeps results of equal calls, of idempotent tools that do not mutate."""
-    breaker: BreakerSpec | Literal[False] | None = None
+    breaker: BreakerSpec | None = None
     """Refuses calls of a tool after many failures in a row."""
-    faults: FaultsSpec | Literal[False] | None = None
+    faults: FaultsSpec | None = None
     """Faults put in on purpose, to train and test against flaky tools."""
     coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
     """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""

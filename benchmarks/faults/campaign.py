@@ -2,10 +2,11 @@
 
     python benchmarks/faults/campaign.py [--episodes 1000] [--at-once 256]
 
-The same episodes are played twice in this process: without faults, then with 5 % of calls failing, 5 % delayed past
-their time limit, 1 % garbled and 1 % grown to 10 MB (`faults:`), while an MCP server is killed every 2 seconds and the
-HTTP server drops 3 % of its connections. Every episode has to end; an episode whose calls had no fault has to earn what
-it earned without faults; nothing may be left behind. Exit code 1 where one of these does not hold.
+The same episodes are played three times in this process: without faults, with faults, and with faults and policies
+against them (retries, a limit for each try). Faults: 5 % of calls fail, 5 % are held past their time limit, 1 % are
+garbled and 1 % grow to 10 MB (`faults:`), while an MCP server is killed every 2 seconds and the HTTP server drops 3 % of
+its connections. Every episode has to end; an episode whose calls had no fault has to earn what it earned without
+faults; nothing may be left behind. Exit code 1 where one of these does not hold.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FAULTS = {"error": 0.05, "delay_s": {"p": 0.05, "uniform": [6, 9]}, "garble": 0.01, "oversize": 0.01}
+POLICIES = {"calls.retries": 4, "calls.attempt_s": 2.0, "calls.timeout_s": 20, "tools.double.idempotent": True}
 KILL_EVERY_S = 2.0
 DROPS = 0.03
 NUMBER = re.compile(r"-?\d+")
@@ -150,15 +152,17 @@ async def kill_servers(killed: Counter[str]) -> None:
                 killed["MCP server killed"] += 1
 
 
-def overrides(url: str, *, faults: bool, has_mcp: bool, has_code: bool) -> dict[str, Any]:
+def overrides(url: str, *, faults: bool, policies: bool, has_mcp: bool, has_code: bool) -> dict[str, Any]:
     """What is set over the spec."""
     set_: dict[str, Any] = {"tools.raised.url": url, "calls.concurrency": 256}
     if has_mcp:
         set_["tools.server"] = {"kind": "mcp", "command": [sys.executable, str(HERE / "server.py")], "scope": "process"}
     if has_code:
-        set_["tools.run"] = {"kind": "code"}
+        set_["tools.run"] = {"kind": "code", "idempotent": True}
     if faults:
         set_["calls.faults"] = FAULTS
+    if policies:
+        set_.update(POLICIES)
     return set_
 
 
@@ -202,7 +206,9 @@ async def episode(environment: Any, n: int, *, has_mcp: bool, has_code: bool) ->
     return Played(trajectory.reward.total, trajectory.reason, failure, tuple(results))
 
 
-async def play(args: argparse.Namespace, *, faults: bool) -> tuple[list[Played | None], Counter[str], float, float]:
+async def play(
+    args: argparse.Namespace, *, faults: bool, policies: bool = False
+) -> tuple[list[Played | None], Counter[str], float, float]:
     """All episodes, what happened around them, the seconds they took, and the longest wait of the loop."""
     import rlenv
 
@@ -211,7 +217,7 @@ async def play(args: argparse.Namespace, *, faults: bool) -> tuple[list[Played |
     options = {"has_mcp": args.has_mcp, "has_code": args.has_code}
     queue = iter(range(args.episodes))
     async with http_server(drops=faults) as (url, counted):
-        environment = rlenv.load(HERE / "env.yaml", set=overrides(url, faults=faults, **options))
+        environment = rlenv.load(HERE / "env.yaml", set=overrides(url, faults=faults, policies=policies, **options))
 
         async def work() -> None:
             for n in queue:
@@ -290,9 +296,12 @@ async def campaign(args: argparse.Namespace, folder: Path) -> bool:
     before = left(folder)
     plain, _, seconds, lag = await play(args, faults=False)
     print(f"without faults: {seconds:.1f} s, longest loop lag {lag * 1000:.0f} ms")
-    hit, around, seconds, lag = await play(args, faults=True)
-    print(f"with faults: {seconds:.1f} s, longest loop lag {lag * 1000:.0f} ms")
-    holds = report(args, plain, hit, around)
+    holds = True
+    for policies in (False, True):
+        hit, around, seconds, lag = await play(args, faults=True, policies=policies)
+        name = "with faults and policies" if policies else "with faults"
+        print(f"\n{name}: {seconds:.1f} s, longest loop lag {lag * 1000:.0f} ms")
+        holds = report(args, plain, hit, around) and holds
     await settled()
     after = left(folder)
     rest = {

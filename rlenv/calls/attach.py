@@ -11,7 +11,7 @@ import orjson
 
 from rlenv.calls.policy import policy_of
 from rlenv.errors import UsageError
-from rlenv.spec import CacheSpec, ToolSpec
+from rlenv.spec import ToolSpec
 from rlenv.tools.base import Tool
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpe
         UsageError: the entry asks for retries or a cache that the tool cannot keep, or its example fits no tool.
     """
     spec = loaded.spec
-    own = isinstance(entry.cache, CacheSpec)
-    cache = entry.cache if isinstance(entry.cache, CacheSpec) else spec.calls.cache
+    own = entry.cache is not None
+    cache = entry.cache if entry.cache is not None else spec.calls.cache
     path = None
-    if isinstance(cache, CacheSpec) and cache.path is not None:
+    if cache is not None and cache.path is not None:
         place = f"tools.{name}.cache.path" if own else "calls.cache.path"
         path = loaded.base_of(place) / cache.path
     content = entry.model_dump(mode="json", exclude=set(_POLICY))

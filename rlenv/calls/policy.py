@@ -69,7 +69,7 @@ def policy_of(
             "or remove retries"
         )
     can_keep = idempotent and not mutates
-    if not can_keep and isinstance(own.cache, CacheSpec):
+    if not can_keep and own.cache is not None and own.cache.scope != "none":
         why = "its calls change state" if mutates else "calls of this tool may not be repeated"
         hint = "" if mutates else "add 'idempotent: true' if equal calls give equal results, or "
         raise UsageError(f"cache: results cannot be kept, since {why}; {hint}remove cache")
@@ -83,9 +83,9 @@ def policy_of(
         attempt_s=own.attempt_s if own.attempt_s is not None else calls.attempt_s,
         rate_per_s=own.rate_per_s if own.rate_per_s is not None else calls.rate_per_s,
         shared_concurrency=(own.shared_concurrency if own.shared_concurrency is not None else calls.shared_concurrency),
-        cache=cache or None if can_keep else None,
+        cache=cache if cache is not None and can_keep and cache.scope != "none" else None,
         cache_path=cache_path,
-        breaker=breaker or None,
-        faults=faults or None,
+        breaker=breaker if breaker is not None and breaker.failures else None,
+        faults=faults if faults is not None and faults.is_on else None,
         coerce=frozenset(coerce),
     )

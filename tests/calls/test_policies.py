@@ -143,7 +143,13 @@ def test_a_tool_that_may_not_be_repeated_keeps_no_retries_and_no_cache() -> None
 
 def test_a_tool_may_turn_a_default_off() -> None:
     calls = CallsSpec(retries=3, cache=CacheSpec(), breaker=BreakerSpec(), faults=FaultsSpec(error=1.0))
-    entry = ToolSpec(kind="x", retries=0, cache=False, breaker=False, faults=False)
+    entry = ToolSpec(
+        kind="x",
+        retries=0,
+        cache=CacheSpec(scope="none"),
+        breaker=BreakerSpec(failures=0),
+        faults=FaultsSpec(),
+    )
     assert policy_of(calls, entry, idempotent=True, mutates=False).is_quiet
 
 
