@@ -62,12 +62,15 @@ def test_mistakes_are_found_at_their_place(tmp_path: Path) -> None:
 def test_a_whole_episode_is_judged_or_left_without_the_judge(tmp_path: Path, works: bool) -> None:
     async def main() -> tuple[float | None, str]:
         reply = json.dumps({"reasoning": "clear", "score": 5}) if works else "no idea"
-        async with FakeEndpoint([reply]) as server, rlenv.load(write(tmp_path, url=server.base_url)) as environment:
-            async with environment.start() as episode:
-                await episode.step("<answer>42</answer>")
-                reward = episode.trajectory.reward
-                assert reward.terms["best"].status == "skipped"
-                return reward.total, reward.terms["clarity"].status
+        async with (
+            FakeEndpoint([reply]) as server,
+            rlenv.load(write(tmp_path, url=server.base_url)) as environment,
+            environment.start() as episode,
+        ):
+            await episode.step("<answer>42</answer>")
+            reward = episode.trajectory.reward
+            assert reward.terms["best"].status == "skipped"
+            return reward.total, reward.terms["clarity"].status
 
     assert asyncio.run(main()) == ((1.5, "valid") if works else (1.0, "invalid"))
 
