@@ -88,7 +88,7 @@ def test_what_a_call_fills_in_is_no_option_unless_the_author_says_so() -> None:
 
 
 def test_nothing_is_inherited_but_path_and_lang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLENV_TEST_SECRET", "correct-horse-battery")
+    monkeypatch.setenv("RLENV_TEST_SECRET", "staple-of-the-command")
     monkeypatch.setenv("LANG", "C.UTF-8")
     names = {line.partition("=")[0] for line in run(["env"], env={"UNIT": "m"}).text.splitlines()}
     assert names - {"PWD", "SHLVL", "_", "OLDPWD"} == {"PATH", "LANG", "UNIT", "RLENV_CALL"}
