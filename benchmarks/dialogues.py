@@ -1,6 +1,6 @@
 """Compares ids with the chat template's own on generated dialogues, and prints the counts.
 
-Run: python benchmarks/dialogues.py [count]. With ../shared/data it takes the real Qwen3 and Qwen2.5 tokenizers.
+Run: python benchmarks/dialogues.py [count] [family]. With ../shared/data it takes the real Qwen3 and Qwen2.5 tokenizers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def families() -> dict[str, TokenEncoder]:
     return found
 
 
-def main(count: int = 2000) -> None:
+def main(count: str = "2000", family: str = "") -> None:
     for name, encoder in families().items():
+        if family not in ("", name):
+            continue
         start = time.perf_counter()
-        report = check(lambda encoder=encoder: encoder, name=name, dialogues=count)
+        report = check(lambda encoder=encoder: encoder, name=name, dialogues=int(count))
         taken = time.perf_counter() - start
         for finding in report.findings:
             if finding.cases > 1 or finding.status == "failed":
@@ -48,4 +50,4 @@ def main(count: int = 2000) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    main(*sys.argv[1:3])

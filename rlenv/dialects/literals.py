@@ -88,7 +88,7 @@ def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
     text = reading.text
     pattern = _INNER.get(text[start : start + 1])
     if pattern is not None and "inner_quotes" in reading.lenient:
-        match = pattern.match(text, start)
+        match = pattern.match(text, start, reading.limit)
         if match is not None:
             after = _skip(text, match.end())
             if text.startswith((",", ")"), after):
@@ -173,7 +173,7 @@ def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
     if first in ("'", '"') and first:
         match = _STRICT[first].match(text, at)
         if match is None and "raw_strings" in reading.lenient:
-            match = _RAW[first].match(text, at)
+            match = _RAW[first].match(text, at, reading.limit)
             if match is not None:
                 reading.used.append("raw_strings")
         if match is None:

@@ -40,6 +40,8 @@ class PythonForm:
         text = reading.text
         calls: list[Call] = []
         at = begin
+        again, _ = reading.first(self._stops, begin)
+        reading.limit = again if again >= 0 else len(text)
         try:
             at = self._skip(text, at)
             if self._is_list:

@@ -39,13 +39,16 @@ class Form(Protocol):
 class Reading:
     """One message while it is read; used by one parse."""
 
-    __slots__ = ("_found", "has_surrogates", "lenient", "text", "tools", "used")
+    __slots__ = ("_found", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
     def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
         self.text = text
         self.tools = tools
         self.lenient = lenient
         self.used: list[str] = []
+        # Where a lenient reading of a string ends at the latest: at the next call, or it would read to the text's end
+        # once for each call.
+        self.limit = len(text)
         # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
         self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
         self._found: dict[str, tuple[int, int]] = {}
