@@ -326,3 +326,13 @@ def test_a_reward_that_hangs_is_invalid_once_its_time_is_over(make_environment: 
     assert trajectory.reward.total is None
     assert trajectory.failure is not None
     assert "slow" in trajectory.failure.message
+
+
+def test_a_turns_time_bounds_its_calls_and_leaves_the_episode_its_own(make_environment: Any) -> None:
+    text = SPEC.replace("timeout_s: 0.05}", "timeout_s: 50}").replace("limits: {", "limits: {turn_s: 0.05, ")
+    environment = make_environment(text, tools=FUNCTIONS)
+    steps, trajectory = run(environment, [call("hang"), "<answer>5</answer>"])
+    (result,) = steps[0].observation.results
+    assert (result.outcome, result.text) == ("timeout", "the tool hang was stopped: the turn's time is up")
+    assert trajectory.terminated
+    assert trajectory.reward.terms["correct"].value == 1.0

@@ -4,8 +4,8 @@
 
 The same episodes are played three times in this process: without faults, with faults, and with faults and policies
 against them (retries, a limit for each try). Faults: 5 % of calls fail, 5 % are held past their time limit, 1 % are
-garbled and 1 % grow to 10 MB (`faults:`), while an MCP server is killed every 2 seconds and the HTTP server drops 3 % of
-its connections. Every episode has to end; an episode whose calls had no fault has to earn what it earned without
+garbled and 1 % grow to 10 MB (`faults:`), while an MCP server is killed every 2 seconds and the HTTP server drops 3 %
+of its connections. Every episode has to end; an episode whose calls had no fault has to earn what it earned without
 faults; nothing may be left behind. Exit code 1 where one of these does not hold.
 """
 
