@@ -37,7 +37,7 @@ class Subject:
     task: Mapping[str, Any]
     gold: Trajectory
     options: Sequence[str]
-    """The oracle's answers over all tasks of the audit, without repeats."""
+    """The oracle's answers over all tasks that it played, without repeats."""
     leaked: Sequence[str] = ()
     """Columns that stand in the prompt or in what tools answer to anything."""
 
@@ -114,7 +114,9 @@ def columns_in(texts: Sequence[str], task: Mapping[str, Any]) -> set[str]:
 
 
 def _every_option(subject: Subject) -> Sequence[Sequence[Action]]:
-    options = list(dict.fromkeys([*subject.options, subject.gold.answer or ""]))[-_MAX_OPTIONS:]
+    # The right one stands in the middle: it must count for being among them, and not for being first or last.
+    right, wrong = subject.gold.answer or "", subject.wrong()[: _MAX_OPTIONS - 1]
+    options = [*wrong[: len(wrong) // 2], right, *wrong[len(wrong) // 2 :]]
     return [] if len(options) < 2 else [[subject.form(", ".join(options))], [subject.form(" ".join(options))]]
 
 

@@ -61,7 +61,8 @@ async def audit(
         run.see_oracle(split, golds)
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
         step = max(1, len(usable) // tasks)
-        await run.attack(split, usable[::step][:tasks])
+        answers = [gold.answer for gold in usable if gold.answer]
+        await run.attack(split, usable[::step][:tasks], list(dict.fromkeys(answers)))
     return run.report()
 
 
@@ -101,9 +102,8 @@ class _Run:
             if why := _below(gold, exempt=judges):
                 self.below.append(f"{split}/{gold.task_index}: {why}")
 
-    async def attack(self, split: str, golds: Sequence[Trajectory]) -> None:
+    async def attack(self, split: str, golds: Sequence[Trajectory], options: Sequence[str]) -> None:
         environment = self.environment
-        options = list(dict.fromkeys(gold.answer for gold in golds if gold.answer))
         leaked = await self._leaked(golds, options)
         self.leaked[split] = set(leaked)
         for gold in golds:
@@ -138,7 +138,10 @@ class _Run:
                 ended = await self._play(gold, [action])
                 shown.extend(result.text for turn in ended.turns for result in turn.results)
             for column in columns_in(shown, gold.task):
-                counts[column] = counts.get(column, 0) + 1
+                # Where values of other tasks stand there too, the options are listed and none is given away.
+                others = {str(other.task.get(column, "")) for other in golds} - {str(gold.task[column])}
+                if not columns_in(shown, {str(index): other for index, other in enumerate(others)}):
+                    counts[column] = counts.get(column, 0) + 1
         return [column for column, count in counts.items() if 2 * count >= len(golds)]
 
     async def _play_adversary(self, adversary: Adversary, subject: Subject) -> _Played:

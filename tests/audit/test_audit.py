@@ -122,6 +122,11 @@ def test_an_answer_that_the_prompt_shows_is_found(tmp_path: Path) -> None:
     assert any("answer" in note for note in report.notes if "shows" in note)
 
 
+def test_options_that_the_prompt_lists_are_no_leak(tmp_path: Path) -> None:
+    path = write(tmp_path, **{'"{{ task.question }}"}\ntools': '"{{ task.question }} Paris, Oslo or Lima?"}\ntools'})
+    assert audited(path).findings == ()
+
+
 def test_a_rule_that_any_option_satisfies_is_found(tmp_path: Path) -> None:
     path = write(tmp_path, **{"rule: exact_match": "rule: contains"})
     assert ("adversary:every_option", "") in holes(audited(path))
