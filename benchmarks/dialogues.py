@@ -1,6 +1,7 @@
 """Compares ids with the chat template's own on generated dialogues, and prints the counts.
 
-Run: python benchmarks/dialogues.py [count] [family]. With ../shared/data it takes the real Qwen3 and Qwen2.5 tokenizers.
+Run: python benchmarks/dialogues.py [count] [family]. With ../shared/data it takes the real Qwen3 and Qwen2.5
+tokenizers.
 """
 
 from __future__ import annotations

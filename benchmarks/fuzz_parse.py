@@ -82,6 +82,8 @@ def growth() -> None:
                 # Below a millisecond the ratio measures the clock.
                 if high > 0.01:
                     worst.append((high / (10 * low), high, f"{name}{' lenient' if lenient else ''}: {kind}"))
+        if worst:
+            print(f"{name}: worst so far {max(worst)[0]:.2f}", file=sys.stderr, flush=True)
     worst.sort(reverse=True)
     print(f"\ncost at 1 MB over ten times the cost at 100 kB; {len(worst)} pairs above 10 ms at 1 MB")
     for ratio, high, label in worst[:12]:

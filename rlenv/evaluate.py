@@ -29,7 +29,8 @@ class Summary:
     """Figures over episodes. Means leave out invalid rewards; None where nothing valid is left.
 
     `success_interval` is the 95 % Wilson interval of the success rate over valid episodes. `pass_at_k` is the share
-    of tasks with at least one success among their samples; None where each task was played once.
+    of tasks with at least one success among their samples; None where each task was played once. `calls_lenient`
+    counts the uses of each leniency that the dialect allows.
     """
 
     episodes: int
@@ -45,6 +46,7 @@ class Summary:
     calls_mean: float
     calls_failed: int
     calls_malformed: int
+    calls_lenient: Mapping[str, int]
     truncated: int
     reasons: Mapping[str, int]
     failures: Mapping[str, int]
@@ -76,6 +78,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Summary:
     by_task: dict[tuple[str, int], list[bool]] = defaultdict(list)
     waits: dict[str, list[float]] = defaultdict(list)
     failed = malformed = turns = calls = 0
+    lenient: Counter[str] = Counter()
     names: dict[str, None] = {}
     for trajectory in trajectories:
         for name, term in trajectory.reward.terms.items():
@@ -94,6 +97,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Summary:
         turns += len(trajectory.turns)
         for turn in trajectory.turns:
             malformed += turn.calls_malformed
+            lenient.update(turn.parsed.leniencies)
             for result in turn.results:
                 calls += 1
                 failed += result.outcome in ("failed", "timeout")
@@ -115,6 +119,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Summary:
         calls_mean=calls / count if count else 0.0,
         calls_failed=failed,
         calls_malformed=malformed,
+        calls_lenient=dict(sorted(lenient.items())),
         truncated=sum(trajectory.truncated for trajectory in trajectories),
         reasons=dict(Counter(trajectory.reason for trajectory in trajectories).most_common()),
         failures=dict(Counter(t.failure.reason for t in trajectories if t.failure is not None).most_common()),
