@@ -111,6 +111,7 @@ class TextDialect:
         in_section = not self.spec.section_open
         may_be_inside = self._thinking_open is None and bool(think_open)
         is_start = bool(self._bare)
+        section: tuple[int, int, int] | None = None  # where an open section stands, with the calls and content before
         while at < length:
             # Each mark is looked up again only once it lies behind, so that no text is searched for it twice.
             if 0 <= next_open < at:
@@ -142,7 +143,7 @@ class TextDialect:
                         break
                     if closes:
                         # A block is closed that this message has not opened: all so far was thinking.
-                        thinking, content, calls = [text[:next_close]], [], []
+                        thinking, content, calls, section = [text[:next_close]], [], [], None
                         in_section = not self.spec.section_open
                         at = next_close + len(think_close)
                     else:
@@ -164,6 +165,11 @@ class TextDialect:
                     in_section, is_text = self._section(reading, mark, place, in_section)
                     if is_text:
                         content.append(mark)
+                    elif mark == self.spec.section_open:
+                        section = section or (place, len(calls), len(content))
+                    elif mark == self.spec.section_close and section is not None:
+                        self._end_section(text, section, begin, calls, content)
+                        section = None
                     at = begin
                     continue
                 if not in_section and mark != self.spec.section_open and not reading.allows("bare_calls"):
@@ -176,7 +182,7 @@ class TextDialect:
                 found_calls = [_checked(text, call) for call in found_calls]
             if closes and end > next_close and any(type(call) is MalformedCall for call in found_calls):
                 # Not a call but the mention of one, in thinking that ends here.
-                thinking, content, calls = [text[:next_close]], [], []
+                thinking, content, calls, section = [text[:next_close]], [], [], None
                 in_section = not self.spec.section_open
                 at = next_close + len(think_close)
                 may_be_inside = False
@@ -186,6 +192,8 @@ class TextDialect:
             is_cut = is_open
             at = max(end, start + 1)
         content.append(text[at:])
+        if section is not None and self._end_section(text, section, length, calls, content):
+            is_cut = True
         used = tuple(reading.used) if reading is not None else ()
         return ParsedAction("".join(content).strip(), "\n".join(thinking).strip(), tuple(calls), is_cut, used)
 
@@ -232,6 +240,23 @@ class TextDialect:
 
     def _bare_form(self, text: str, at: int) -> Form | None:
         return next((form for form in self._bare if form.begins(text, at)), None)
+
+    def _end_section(
+        self,
+        text: str,
+        section: tuple[int, int, int],
+        end: int,
+        calls: list[ToolCall | MalformedCall],
+        content: list[str],
+    ) -> bool:
+        """Adds a malformed call for a section without any, from its mark to `end`, in the place of its content."""
+        start, calls_before, content_before = section
+        if len(calls) > calls_before:
+            return False
+        opens = " or ".join(mark for mark in self._marks if self._forms[mark] and mark != self.spec.section_open)
+        calls.append(malformed(text, f"there is no call in the section; expected {opens}", start, end))
+        del content[content_before:]
+        return True
 
     def _section(self, reading: Reading, mark: str, place: int, in_section: bool) -> tuple[bool, bool]:
         """Whether calls may follow a mark that opens none, and whether the mark is plain text."""

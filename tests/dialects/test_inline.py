@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 import rlenv
-from rlenv import dialects
+from rlenv import dialects, record
 from rlenv.dialect_spec import DialectSpec
 from rlenv.errors import SpecError
+from rlenv.evaluate import summarise
 from rlenv.messages import Message, ToolCall
+from rlenv.policies.scripted import ScriptPolicy
+from rlenv.rollout import Job, rollout
 from rlenv.testing.tokens import CHAT_TEMPLATE
 
 SPEC = """
@@ -59,3 +63,17 @@ def test_a_chat_template_writes_the_conversation(tmp_path: Path) -> None:
 def test_a_missing_chat_template_is_a_fault_of_the_spec(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"chat_template .*none\.jinja cannot be read"):
         rlenv.load(written(tmp_path, "{chat_template: none.jinja}"))
+
+
+def test_evaluations_count_the_leniencies_that_were_used(tmp_path: Path) -> None:
+    path = written(tmp_path, "{lenient: [open_calls]}")
+    script = tmp_path / "script.txt"
+    script.write_text(
+        'Sum.\n<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n---\n<answer>5</answer>'
+    )
+    environment = rlenv.load(path)
+    (played,) = asyncio.run(rollout(environment, ScriptPolicy(script), [Job("train", 0)]))
+    assert played.turns[0].parsed.leniencies == ("open_calls",)
+    assert played.success
+    assert summarise([played], seconds=1.0).calls_lenient == {"open_calls": 1}
+    assert record.parse(record.dump(played)).turns[0].parsed.leniencies == ("open_calls",)
