@@ -154,6 +154,22 @@ def test_training_rows_keep_their_sampling_and_leave_no_files(verl: Any, tmp_pat
     assert not (tmp_path / "records").exists()
 
 
+def test_rewards_of_turns_stand_on_their_own_turns_in_what_verl_trains_on(
+    verl: Any, tmp_path: Path, tokenizer: Any
+) -> None:
+    spec = SPEC.replace("rewards:\n", "rewards:\n  form: {kind: rule, rule: valid_calls, weight: 0.5, when: turn}\n")
+    assert spec != SPEC
+    output, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"], spec=spec)
+    scores = output.as_dict()["rm_scores"].tolist()
+    first_end = output.response_mask.index(0) - 1
+    assert scores[first_end] == pytest.approx(0.5)
+    assert scores[-1] == pytest.approx(output.reward_score - 0.5)
+    assert sum(scores) == pytest.approx(output.reward_score)
+    assert [score for at, score in enumerate(scores) if at not in (first_end, len(scores) - 1)] == [0.0] * (
+        len(scores) - 2
+    )
+
+
 def test_an_observation_that_does_not_fit_is_left_out_whole(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     full, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
     first = full.response_mask.index(0)

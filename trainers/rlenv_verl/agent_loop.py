@@ -20,7 +20,9 @@ from typing import Any
 from uuid import uuid4
 
 import orjson
+import torch
 from omegaconf import OmegaConf
+from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
@@ -105,6 +107,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 mask=tokens.mask if tokens else (),
                 logprobs=tokens.logprobs if tokens else (),
                 filler_id=filler,
+                turn_spans=tokens.turn_spans if tokens else (),
             )
             if trajectory.failure is not None:
                 self._record_failure(split, task, step, trajectory.failure.reason, trajectory.failure.message)
@@ -195,9 +198,26 @@ class _Play:
     versions: list[int | None] = field(default_factory=list)
 
 
+class _TurnRewards(AgentLoopOutput):
+    """An output whose rewards stand on their own turns.
+
+    veRL's `as_dict` puts `reward_score` on the response's last token. The field it fills, `rm_scores`, has one entry
+    a token: with the same sum, rewards of turns stand where they were earned, for estimators and critics that look.
+    """
+
+    _token_rewards: tuple[float, ...] = PrivateAttr(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """As veRL's own, with the rewards of turns in `rm_scores`."""
+        fields: dict[str, Any] = super().as_dict()
+        if self._token_rewards:
+            fields["rm_scores"] = torch.tensor(self._token_rewards, dtype=torch.float32)
+        return fields
+
+
 def _output(outcome: Outcome, play: _Play, *, first_version: int, with_logprobs: bool) -> AgentLoopOutput:
     versions = [version for version in play.versions if version is not None]
-    return AgentLoopOutput(
+    output = _TurnRewards(
         prompt_ids=list(outcome.prompt_ids),
         response_ids=list(outcome.response_ids),
         response_mask=list(outcome.mask),
@@ -215,6 +235,8 @@ def _output(outcome: Outcome, play: _Play, *, first_version: int, with_logprobs:
             "max_global_steps": max(versions, default=first_version),
         },
     )
+    output._token_rewards = outcome.token_rewards
+    return output
 
 
 def _seed(*parts: object) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Outcome", "failed_outcome", "outcome_of"]
+__all__ = ["Outcome", "failed_outcome", "outcome_of", "token_rewards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,35 @@ class Outcome:
     reward: float
     info: Mapping[str, float | None]
     turn_rewards: tuple[float, ...] = ()
+    token_rewards: tuple[float, ...] = ()
+    """One a response token, summing to `reward`: each turn's share on the turn's last token; () where unknown."""
+
+
+def token_rewards(
+    turn_rewards: Sequence[float], turn_spans: Sequence[tuple[int, int]], *, tokens: int, total: float
+) -> tuple[float, ...]:
+    """The rewards of turns on the tokens of a response.
+
+    Args:
+        turn_rewards: one a turn, as `RewardBreakdown.turn_rewards`.
+        turn_spans: first token and the one behind the last of each sampled turn, in the response.
+        tokens: the response's length.
+        total: the episode's reward.
+
+    Returns:
+        Length `tokens`. Each turn's reward stands on its last token; what is left of `total` (a turn that sampled
+        nothing, rounding) on the last sampled one. Empty where there is no turn to stand on.
+    """
+    placed = [0.0] * tokens
+    spans = [(start, end) for start, end in turn_spans if end > start]
+    if not spans:
+        return ()
+    if len(turn_rewards) == len(turn_spans):
+        for (start, end), reward in zip(turn_spans, turn_rewards, strict=True):
+            if end > start:
+                placed[end - 1] += reward
+    placed[spans[-1][1] - 1] += total - math.fsum(placed)
+    return tuple(placed)
 
 
 def outcome_of(
@@ -38,6 +68,7 @@ def outcome_of(
     mask: Sequence[int],
     logprobs: Sequence[float],
     filler_id: int,
+    turn_spans: Sequence[tuple[int, int]] = (),
 ) -> Outcome:
     """The outcome of an episode that ended, valid or not.
 
@@ -49,6 +80,7 @@ def outcome_of(
         mask: 1 where the policy sampled; aligned with `response_ids`.
         logprobs: aligned with `response_ids`, 0.0 for tokens that were not sampled.
         filler_id: the masked token that stands where there is none.
+        turn_spans: the sampled turns in `response_ids`, for rewards that stand on their own turns.
     """
     total = trajectory.reward.total
     is_valid = total is not None
@@ -73,6 +105,9 @@ def outcome_of(
         reward=0.0 if total is None else total,
         info=info,
         turn_rewards=trajectory.reward.turn_rewards,
+        token_rewards=()
+        if total is None
+        else token_rewards(trajectory.reward.turn_rewards, turn_spans, tokens=len(ids), total=total),
     )
 
 
