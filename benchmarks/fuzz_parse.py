@@ -79,6 +79,9 @@ def growth() -> None:
             large = hostile_texts(dialect, LARGE)
             for kind, text in hostile_texts(dialect, SMALL).items():
                 low, high = seconds(dialect, text, repeat=3), seconds(dialect, large[kind], repeat=1)
+                if high > 11 * low:  # once more before it counts: other processes disturb single measurements
+                    low = min(low, seconds(dialect, text, repeat=5))
+                    high = min(high, seconds(dialect, large[kind], repeat=3))
                 # Below a millisecond the ratio measures the clock.
                 if high > 0.01:
                     worst.append((high / (10 * low), high, f"{name}{' lenient' if lenient else ''}: {kind}"))
