@@ -51,3 +51,8 @@ def make_environment(tmp_path: Path) -> Make:
         return load(tmp_path / "spec.yaml", set={key.replace("__", "."): value for key, value in overrides.items()})
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long runs first: the other worker does the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("verl") is None)

@@ -66,7 +66,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.verl
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_verl_trains_two_steps_and_leaves_nothing_running(tiny_folder: Path, tmp_path: Path) -> None:
     """Unmodified veRL with Ray, FSDP and the rollout server, on the shipped environment."""
     out, mark = tmp_path / "run", uuid4().hex
@@ -83,7 +83,7 @@ def test_verl_trains_two_steps_and_leaves_nothing_running(tiny_folder: Path, tmp
         },
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
