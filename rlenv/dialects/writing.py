@@ -30,18 +30,44 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+class _Form:
+    """A text with `{name}` in it, each place of a name found once; other braces are text."""
+
+    __slots__ = ("_head", "_rest")
+
+    def __init__(self, form: str, names: Sequence[str]) -> None:
+        self._rest: list[tuple[str, str]] = []
+        """The places in order: a name and the text behind it."""
+        head: str | None = None
+        rest = form
+        while True:
+            places = [(at, name) for name in names if (at := rest.find("{" + name + "}")) >= 0]
+            place, name = min(places, default=(len(rest), ""))
+            if head is None:
+                head = rest[:place]
+            else:
+                self._rest[-1] = (self._rest[-1][0], rest[:place])
+            if not name:
+                break
+            self._rest.append((name, ""))
+            rest = rest[place + len(name) + 2 :]
+        self._head = head
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """The text with its places filled."""
+        text = self._head
+        for name, behind in self._rest:
+            text += values[name] + behind
+        return text
+
+
 def _fill(form: str, **values: str) -> str:
-    """`form` with `{name}` replaced by values, each place once; other braces are text."""
-    out: list[str] = []
-    rest = form
-    while rest:
-        places = [(rest.find("{" + name + "}"), name) for name in values]
-        place, name = min(((at, name) for at, name in places if at >= 0), default=(-1, ""))
-        if place < 0:
-            break
-        out += [rest[:place], values[name]]
-        rest = rest[place + len(name) + 2 :]
-    return "".join([*out, rest])
+    return _Form(form, tuple(values)).fill(values)
+
+
+def _around(turn: str) -> tuple[str, str]:
+    head, _, tail = turn.partition("{content}")
+    return head, tail
 
 
 class Writer:
@@ -55,6 +81,8 @@ class Writer:
             role: spec.chat.turns.get(role, spec.chat.turn).replace("{role}", spec.chat.roles.get(role, role))
             for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
         }
+        self._around = {role: _around(turn) for role, turn in self._turns.items()}
+        self._result = _Form(spec.chat.result, ("content", "name", "id"))
         head, _, tail = self._turns["assistant"].partition("{content}")
         self._turn_close = tail
         generation = spec.chat.generation if spec.chat.generation is not None else head
@@ -193,8 +221,8 @@ class Writer:
         return text.strip() if self._chat.strips else text
 
     def _turn(self, role: str, content: str) -> str:
-        turn = self._turns.get(role, self._chat.turn.replace("{role}", role))
-        head, _, tail = turn.partition("{content}")
+        around = self._around.get(role)
+        head, tail = _around(self._chat.turn.replace("{role}", role)) if around is None else around
         return head + self._strip(content) + tail
 
     def _results(self, messages: Sequence[Message]) -> str:
@@ -204,8 +232,12 @@ class Writer:
         for message in messages:
             if message.role != "tool":
                 break
-            name, call_id = message.name or "tool", message.tool_call_id or ""
-            shown.append(_fill(chat.result, content=self._strip(message.content), name=name, id=call_id))
+            values = {
+                "content": self._strip(message.content),
+                "name": message.name or "tool",
+                "id": message.tool_call_id or "",
+            }
+            shown.append(self._result.fill(values))
         if chat.results_joined is None:
             return "".join(self._turn(chat.result_role, result) for result in shown)
         return self._turn(chat.result_role, chat.results_joined.join(shown))
