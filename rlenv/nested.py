@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlenv._hosted import Scope
+from rlenv.drive import drive
 from rlenv.endpoints import Client
 from rlenv.environment import Environment
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import UsageError
 from rlenv.loader import load_spec
-from rlenv.messages import Message
-from rlenv.policies.base import PolicyContext
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.trajectory import Trajectory
 
@@ -76,28 +74,4 @@ class NestedSpec:
         limit_s = min(self.episode_s, left - min(left * _SHARE_KEPT, _MOST_KEPT_S))
         policy = OpenAIPolicy.over(client, mode=mode)
         async with environment.start(task=task, seed=seed) as episode:
-            if episode.is_ended:
-                return episode.trajectory
-            context = PolicyContext(
-                episode.task,
-                environment.tool_schemas,
-                environment.spec.vars,
-                environment.prompt_text(episode.messages),
-                environment.parts.dialect.render_observation,
-                seed,
-            )
-            session = policy.start(context)
-            messages = list(episode.messages)
-            try:
-                async with asyncio.timeout(limit_s):
-                    while True:
-                        action = await session.act(messages)
-                        messages.append(action if isinstance(action, Message) else Message("assistant", action))
-                        step = await episode.step(action)
-                        if step.is_last:
-                            return episode.trajectory
-                        messages.extend(step.observation.messages)
-            except EpisodeError as error:
-                return episode.fail(error.reason, str(error))
-            except TimeoutError:
-                return await episode.truncate("time")
+            return await drive(episode, policy, limit_s=limit_s)

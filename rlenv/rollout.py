@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlenv.errors import EpisodeError
-from rlenv.messages import Message
-from rlenv.policies.base import Policy, PolicyContext
+from rlenv.drive import drive
+from rlenv.policies.base import Policy
 from rlenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -30,33 +29,7 @@ class Job:
 async def play(environment: Environment, policy: Policy, job: Job) -> Trajectory:
     """Plays one episode to its end. A policy that fails gives a trajectory with an invalid reward."""
     async with environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
-        if episode.is_ended:
-            return episode.trajectory
-        context = PolicyContext(
-            episode.task,
-            environment.tool_schemas,
-            environment.spec.vars,
-            environment.prompt_text(episode.messages),
-            environment.parts.dialect.render_observation,
-            job.seed,
-            job.task,
-        )
-        messages = list(episode.messages)
-        limit_s = environment.spec.limits.episode_s
-        session = policy.start(context)
-        try:
-            async with asyncio.timeout(limit_s):
-                while True:
-                    action = await session.act(messages)
-                    messages.append(action if isinstance(action, Message) else Message("assistant", action))
-                    step = await episode.step(action)
-                    if step.is_last:
-                        return episode.trajectory
-                    messages.extend(step.observation.messages)
-        except EpisodeError as error:
-            return episode.fail(error.reason, str(error))
-        except TimeoutError:
-            return await episode.truncate("time")
+        return await drive(episode, policy, limit_s=environment.spec.limits.episode_s)
 
 
 async def rollout(

@@ -56,6 +56,7 @@ LAYERS: dict[str, int] = {
     "rlenv.scoring": 3,
     "rlenv.compile": 4,
     "rlenv.nested": 4,
+    "rlenv.drive": 4,
     "rlenv.episode": 4,
     "rlenv.environment": 4,
     "rlenv.tokens": 4,

@@ -12,9 +12,9 @@ from rich.panel import Panel
 
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
+from rlenv.drive import context_of
 from rlenv.environment import Environment, load
 from rlenv.messages import Message
-from rlenv.policies.base import PolicyContext
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -45,16 +45,7 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
         messages = list(episode.messages)
         session = None
         if policy is not None:
-            context = PolicyContext(
-                episode.task,
-                environment.tool_schemas,
-                environment.spec.vars,
-                prompt,
-                environment.parts.dialect.render_observation,
-                args.seed,
-                args.task,
-            )
-            session = policy.start(context)
+            session = policy.start(context_of(episode))
         else:
             console.print("[dim]Write an action and end it with an empty line; Ctrl-D leaves.[/dim]")
         while not episode.is_ended:

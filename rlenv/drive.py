@@ -1,0 +1,51 @@
+"""A policy drives an episode to its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rlenv.episode import Episode
+from rlenv.errors import EpisodeError
+from rlenv.messages import Message
+from rlenv.policies.base import Policy, PolicyContext
+from rlenv.trajectory import Trajectory
+
+__all__ = ["context_of", "drive"]
+
+
+def context_of(episode: Episode) -> PolicyContext:
+    """What a policy may see of an open episode when it starts."""
+    environment = episode.environment
+    return PolicyContext(
+        episode.task,
+        environment.tool_schemas,
+        environment.spec.vars,
+        environment.prompt_text(episode.messages),
+        environment.parts.dialect.render_observation,
+        episode.seed,
+        episode.task_index,
+    )
+
+
+async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajectory:
+    """Lets `policy` act until the open `episode` ends.
+
+    A policy that fails makes the reward invalid; one that is not done after `limit_s` seconds truncates the episode.
+    """
+    if episode.is_ended:
+        return episode.trajectory
+    session = policy.start(context_of(episode))
+    messages = list(episode.messages)
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                action = await session.act(messages)
+                messages.append(action if isinstance(action, Message) else Message("assistant", action))
+                step = await episode.step(action)
+                if step.is_last:
+                    return episode.trajectory
+                messages.extend(step.observation.messages)
+    except EpisodeError as error:
+        return episode.fail(error.reason, str(error))
+    except TimeoutError:
+        return await episode.truncate("time")
