@@ -48,7 +48,7 @@ def test_the_commands_of_the_readme_run(letters: Path) -> None:
             words += ["--dry-run", "-o", str(letters / "run")]
         assert main(words[1:]) == 0
         ran += 1
-    assert ran == 3
+    assert ran == 4
 
 
 def test_the_python_of_the_readme_runs(letters: Path) -> None:
