@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv._hosted import Scope
+from rlenv._quick import quick
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.observe import CHARS_PER_TOKEN, Cut
@@ -29,6 +30,7 @@ __all__ = ["Episode", "Step"]
 
 _INVALID = frozenset({"unknown_tool", "bad_arguments", "malformed"})
 _NOTHING = Observation()
+_message, _observation, _turn, _tool_context = quick(Message), quick(Observation), quick(Turn), quick(ToolContext)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ class Step:
     def is_last(self) -> bool:
         """True where the episode ended with this step."""
         return self.terminated or self.truncated
+
+
+_made_step = quick(Step)
 
 
 @dataclass(slots=True, eq=False)
@@ -266,7 +271,7 @@ class Episode:
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
         observation = self._observe(results, index)
         self._chars += len(observation.text)
-        self.turns.append(Turn(index, text, parsed, results, observation, malformed, time.monotonic() - begun))
+        self.turns.append(_turn(index, text, parsed, results, observation, malformed, time.monotonic() - begun))
 
         return await self._go_on(index, observation, deadline)
 
@@ -341,7 +346,7 @@ class Episode:
         if environment.parts.scorer.has_turn_terms:
             reward = await self._score_turn()
             self._paid += reward
-        return Step(observation, reward)
+        return _made_step(observation, reward)
 
     async def _invoke(self, calls: Sequence[ToolCall | MalformedCall], deadline: float) -> tuple[ToolResult, ...]:
         limits = self.environment.spec.limits
@@ -357,10 +362,10 @@ class Episode:
     def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
         show, cut, task = self.environment.show, self.cut, self.task
         messages = tuple(
-            Message("tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images)
+            _message("tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images)
             for result in results
         )
-        return Observation(messages, self._rendered(messages), tuple(results))
+        return _observation(messages, self._rendered(messages), tuple(results))
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
@@ -395,7 +400,7 @@ class Episode:
         if turn_s is not None and turn >= 0 and (turn_ends := time.monotonic() + turn_s) < deadline:
             deadline, bounded_by = turn_ends, "turn"
         environment = self.environment
-        return ToolContext(
+        return _tool_context(
             self.task,
             self._resources,
             deadline,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlenv._arguments import ArgumentCheck, nearest
 from rlenv._coercion import coerced
 from rlenv._deadline import Expired, drive
+from rlenv._quick import quick
 from rlenv._threads import ThreadPool
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import Guard, Notes
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rlenv.calls.shared import SharedPlaces
 
 __all__ = ["Executor"]
+
+_result = quick(ToolResult)
 
 _log = logger("rlenv.tools")
 _LOG_EVERY_S = 1.0
@@ -449,7 +452,7 @@ class Executor:
         if isinstance(value, (str, bytes)) and len(value) > self._max_chars:
             value = text if isinstance(value, str) else None
         details = redact_value(output.details)
-        return ToolResult(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
+        return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")

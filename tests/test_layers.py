@@ -28,6 +28,7 @@ LAYERS: dict[str, int] = {
     "rlenv._chat": 0,
     "rlenv._plain": 0,
     "rlenv._threads": 0,
+    "rlenv._quick": 0,
     "rlenv._hosted": 0,
     "rlenv._deadline": 0,
     "rlenv.spec_types": 1,
