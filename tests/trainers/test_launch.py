@@ -59,7 +59,12 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, sign: signal.Signals
 
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals reach the main thread only")
-    ending, daemon = run(tmp_path, "time.sleep(600)", on_poll=interrupt)
+    # A shell without job control starts what it puts in the background with SIGINT ignored, and Python keeps that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        ending, daemon = run(tmp_path, "time.sleep(600)", on_poll=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ending.how == "interrupted"
     assert is_gone(daemon)
 
