@@ -56,6 +56,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "sql": "rlenv.tools.sql:KIND",
     },
     "resources": {
+        "duckdb": "rlenv.resources.duckdb:KIND",
         "python": "rlenv.resources.python:KIND",
         "sqlite": "rlenv.resources.sqlite:KIND",
         "tempdir": "rlenv.resources.tempdir:KIND",

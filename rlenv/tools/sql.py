@@ -1,4 +1,4 @@
-"""The `sql` tool: one statement on a `sqlite` resource.
+"""The `sql` tool: one statement on a `sqlite` or `duckdb` resource.
 
 The text is a table of one line a row, cells separated by ` | `, under the columns' names:
 
@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field
 
 from rlenv.errors import UsageError
 from rlenv.registry import Kind
 from rlenv.resources._sqlite import Rows
+from rlenv.resources.duckdb import DuckdbDatabase, DuckdbResource
 from rlenv.resources.sqlite import Database, SqliteResource
 from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
@@ -36,7 +38,7 @@ class SqlSpec(ToolSpec):
 
     kind: Literal["sql"]
     resource: Text
-    """The database: the name of a resource of kind sqlite."""
+    """The database: the name of a resource of kind sqlite or duckdb."""
     max_rows: Annotated[Int, Field(ge=1, le=_VALUE_ROWS)] = 50
     """How many rows the model sees; rewards see up to 10,000."""
 
@@ -44,7 +46,8 @@ class SqlSpec(ToolSpec):
 def _cell(value: Any) -> str:
     if value is None:
         return "NULL"
-    text = str(value)
+    # Booleans, lists and objects come from DuckDB.
+    text = orjson.dumps(value).decode() if isinstance(value, bool | list | dict) else str(value)
     if len(text) > _CELL_CHARS:
         text = text[: _CELL_CHARS - 1] + "…"
     return text.replace("\r", "\\r").replace("\n", "\\n")
@@ -79,23 +82,25 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
         close = get_close_matches(spec.resource, list(context.resources), n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         raise UsageError(f"resource: there is no resource '{spec.resource}'{hint}")
-    if not isinstance(resource, SqliteResource):
-        raise UsageError(f"resource: '{spec.resource}' is a {type(resource).__name__}; expected one of kind sqlite")
+    if not isinstance(resource, SqliteResource | DuckdbResource):
+        found = type(resource).__name__
+        raise UsageError(f"resource: '{spec.resource}' is a {found}; expected one of kind sqlite or duckdb")
     can_write = resource.access == "copy"
     max_rows = spec.max_rows
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
-        database: Database = call.resources[spec.resource]
+        database: Database | DuckdbDatabase = call.resources[spec.resource]
         found = await database.query(arguments["sql"], deadline=call.deadline, max_rows=_VALUE_ROWS)
         return ToolOutput(
             _text(found, max_rows),
             {"columns": list(found.columns), "rows": found.rows, "truncated": found.truncated},
         )
 
+    engine = "SQLite" if isinstance(resource, SqliteResource) else "DuckDB"
     does = "Run one SQL statement" if can_write else "Run one SELECT statement"
     parameters: Mapping[str, Any] = {
         "type": "object",
-        "properties": {"sql": {"type": "string", "description": "One SQLite statement."}},
+        "properties": {"sql": {"type": "string", "description": f"One {engine} statement."}},
         "required": ["sql"],
     }
     return (

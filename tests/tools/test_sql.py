@@ -209,5 +209,5 @@ def test_an_authors_mistake_says_what_to_change(folder: Path) -> None:
         KIND.factory(
             "q", SqlSpec(kind="sql", resource="stor"), CompileContext(base=folder, resources={"store": resource})
         )
-    with pytest.raises(UsageError, match="expected one of kind sqlite"):
+    with pytest.raises(UsageError, match="expected one of kind sqlite or duckdb"):
         KIND.factory("q", SqlSpec(kind="sql", resource="db"), CompileContext(base=folder, resources={"db": object()}))
