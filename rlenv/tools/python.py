@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from rlenv._quick import quick
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.functions import import_function
 from rlenv.registry import Kind
-from rlenv.spec import Text, ToolSpec
+from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools._signature import read_signature
 from rlenv.tools.base import CompileContext, DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 
+if TYPE_CHECKING:
+    from rlenv.tools._workers import Workers
+
 __all__ = ["KIND", "PythonSpec"]
+
+_made = quick(ToolOutput)
 
 _MAX_VALUE_BYTES = 4_000_000
 _MAX_MESSAGE = 500
+_MOST_WORKERS = 4
 
 
 class PythonSpec(ToolSpec):
@@ -33,8 +43,11 @@ class PythonSpec(ToolSpec):
     """`file.py:function`, relative to the spec, or `package.module:function`."""
     parameters: Mapping[str, Any] | None = None
     """Instead of the function's types: `{text: string, limit: integer?}`, or a JSON Schema of an object."""
-    run_in: Literal["loop", "thread"] | None = None
-    """`thread` for functions that may block (the default of a plain function); `loop` for quick ones."""
+    run_in: Literal["loop", "thread", "process"] | None = None
+    """`thread` for functions that may block (the default of a plain function); `loop` for quick ones; `process` for
+    those that may hang or crash: a process of their own, killed at the timeout."""
+    workers: Annotated[Int, Field(ge=1, le=1_024)] | None = None
+    """With `run_in: process`, how many processes there are at most; as many as there are processors, up to 4."""
     inject: tuple[Text, ...] = ()
     """Parameters that the environment fills and the model does not see: names of resources, `task`, `context`."""
     errors: tuple[Text, ...] = ()
@@ -57,13 +70,13 @@ def _output(result: Any) -> ToolOutput:
         TypeError: it is not a JSON value.
     """
     if type(result) is str:
-        return ToolOutput(result, result)
+        return _made(result, result)
     if type(result) is ToolOutput:
         return result
     if result is None:
         return ToolOutput("(no result)")
     if type(result) in (int, float):  # orjson knows neither big integers nor nan
-        return ToolOutput(str(result), result)
+        return _made(str(result), result)
     encoded = orjson.dumps(result, default=_value_of, option=orjson.OPT_NON_STR_KEYS)
     # A copy, since the function may go on changing what it returned.
     value = orjson.loads(encoded) if len(encoded) <= _MAX_VALUE_BYTES else None
@@ -98,11 +111,29 @@ def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
     is_async = inspect.iscoroutinefunction(function) or (
         not inspect.isroutine(function) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     )
+    if spec.run_in == "process":
+        return "async"
     if is_async:
         if spec.run_in == "thread":
             raise UsageError(f"run_in: '{spec.function}' is a coroutine function and runs in the loop, not in a thread")
         return "async"
     return "inline" if spec.run_in == "loop" else "thread"
+
+
+def _check_process(spec: PythonSpec) -> None:
+    """
+    Raises:
+        UsageError: the entry asks for a process, and for what none can have.
+    """
+    if spec.run_in != "process":
+        if spec.workers is not None:
+            raise UsageError("workers: only functions in processes have workers; leave it out, or run_in: process")
+        return
+    for name in spec.inject:
+        if name != "task":
+            raise UsageError(f"inject: '{name}' cannot go to another process; with run_in: process only 'task' can")
+    if os.name != "posix" or not sys.executable:
+        raise UsageError("run_in: processes are started on Linux and macOS only; write run_in: thread")
 
 
 def _depends_on(injected: tuple[str, ...]) -> DependsOn:
@@ -130,6 +161,7 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
     """
     function = import_function(spec.function, base=context.bases.get("function", context.base))
     injected = _injections(spec, context)
+    _check_process(spec)
     shown_errors = _shown_errors(spec, function, context)
     signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
     convert = signature.convert
@@ -164,18 +196,49 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
         except shown_errors as error:
             raise ToolFailed(_message(error)) from error
 
+    if spec.run_in == "process":
+        chosen: Callable[..., Any] = _in_process(name, spec, context)
+    else:
+        chosen = run_async if mode == "async" else run
     return (
         Tool(
             name=name,
             description=spec.description or signature.description,
             parameters=signature.parameters,
-            run=run_async if mode == "async" else run,
+            run=chosen,
             mode=mode,
             depends_on=_depends_on(injected),
             identity=_source_digest(function),
             **common(spec),
         ),
     )
+
+
+def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callable[..., Any]:
+    """Calls the function in workers that live as long as the environment; each compiles this entry for itself."""
+    told = {
+        "name": name,
+        "spec": spec.model_dump(mode="json", include={"kind", "function", "parameters", "inject", "errors"}),
+        "base": str(context.base.absolute()),
+        "bases": {key: str(path.absolute()) for key, path in context.bases.items() if key in ("function", "errors")},
+    }
+    limit = spec.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Workers]:
+        from rlenv.tools._workers import Workers  # it needs this module
+
+        workers = Workers(name, told, limit=limit)
+        try:
+            yield workers
+        finally:
+            await workers.aclose()
+
+    async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        workers = await call.shared().get(("python", name, spec.function, told["base"]), opened)
+        return await workers.run(arguments, call, with_task="task" in spec.inject)
+
+    return run
 
 
 def _message(error: Exception) -> str:
