@@ -7,7 +7,7 @@ so that numbers stay numbers; everything else gives text. An undefined name is a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv.errors import RlenvError
 
-__all__ = ["Template", "TemplateError", "compile_template", "compile_value", "expression"]
+__all__ = ["Template", "TemplateError", "compile_template", "compile_value", "expression", "texts_in"]
 
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
@@ -223,3 +223,15 @@ def compile_value(value: Any) -> Callable[..., Any]:
         items = [compile_value(item) for item in value]
         return lambda **values: [item(**values) for item in items]
     return lambda **_: value
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text of a JSON-like value, keys left out, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from texts_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from texts_in(item)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import RewardContext
-from rlenv.templates import TemplateError, compile_template, compile_value
+from rlenv.templates import TemplateError, compile_template, compile_value, texts_in
 
 __all__ = ["compile_accepted", "compile_for_context"]
 
@@ -31,7 +31,7 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
     Raises:
         UsageError: a template does not compile or reads another name.
     """
-    for source in _texts(value):
+    for source in texts_in(value):
         if "{" not in source:
             continue
         try:
@@ -83,14 +83,3 @@ def _column(name: str, where: str) -> Callable[..., Any]:
             raise RewardError(f"{where}: the task has no column '{name}'; it has: {', '.join(context.task)}") from None
 
     return filled
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)

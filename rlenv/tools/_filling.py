@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlenv.errors import UsageError
 from rlenv.secrets import resolve_value
 from rlenv.source import nearest
-from rlenv.templates import TemplateError, compile_template, compile_value
+from rlenv.templates import TemplateError, compile_template, compile_value, texts_in
 
 __all__ = ["Filling", "compile_filling", "is_dynamic", "read_parameters"]
 
@@ -38,7 +38,7 @@ def compile_filling(value: Any, *, where: str, parameters: Mapping[str, Any], va
     Raises:
         UsageError: a template cannot be read, or reads a name that is not there; a secret is not set.
     """
-    for text in _texts(value):
+    for text in texts_in(value):
         _check(text, where=where, parameters=parameters)
     fill = compile_value(resolve_value(value))
     return lambda *, args, task: fill(args=args, task=task, vars=vars)
@@ -46,18 +46,7 @@ def compile_filling(value: Any, *, where: str, parameters: Mapping[str, Any], va
 
 def is_dynamic(value: Any) -> bool:
     """True if a template in `value` reads what differs from call to call."""
-    return any(compile_template(text).names & {"args", "task"} for text in _texts(value))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
+    return any(compile_template(text).names & {"args", "task"} for text in texts_in(value))
 
 
 def _check(text: str, *, where: str, parameters: Mapping[str, Any]) -> None:

@@ -129,7 +129,7 @@ def test_the_hosts_files_and_environment_are_not_there(sandbox: str, tmp_path: P
     monkeypatch.setenv("RLENV_TEST_KEY", "correct-horse-battery")
     secret = tmp_path / "secret"
     secret.write_text("correct-horse-battery", encoding="utf-8")
-    paths = [str(secret), "/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/environ", "/root/.profile"]
+    paths = [str(secret), "/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/environ", "/etc/shadow"]
     codes = [f"print(open({path!r}).read())" for path in paths]
     codes += ["import os\nprint(os.environ)", "import os\nprint(os.getenv('RLENV_TEST_KEY'))"]
     codes += [
