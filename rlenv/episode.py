@@ -361,8 +361,11 @@ class Episode:
 
     def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
         show, cut, task = self.environment.show, self.cut, self.task
+        keeps = self.environment.spec.observation.images == "keep"
         messages = tuple(
-            _message("tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images)
+            _message(
+                "tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images if keeps else ()
+            )
             for result in results
         )
         return _observation(messages, self._rendered(messages), tuple(results))

@@ -280,6 +280,8 @@ class ObservationSpec(Spec):
     """Cut a result's content to this many characters."""
     keep: Literal["head", "tail", "head_tail"] = "head_tail"
     """Which part of a long result is kept."""
+    images: Literal["keep", "drop"] = "keep"
+    """`drop` leaves out the images of results, for a policy that reads text alone."""
 
 
 class AnswerSpec(Spec):

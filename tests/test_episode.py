@@ -336,3 +336,29 @@ def test_a_turns_time_bounds_its_calls_and_leaves_the_episode_its_own(make_envir
     assert (result.outcome, result.text) == ("timeout", "the tool hang was stopped: the turn's time is up")
     assert trajectory.terminated
     assert trajectory.reward.terms["correct"].value == 1.0
+
+
+@pytest.mark.parametrize(("option", "shown"), [("keep", 1), ("drop", 0)])
+def test_images_of_results_are_shown_or_left_out_as_the_spec_says(
+    make_environment: Any, option: str, shown: int
+) -> None:
+    spec = """
+    rlenv: 1
+    name: toy
+    tasks: {train: {rows: [{question: q}]}}
+    prompt: {user: "{{ task.question }}"}
+    tools: {draw: {kind: python, function: "tools.py:draw", run_in: loop}}
+    rewards: {format: {kind: rule, rule: answered}}
+    """
+    tools = """
+    from rlenv.messages import Image
+    from rlenv.tools.base import ToolOutput
+
+    def draw() -> ToolOutput:
+        \"\"\"Draws.\"\"\"
+        return ToolOutput("a dot", images=(Image("image/png", "aGk="),))
+    """
+    environment = make_environment(spec, tools=tools, observation__images=option)
+    steps, trajectory = run(environment, [call("draw")])
+    assert len(steps[0].observation.messages[0].images) == shown
+    assert len(trajectory.turns[0].results[0].images) == 1
