@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from rlenv import secrets
 from rlenv.environment import Environment, load
 
 # The same examples in every run, and no clock in the verdict.
@@ -38,6 +39,12 @@ oracle:
 """
 
 Make = Callable[..., Environment]
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has given out is redacted for its life; a test sees its own values alone, in whatever order."""
+    monkeypatch.setattr(secrets, "_known", secrets._Known())
 
 
 @pytest.fixture
