@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -418,6 +419,7 @@ def _own_children() -> set[int]:
 def test_nothing_is_left_of_a_server(how: str, flags: tuple[str, ...]) -> None:
     tools = lab(*flags)
     asyncio.run(asyncio.sleep(0))
+    gc.collect()  # what other tests left for the collector may not close meanwhile
     children, handles, threads = _own_children(), os.listdir("/proc/self/fd"), threading.active_count()
     seen: list[int] = []
 
@@ -434,7 +436,8 @@ def test_nothing_is_left_of_a_server(how: str, flags: tuple[str, ...]) -> None:
     within(work)
     assert not is_alive(seen[0])
     assert _own_children() == children
-    assert len(os.listdir("/proc/self/fd")) == len(handles)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= len(handles)
     assert threading.active_count() <= threads + 1  # a watcher of asyncio may be ending
 
 
