@@ -21,6 +21,7 @@ _COMMANDS = {
     "tools": ("rlenv.cli.tools", "list the compiled tools with their schemas"),
     "play": ("rlenv.cli.play", "play an episode by hand in the terminal"),
     "eval": ("rlenv.cli.eval", "play many episodes with a policy and report"),
+    "bench": ("rlenv.cli.bench", "measure how fast an environment steps on this machine, without a model"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
     "train": ("rlenv.cli.train", "train a policy on veRL"),
