@@ -15,7 +15,7 @@ from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.policies.oracle import OraclePolicy
 from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, _edit_call, gold_of, make_lesson
-from rlenv_verl.tiny.make import make_tiny_policy
+from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,23 @@ def test_another_dialect_is_refused(tmp_path: Path) -> None:
     other: Any = SimpleNamespace(spec=SimpleNamespace(name="toy", dialect="search_r1"))
     with pytest.raises(UsageError, match="toy uses 'search_r1'"):
         make_tiny_policy(other, tmp_path, seed=0)
+
+
+def test_no_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at least one environment"):
+        make_tiny_policy([], tmp_path, seed=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_several_environments_share_a_tokenizer_and_a_warm_start(environment: Environment, tmp_path: Path) -> None:
+    settings = WarmupSettings(steps=2, golds=20, clean=20, mixed=20)
+    several = [environment, load("nl2sql")]
+    report = make_tiny_policy(several, tmp_path, seed=0, split="train", settings=settings)
+    assert (report.warmup.steps, report.lessons) == (4, 80)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for tool in ("calculate", "query"):
+        frame = f'<tool_call>\n{{"name": "{tool}", "arguments": {{"'
+        assert len(tokenizer(frame, add_special_tokens=False)["input_ids"]) <= 4
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""Make a tiny policy for a spec: tokenizer, network and warm start, in about a minute on one core."""
+"""Make a tiny policy for one spec or several: tokenizer, network and warm start, a minute or two a spec on one core."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DEFAULT_SPLIT = "warmup"
 
 @dataclass(frozen=True, slots=True)
 class WarmupSettings:
-    """How much the warm start sees. `golds` oracle episodes are played; `clean` and `mixed` lessons are drawn from
-    them; `drill_share` of the clean ones are drills."""
+    """How much the warm start sees of each environment. `golds` oracle episodes are played; `clean` and `mixed` lessons
+    are drawn from them; `drill_share` of the clean ones are drills. `steps` are optimiser steps for each."""
 
     steps: int = 460
     clean_share: float = 0.65
@@ -51,7 +51,7 @@ class TinyReport:
 
 
 def make_tiny_policy(
-    environment: Environment,
+    environments: Environment | Sequence[Environment],
     folder: Path,
     *,
     seed: int,
@@ -60,46 +60,58 @@ def make_tiny_policy(
     threads: int = 1,
     progress: Callable[[int, float], None] | None = None,
 ) -> TinyReport:
-    """Write a warm-started policy for `environment` to `folder`, loadable by `from_pretrained`.
+    """Write one warm-started policy for all `environments` to `folder`, loadable by `from_pretrained`.
 
-    Equal arguments give equal weights on one machine.
+    Equal arguments give equal weights on one machine. Several environments share one tokenizer and one warm start, in
+    which each has as many lessons and as many steps as it would have alone.
 
     Args:
-        environment: a spec with an `oracle` and the hermes dialect.
+        environments: one or several compiled specs, each with an `oracle` and the hermes dialect.
         folder: where the policy goes; made where it is missing.
         seed: weights, lessons and their order.
-        split: where the lessons' tasks come from; by default `warmup` where the spec has it, else its first split.
+        split: where the lessons' tasks come from; by default `warmup` where a spec has it, else its first split.
         settings: how much is learned.
         threads: for torch. Two are faster on an idle machine and slower on a busy one.
         progress: called with (step, loss) after each optimiser step.
 
     Raises:
-        UsageError: the spec has no oracle, another dialect, or an oracle that fails.
+        UsageError: a spec has no oracle, another dialect, or an oracle that fails; or there is no environment.
     """
     import torch
 
-    if environment.spec.dialect != "hermes":
-        raise UsageError(
-            f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
-            f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
-        )
+    chosen = list(environments) if isinstance(environments, Sequence) else [environments]
+    if not chosen:
+        raise UsageError("a tiny policy is made for at least one environment; none was given")
+    for environment in chosen:
+        if environment.spec.dialect != "hermes":
+            raise UsageError(
+                f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
+                f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
+            )
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    if split is None:
-        split = DEFAULT_SPLIT if DEFAULT_SPLIT in environment.spec.tasks else next(iter(environment.spec.tasks))
-    clean, mixed = asyncio.run(_collect(environment, split, settings, random.Random(seed)))
-    answer = environment.spec.answer
+    rng = random.Random(seed)
+    taught = [asyncio.run(_collect(environment, split, settings, rng)) for environment in chosen]
     tokenizer = build_tokenizer(
-        [_conversation(lesson) for lesson in (*mixed, *clean[: len(mixed) // 2])],
+        [
+            (_conversation(lesson), environment.tool_schemas)
+            for environment, (clean, mixed) in zip(chosen, taught, strict=True)
+            for lesson in (*mixed, *clean[: len(mixed) // 2])
+        ],
         folder,
-        tools=environment.tool_schemas,
-        markers=(f"<{answer.tag}>", f"</{answer.tag}>") if answer.from_ == "tag" else (),
+        markers=list(dict.fromkeys(marker for environment in chosen for marker in _markers(environment))),
     )
     encoder = TokenEncoder(tokenizer)
-    clean_examples = [_encode(lesson, encoder, tokenizer, environment) for lesson in clean]
-    mixed_examples = [_encode(lesson, encoder, tokenizer, environment) for lesson in mixed]
+    clean_examples, mixed_examples = (
+        [
+            _encode(lesson, encoder, tokenizer, environment)
+            for environment, phases in zip(chosen, taught, strict=True)
+            for lesson in phases[phase]
+        ]
+        for phase in (0, 1)
+    )
     model = new_model(tokenizer)
     report = warm_up(
         model,
@@ -107,7 +119,7 @@ def make_tiny_policy(
         mixed_examples,
         pad_id=int(tokenizer.pad_token_id),
         seed=seed,
-        steps=settings.steps,
+        steps=settings.steps * len(chosen),
         clean_share=settings.clean_share,
         progress=progress,
     )
@@ -123,9 +135,18 @@ def make_tiny_policy(
     )
 
 
+def _markers(environment: Environment) -> tuple[str, ...]:
+    """The tags around an answer; none where the spec takes its answer from elsewhere."""
+    answer = environment.spec.answer
+    return (f"<{answer.tag}>", f"</{answer.tag}>") if answer.from_ == "tag" else ()
+
+
 async def _collect(
-    environment: Environment, split: str, settings: WarmupSettings, rng: random.Random
+    environment: Environment, split: str | None, settings: WarmupSettings, rng: random.Random
 ) -> tuple[list[Lesson], list[Lesson]]:
+    """The lessons of one environment: clean ones and the mixture."""
+    if split is None:
+        split = DEFAULT_SPLIT if DEFAULT_SPLIT in environment.spec.tasks else next(iter(environment.spec.tasks))
     rows = len(environment.tasks(split))
     oracle = OraclePolicy(environment.spec, environment.parts.dialect)
     golds = [

@@ -1,4 +1,4 @@
-"""A tokenizer for one spec: byte-level BPE whose merges cover the constant parts of its conversations."""
+"""A tokenizer for the specs of a run: byte-level BPE whose merges cover the constant parts of their conversations."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ def chat_template() -> str:
 
 
 def build_tokenizer(
-    conversations: Iterable[Sequence[Mapping[str, Any]]],
+    conversations: Iterable[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
     folder: Path,
     *,
-    tools: Sequence[Mapping[str, Any]] = (),
     markers: Sequence[str] = (),
     vocab_size: int = 2048,
 ) -> Any:
@@ -45,9 +44,8 @@ def build_tokenizer(
     whatever every conversation repeats (the tools block, the frame of a call) is a handful of tokens.
 
     Args:
-        conversations: message lists as chat templates take them.
+        conversations: messages and the tool schemas that their prompt shows, as chat templates take them.
         folder: where the tokenizer's files go.
-        tools: the tool schemas that every prompt shows.
         markers: further strings that are one token each, such as an answer tag.
         vocab_size: at most this many tokens; as many as the merges need.
 
@@ -70,7 +68,7 @@ def build_tokenizer(
     fast.chat_template = chat_template()
     split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
     texts: list[str] = []
-    for messages in conversations:
+    for messages, tools in conversations:
         rendered = fast.apply_chat_template(
             [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, tokenize=False
         )
