@@ -8,7 +8,7 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check bench setup servers clean
+.PHONY: demo test test-verl check bench setup servers clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+# Runs of veRL beyond the short one inside `make test`: modes, algorithms, workers, several specs. One at a time.
+test-verl: $(READY)
+	$(BIN)/python -m pytest -m verl_runs $(PYTEST)
 
 # Real MCP servers for tests/tools/test_mcp_real.py, each set in a place of its own: no package of ours meets theirs.
 SERVERS := .servers

@@ -41,6 +41,16 @@ oracle:
 Make = Callable[..., Environment]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the runs of `make test-verl` out unless -m names them; of the rest, the long runs first."""
+    if "verl_runs" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("verl_runs")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("verl_runs")]
+    # The other worker does the rest meanwhile.
+    items.sort(key=lambda item: item.get_closest_marker("verl") is None)
+
+
 @pytest.fixture(autouse=True)
 def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process has given out is redacted for its life; a test sees its own values alone, in whatever order."""
@@ -58,8 +68,3 @@ def make_environment(tmp_path: Path) -> Make:
         return load(tmp_path / "spec.yaml", set={key.replace("__", "."): value for key, value in overrides.items()})
 
     return make
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long runs first: the other worker does the rest meanwhile."""
-    items.sort(key=lambda item: item.get_closest_marker("verl") is None)

@@ -1,7 +1,18 @@
-"""Presets: YAML files of veRL keys, turned into the overrides of one run and checked against veRL's configuration."""
+"""Presets: YAML files of veRL keys, turned into the overrides of one run and checked against veRL's configuration.
+
+A run's settings are laid over each other, later ones win:
+
+1. the preset that a preset `extends`, then the preset itself (`presets/`: machine and sizes);
+2. the algorithm (`algorithms/`) and the trainer's mode (`modes/`);
+3. what the preset adds under `with:` for that algorithm or mode, because only it knows its machine;
+4. what the command line says.
+
+Mappings are merged key by key; a list or a scalar replaces what was there.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import re
@@ -15,7 +26,18 @@ import yaml
 
 from rlenv.errors import MissingExtra, UsageError
 
-__all__ = ["Preset", "compose", "flatten", "load_preset", "override", "preset_names"]
+__all__ = [
+    "Preset",
+    "algorithm_names",
+    "compose",
+    "flatten",
+    "load_preset",
+    "mode_names",
+    "override",
+    "preset_names",
+]
+
+_SECTIONS = ("environment", "run", "verl", "verl_add")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _AMBIGUOUS = re.compile(r"(?i)(true|false|null|nan|inf|[-+]?[0-9][0-9_.e+-]*|.*:.*)")
@@ -23,10 +45,11 @@ _AMBIGUOUS = re.compile(r"(?i)(true|false|null|nan|inf|[-+]?[0-9][0-9_.e+-]*|.*:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One preset file.
+    """The settings of a run before the command line's own.
 
     `environment` is set for the run's processes; `run` is rlenv's own part; `verl` holds keys that veRL's
-    configuration has, `verl_add` keys that it reads without listing them.
+    configuration has, `verl_add` keys that it reads without listing them. `algorithm` and `mode` name the overlays
+    that are in them.
     """
 
     name: str
@@ -34,6 +57,8 @@ class Preset:
     run: Mapping[str, Any]
     verl: Mapping[str, Any]
     verl_add: Mapping[str, Any]
+    algorithm: str = "grpo"
+    mode: str = "sync"
 
     def overrides(self) -> list[str]:
         """The preset's keys as Hydra overrides."""
@@ -43,21 +68,72 @@ class Preset:
 
 def preset_names() -> list[str]:
     """The presets that ship."""
-    folder = resources.files("rlenv_verl") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return _names("presets")
 
 
-def load_preset(name: str) -> Preset:
-    """The preset of that name.
+def algorithm_names() -> list[str]:
+    """The algorithms that ship."""
+    return _names("algorithms")
+
+
+def mode_names() -> list[str]:
+    """The modes of veRL's trainer."""
+    return _names("modes")
+
+
+def load_preset(name: str, *, algorithm: str | None = None, mode: str | None = None) -> Preset:
+    """The preset of that name, with an algorithm and a mode laid over it.
+
+    Args:
+        name: one of `preset_names()`.
+        algorithm: one of `algorithm_names()`; None takes the preset's own, `grpo` where it names none.
+        mode: one of `mode_names()`; None takes the preset's own, `sync` where it names none.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such preset, algorithm or mode.
     """
-    if name not in preset_names():
-        raise UsageError(f"no preset '{name}'; there are {', '.join(preset_names())}")
-    text = (resources.files("rlenv_verl") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    data = yaml.safe_load(text)
-    return Preset(name, data["environment"], data["run"], data["verl"], data["verl_add"])
+    data = _read_preset(name)
+    algorithm = algorithm or str(data.get("algorithm", "grpo"))
+    mode = mode or str(data.get("mode", "sync"))
+    layers = [data, _read("algorithms", algorithm, what="algorithm"), _read("modes", mode, what="mode")]
+    own = data.get("with", {})
+    layers += [own[choice] for choice in (algorithm, mode) if choice in own]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = _laid_over(merged, {section: layer[section] for section in _SECTIONS if section in layer})
+    sections = {section: merged.get(section, {}) for section in _SECTIONS}
+    return Preset(name=name, algorithm=algorithm, mode=mode, **sections)
+
+
+def _names(folder: str) -> list[str]:
+    entries = (resources.files("rlenv_verl") / folder).iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def _read(folder: str, name: str, *, what: str) -> dict[str, Any]:
+    known = _names(folder)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UsageError(f"no {what} '{name}'; {hint}there are {', '.join(known)}")
+    data = yaml.safe_load((resources.files("rlenv_verl") / folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(data, dict)
+    return data
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    data = _read("presets", name, what="preset")
+    base = data.pop("extends", None)
+    return data if base is None else _laid_over(_read_preset(base), data)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings as one; where both have a value, that of `above`."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        merged[key] = _laid_over(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
