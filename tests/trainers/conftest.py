@@ -34,7 +34,7 @@ def verl() -> Any:
         import rlenv_verl.advantage
         import rlenv_verl.agent_loop
         import rlenv_verl.cpu.registries
-        import rlenv_verl.cpu.replay  # noqa: F401
+        import rlenv_verl.sampler  # noqa: F401
     return module
 
 

@@ -138,7 +138,7 @@ def test_workarounds_still_find_what_they_work_around(verl: Any) -> None:
     from verl.utils.distributed import initialize_global_process_group_ray
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    expect(parameters(ReplayBuffer.__init__), {"poll_interval"}, what="ReplayBuffer", used_by="cpu/replay.py")
+    expect(parameters(ReplayBuffer.__init__), {"poll_interval"}, what="ReplayBuffer", used_by="sampler.py")
     expect(
         parameters(initialize_global_process_group_ray),
         {"timeout_second", "backend"},

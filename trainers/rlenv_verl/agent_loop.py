@@ -53,6 +53,10 @@ class RlenvAgentLoop(AgentLoopBase):
         turn_tokens: the most tokens of one action; None leaves all that is left of the response.
         template_kwargs: what the chat template is given, such as `enable_thinking: false`.
         record_dir: where trajectories of validation and failures are written; None writes none.
+        failures: what becomes of a sample, by the reason its episode ended (`rlenv_verl.failure_policy`).
+        stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
+            this many seconds more; None lets them run.
+        watch_dir: where each process writes what its episodes wait for; None writes nothing.
     """
 
     def __init__(
@@ -64,6 +68,9 @@ class RlenvAgentLoop(AgentLoopBase):
         turn_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         record_dir: str | None = None,
+        failures: Mapping[str, str] | None = None,
+        stragglers: Mapping[str, float] | None = None,
+        watch_dir: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
