@@ -1,0 +1,199 @@
+"""The HTTP face of a retriever, as Search-R1's own server speaks it.
+
+    POST /retrieve  {"queries": ["…"], "topk": 3, "return_scores": true}
+    200             {"result": [[{"document": {"id": "7", "contents": "Title\\ntext"}, "score": 1.5}]]}
+
+Without `return_scores` the lists hold the documents themselves; without `topk` the server's default counts. Source:
+github.com/PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py. There a request without scores and with any
+number of queries but two fails (the result is unpacked into two names); here it works. `GET /health` says that the
+server is ready, and what it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+
+from rlenv.retrieval.base import Found, Retriever
+
+__all__ = ["application", "serve"]
+
+_LOGGER: Final = logging.getLogger("rlenv.retrieval")
+_MAX_BODY: Final = 64 << 20
+_MAX_TOP_K: Final = 1_000
+_MAX_QUERIES: Final = 100_000
+
+
+class _Asked(BaseModel):
+    """The body of a request; keys that are not known are left alone, as the original does."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    queries: Annotated[list[StrictStr], Field(max_length=_MAX_QUERIES)]
+    topk: Annotated[StrictInt, Field(ge=0, le=_MAX_TOP_K)] | None = None
+    return_scores: StrictBool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Desk:
+    """Answers requests with one retriever, in a thread of its own so that the server stays awake meanwhile.
+
+    Requests that wait for that thread are searched as one batch where they ask for equally many documents.
+    """
+
+    retriever: Retriever
+    default_top_k: int
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "rlenv-retrieval"))
+    served: int = 0
+    _waiting: list[tuple[_Asked, asyncio.Future[list[list[Found]]]]] = field(default_factory=list)
+    _worker: asyncio.Task[None] | None = None
+
+    async def found(self, asked: _Asked) -> list[list[Found]]:
+        """What the retriever finds for one request."""
+        answer: asyncio.Future[list[list[Found]]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((asked, answer))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await answer
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            top_k = self._top_k(self._waiting[0][0])
+            batch = [one for one in self._waiting if self._top_k(one[0]) == top_k]
+            self._waiting = [one for one in self._waiting if self._top_k(one[0]) != top_k]
+            queries = [query for asked, _ in batch for query in asked.queries]
+            try:
+                found = await loop.run_in_executor(self.thread, self._search, queries, top_k)
+            except Exception as error:  # the boundary: each request of the batch is answered, none hangs
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            self.served += len(queries)
+            start = 0
+            for asked, answer in batch:
+                if not answer.done():  # a client that left has cancelled it
+                    answer.set_result(found[start : start + len(asked.queries)])
+                start += len(asked.queries)
+
+    def _search(self, queries: Sequence[str], top_k: int) -> list[list[Found]]:
+        return self.retriever.search(queries, top_k=top_k)
+
+    def _top_k(self, asked: _Asked) -> int:
+        return asked.topk or self.default_top_k
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        """`POST /retrieve`."""
+        try:
+            asked = _Asked.model_validate(orjson.loads(await request.read()))
+        except orjson.JSONDecodeError as error:
+            return _refusal(400, f"the body is not JSON: {error}")
+        except ValidationError as error:
+            return _refusal(422, _faults(error))
+        try:
+            found = await self.found(asked)
+        except Exception:  # whatever a retriever raises is the server's fault, not the client's
+            _LOGGER.exception("a search failed")
+            return _refusal(500, "the search failed; the server's log says why")
+        if asked.return_scores:
+            result: list[Any] = [[{"document": one.document, "score": one.score} for one in row] for row in found]
+        else:
+            result = [[one.document for one in row] for row in found]
+        return _json({"result": result})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """`GET /health`."""
+        retriever = self.retriever
+        return _json(
+            {
+                "status": "ok",
+                "retriever": retriever.name,
+                "documents": retriever.documents,
+                "queries": self.served,
+                "waiting": len(self._waiting),
+            }
+        )
+
+    async def aclose(self, app: web.Application) -> None:
+        """Waits for the search that runs; called when the server ends."""
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return _json({"detail": message}, status)
+
+
+def _faults(error: ValidationError) -> str:
+    shown = []
+    for fault in error.errors()[:5]:
+        at = ".".join(str(part) for part in fault["loc"]) or "body"
+        shown.append(f"{at}: {fault['msg']}")
+    return "; ".join(shown) + '; expected {"queries": ["…"], "topk": 3, "return_scores": true}'
+
+
+@web.middleware
+async def _say(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    """Every refusal is JSON with a `detail`, as the original's framework writes it."""
+    try:
+        response: web.StreamResponse = await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _refusal(error.status, f"{error.reason}: {request.method} {request.path}")
+    return response
+
+
+def application(retriever: Retriever, *, default_top_k: int = 3) -> web.Application:
+    """The server, to be run by aiohttp.
+
+    Args:
+        default_top_k: how many documents a request gets that names no `topk`, or 0.
+    """
+    desk = _Desk(retriever, default_top_k)
+    app = web.Application(client_max_size=_MAX_BODY, middlewares=[_say])
+    app.router.add_post("/retrieve", desk.retrieve)
+    app.router.add_get("/health", desk.health)
+    app.on_cleanup.append(desk.aclose)
+    return app
+
+
+async def serve(
+    app: web.Application,
+    *,
+    host: str,
+    port: int,
+    stopped: asyncio.Event,
+    on_ready: Callable[[str, int], None],
+    grace_s: float = 10.0,
+) -> None:
+    """Serves until `stopped` is set; requests that run then have `grace_s` seconds to end.
+
+    Args:
+        port: 0 takes a free one.
+        on_ready: called with the address and the port once requests are taken.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=grace_s)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        on_ready(*runner.addresses[0][:2])
+        await stopped.wait()
+    finally:
+        await runner.cleanup()
