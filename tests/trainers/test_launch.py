@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -80,3 +83,62 @@ def test_rays_folder_is_given_and_removed(tmp_path: Path) -> None:
     )
     assert ending.code == 0
     assert not Path((tmp_path / "log").read_text().strip()).exists()
+
+
+KILLED = """
+import os, pathlib, sys
+sys.path[:0] = {paths!r}
+from rlenv_verl.launch import run_to_end
+folder = pathlib.Path(sys.argv[1])
+run_to_end(
+    [sys.executable, "-c", {driver!r}, str(folder / "pid"), "{{ray_dir}}"],
+    log=folder / "log", environment=os.environ, time_limit_s=300, on_poll=lambda seconds: None,
+)
+"""
+
+# The daemon has an environment of its own, as a tool's sandbox has, and Ray's folder is told to the test.
+OWN_ENVIRONMENT = """
+import pathlib, subprocess, sys, time
+code = "import time; time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={})
+pathlib.Path(sys.argv[1]).with_name("ray").write_text(sys.argv[2])
+pathlib.Path(sys.argv[1] + ".new").write_text(f"{child.pid} {__import__('os').getpid()}")
+pathlib.Path(sys.argv[1] + ".new").rename(sys.argv[1])
+time.sleep(600)
+"""
+
+
+def wait_until(is_true: Callable[[], bool], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_driver_takes_the_whole_run_along(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    script = KILLED.format(paths=[str(root), str(root / "trainers")], driver=OWN_ENVIRONMENT)
+    driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    try:
+        wait_until((tmp_path / "pid").exists)
+        below = psutil.Process(driver.pid).children(recursive=True)  # veRL, its daemon and the guard
+    finally:
+        driver.kill()
+        driver.wait()
+    daemon, verl = map(int, (tmp_path / "pid").read_text().split())
+    assert {daemon, verl} < {process.pid for process in below}
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []
+    wait_until(lambda: not Path((tmp_path / "ray").read_text()).exists())
+
+
+def test_verl_killed_is_a_failed_run_that_leaves_nothing(tmp_path: Path) -> None:
+    ending, daemon = run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert (ending.how, ending.code) == ("failed", -signal.SIGKILL)
+    assert is_gone(daemon)
+
+
+def test_the_guard_goes_when_the_run_is_over(tmp_path: Path) -> None:
+    before = {process.pid for process in psutil.Process().children()}
+    run(tmp_path, "sys.exit(0)")
+    assert {process.pid for process in psutil.Process().children()} <= before

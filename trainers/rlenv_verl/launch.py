@@ -1,4 +1,4 @@
-"""Run veRL as a subprocess that leaves nothing behind, however it ends."""
+"""Run veRL as a subprocess that leaves nothing behind, however it or its driver ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,22 +17,22 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-import psutil  # type: ignore[import-untyped]
+from rlenv_verl import guard
+from rlenv_verl.guard import RUN_MARK, end_marked
 
 __all__ = ["Ending", "run_to_end"]
 
-RUN_MARK = "RLENV_RUN_MARK"
-"""The environment variable by which a run's processes are found; Ray hands it on to all that it starts."""
-
 _POLL_S = 0.25
 _GRACE_S = 10.0
+
+How = Literal["finished", "failed", "time_limit", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a run ended. `code` is the exit status of veRL's driver; `seconds` is wall time."""
 
-    how: Literal["finished", "failed", "time_limit", "interrupted"]
+    how: How
     code: int
     seconds: float
 
@@ -43,32 +44,39 @@ def run_to_end(
     environment: Mapping[str, str],
     time_limit_s: float,
     on_poll: Callable[[float], None],
+    cwd: str | None = None,
+    lock: int | None = None,
 ) -> Ending:
     """Run `command` to its end or to the limit, and end every process it started.
 
     Ray starts daemons and workers in process groups and sessions of their own, so ending the driver's group is not
-    enough: whatever still carries this run's mark in its environment is ended too.
+    enough: whatever still carries this run's mark in its environment is ended too. A guard in a session of its own
+    does the same where this process dies without a chance to.
 
     Args:
-        command: the driver; `{ray_dir}` in an argument becomes a folder for Ray's files, removed at the end.
-        log: the file for all output.
+        command: the driver; `{ray_dir}` in an argument becomes a folder for Ray's files and `{mark}` the run's mark.
+            The folder is removed at the end.
+        log: the file to which all output is appended.
         environment: the driver's whole environment.
         time_limit_s: after this many seconds of wall time the run is stopped.
         on_poll: called several times a second with the seconds so far.
+        cwd: the driver's working directory; this process's own otherwise.
+        lock: a file descriptor that the guard keeps open until the run is ended.
     """
     mark = uuid4().hex
     started = time.monotonic()
     # In the system's temporary folder, not in the run's: Ray puts sockets there, whose paths are bounded (107 bytes).
-    with _temporary_folder() as ray_dir, log.open("wb") as output:
+    with _temporary_folder() as ray_dir, _guarded(mark, ray_dir, lock), log.open("ab") as output:
         process = subprocess.Popen(
-            [part.replace("{ray_dir}", str(ray_dir)) for part in command],
+            [part.replace("{ray_dir}", str(ray_dir)).replace("{mark}", mark) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**environment, RUN_MARK: mark},
             start_new_session=True,
+            cwd=cwd,
         )
-        how: Literal["finished", "failed", "time_limit", "interrupted"] = "finished"
+        how: How = "finished"
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.signal(signal.SIGTERM, _as_interrupt) if is_main else None
         try:
@@ -116,6 +124,31 @@ def _temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _guarded(mark: str, ray_dir: Path, lock: int | None) -> Iterator[None]:
+    """A guard for as long as the block runs; it ends by itself, whether this process lives or not."""
+    process = subprocess.Popen(
+        [sys.executable, guard.__file__, mark, str(ray_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # The mark is an argument and not in its environment: it would end itself.
+        env={name: value for name, value in os.environ.items() if name != RUN_MARK},
+        start_new_session=True,
+        pass_fds=() if lock is None else (lock,),
+    )
+    assert process.stdin is not None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # someone ended the guard
+            process.stdin.write(guard.DONE)
+            process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
+
+
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     """End the driver's group gently, then whatever carries the mark, then without asking."""
     if process.poll() is None:
@@ -123,27 +156,5 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
             os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_GRACE_S)
-    leftovers = _marked(mark)
-    for left in leftovers:
-        with contextlib.suppress(psutil.Error):
-            left.terminate()
-    psutil.wait_procs(leftovers, timeout=2.0)
-    # A daemon may have started another process meanwhile: look again until nothing is left.
-    for _ in range(5):
-        leftovers = _marked(mark)
-        if not leftovers:
-            break
-        for left in leftovers:
-            with contextlib.suppress(psutil.Error):
-                left.kill()
-        psutil.wait_procs(leftovers, timeout=2.0)
+    end_marked(mark)
     process.wait()
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(RUN_MARK) == mark:
-                found.append(process)
-    return found
