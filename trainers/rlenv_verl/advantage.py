@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv_verl.names import GRPO, GRPO_SHUFFLED
 
-__all__ = ["group_advantages", "grpo", "grpo_shuffled", "permuted"]
+__all__ = ["group_advantages", "grpo", "grpo_shuffled", "permuted", "shuffle_generator"]
 
 
 def group_advantages(
@@ -69,7 +69,7 @@ def _estimate(
         rewards = token_level_rewards.sum(dim=-1)
         is_valid = response_mask.sum(dim=-1) > 0
         if shuffle:
-            rewards = permuted(rewards, is_valid, _generator())
+            rewards = permuted(rewards, is_valid, shuffle_generator())
         by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
         advantages = group_advantages(rewards, is_valid, index.tolist(), by_std=by_std)
         tokens = advantages[:, None] * response_mask
@@ -79,7 +79,7 @@ def _estimate(
 _GENERATORS: dict[int, torch.Generator] = {}
 
 
-def _generator() -> torch.Generator:
+def shuffle_generator() -> torch.Generator:
     """The shuffle's own generator, seeded once a process with the run's seed."""
     seed = int(os.environ.get("RLENV_SEED", "0"))
     if seed not in _GENERATORS:
