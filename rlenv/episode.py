@@ -87,6 +87,7 @@ class Episode:
     _is_open: bool = False
     _is_stepping: bool = False
     _user: UserSession | None = None
+    _is_ending: bool = False
 
     async def __aenter__(self) -> Episode:
         await self.open()
@@ -145,6 +146,11 @@ class Episode:
         return self._trajectory is not None
 
     @property
+    def is_ending(self) -> bool:
+        """True once nothing but the reward is missing: no action will be taken and no tool called for one."""
+        return self._is_ending or self._trajectory is not None
+
+    @property
     def is_reported(self) -> bool:
         """True once a step has returned the episode's end."""
         return self._trajectory is not None and self._is_stepping
@@ -188,9 +194,17 @@ class Episode:
             if self._trajectory is None:
                 self._is_stepping = False
 
-    async def truncate(self, reason: str) -> Trajectory:
-        """Ends the episode from outside, as a trainer does at its token budget, and scores it as it stands."""
+    async def truncate(self, reason: str, *, action: str | Message | None = None) -> Trajectory:
+        """Ends the episode from outside, as a trainer does at its token budget, and scores it as it stands.
+
+        Args:
+            reason: what the trajectory says of its end.
+            action: one that the policy has taken and that was interrupted; recorded as a last turn without results.
+        """
         if self._trajectory is None:
+            if action is not None:
+                text, parsed = self.environment.parse(action)
+                self.turns.append(Turn(len(self.turns), text, parsed))
             try:
                 await self._end(terminated=False, reason=reason)
             except EpisodeError as error:
@@ -434,6 +448,7 @@ class Episode:
         return self._last_step(observation)
 
     async def _end(self, *, terminated: bool, reason: str) -> None:
+        self._is_ending = True
         parts = self.environment.parts
         scorer = parts.scorer
         last: ParsedAction | None = self.turns[-1].parsed if self.turns else None

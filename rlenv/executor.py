@@ -120,6 +120,8 @@ class _Entry:
     keeps_results: bool = False
     left_behind: int = 0
     """Calls that were given up and have not ended."""
+    waited_for: dict[object, float] = field(default_factory=dict)
+    """When each call began that somebody waits for, by `time.monotonic`."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     logged_at: float = float("-inf")
     unlogged: int = 0
@@ -214,6 +216,13 @@ class Executor:
             if entry.guard is not None:
                 entry.guard.close()
         self._pool.close()
+
+    def waited_for(self) -> dict[str, list[float]]:
+        """The calls that somebody waits for now: when each began (`time.monotonic`), by tool; from any thread.
+
+        Quick tools that run on the event loop are not among them.
+        """
+        return {name: list(entry.waited_for.values()) for name, entry in self._entries.items() if entry.waited_for}
 
     async def run(self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext) -> tuple[ToolResult, ...]:
         """The results of one turn's calls, `len(results) == len(calls)`, in the same order.
@@ -321,6 +330,8 @@ class Executor:
         arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
         if entry.guard is not None and notes is None:
             notes = {}
+        waiting = object()
+        entry.waited_for[waiting] = started
         try:
             if entry.guard is None:
                 output = await self._admitted(entry, arguments, context, limit)
@@ -348,6 +359,8 @@ class Executor:
             if task is not None and task.cancelling():
                 raise
             result = self._broken(entry, call, error, started)  # the tool cancelled something of its own
+        finally:
+            del entry.waited_for[waiting]
         return replace(result, details={**(result.details or {}), **notes}) if notes else result
 
     async def _admitted(

@@ -118,6 +118,7 @@ class Scorer:
         self._has_gates = any(plan.gate is not None for plan in plans.values())
         self._in_spec_order = self._ordered == tuple(plans.values())
         self.has_group_terms: bool = bool(self._groups)
+        self._waited_for: dict[object, tuple[str, float]] = {}
         """Whether `score_group` measures anything."""
         self.has_turn_terms: bool = bool(self._turn_plans)
         """Whether `score_turn` measures anything."""
@@ -136,7 +137,7 @@ class Scorer:
             if plan.term.measure is not None:
                 readings[plan.name] = _measure(plan.term, context)
             else:
-                tasks[plan.name] = asyncio.ensure_future(_measure_async(plan.term, context))
+                tasks[plan.name] = asyncio.ensure_future(self._measure_async(plan.term, context))
         if tasks:
             try:
                 await asyncio.wait(tasks.values(), timeout=limit_s)
@@ -222,6 +223,24 @@ class Scorer:
             found[place] = self._breakdown(terms, len(trajectory.turns))
         return found
 
+    def waited_for(self) -> dict[str, list[float]]:
+        """The measurements that somebody waits for: when each began (`time.monotonic`), by term; from any thread."""
+        begun: dict[str, list[float]] = {}
+        for name, since in list(self._waited_for.values()):
+            begun.setdefault(name, []).append(since)
+        return begun
+
+    async def _measure_async(self, term: Term, context: RewardContext) -> Reading:
+        begun = _clock()
+        waiting = object()
+        self._waited_for[waiting] = (term.name, time.monotonic())
+        try:
+            return _read(await term.measure_async(context), begun)  # type: ignore[misc]
+        except Exception as error:  # an author's function may raise anything; the term is invalid and says so
+            return _raised(error, begun)
+        finally:
+            del self._waited_for[waiting]
+
     def _raise_for(self, results: Mapping[str, TermResult]) -> None:
         for name in self._raising:
             if results[name].status == "invalid":
@@ -263,7 +282,7 @@ class Scorer:
                         elif plan.term.measure_async is None:
                             result = _quick(plan, context)
                         else:
-                            running[asyncio.ensure_future(_measure_async(plan.term, context))] = plan
+                            running[asyncio.ensure_future(self._measure_async(plan.term, context))] = plan
                             continue
                     results[plan.name] = result
                     values[plan.name] = result.value
@@ -388,14 +407,6 @@ def _measure(term: Term, context: RewardContext) -> Reading:
     begun = _clock()
     try:
         return _read(term.measure(context), begun)  # type: ignore[misc]
-    except Exception as error:  # an author's function may raise anything; the term is invalid and says so
-        return _raised(error, begun)
-
-
-async def _measure_async(term: Term, context: RewardContext) -> Reading:
-    begun = _clock()
-    try:
-        return _read(await term.measure_async(context), begun)  # type: ignore[misc]
     except Exception as error:  # an author's function may raise anything; the term is invalid and says so
         return _raised(error, begun)
 

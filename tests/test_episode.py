@@ -279,6 +279,29 @@ def test_truncating_from_outside_scores_what_there_is(environment: Environment) 
     assert trajectory.reward.terms["correct"].value == 0.0
 
 
+def test_truncating_records_the_action_that_was_interrupted(environment: Environment) -> None:
+    async def main() -> tuple[bool, Trajectory]:
+        async with environment.start(task=0) as episode:
+            step = asyncio.ensure_future(episode.step(call("hang")))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            step.cancel()
+            await asyncio.wait([step])
+            assert environment.executor.waited_for() == {}
+            was_ending = episode.is_ending
+            trajectory = await episode.truncate("straggler", action=call("hang"))
+            assert episode.is_ending
+            return was_ending, trajectory
+
+    was_ending, trajectory = asyncio.run(main())
+    assert not was_ending
+    assert trajectory.reason == "straggler"
+    (turn,) = trajectory.turns
+    assert turn.action == call("hang")
+    assert turn.results == ()
+    assert len(trajectory.reward.turn_rewards) == 1
+
+
 def test_a_hanging_tool_delays_none_of_sixty_four_others(environment: Environment) -> None:
     order: list[str] = []
 

@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -599,5 +601,37 @@ def test_inline_calls_make_no_task() -> None:
 
         await executor(fake_tool("t", body)).run([ToolCall("t", {})] * 5, context())
         assert seen == [before] * 5
+
+    run(work())
+
+
+@pytest.mark.parametrize("mode", ["async", "thread"])
+def test_calls_that_are_waited_for_are_named_until_they_end(mode: Any) -> None:
+    gate = threading.Event()
+
+    def held(arguments: Mapping[str, Any]) -> str:
+        gate.wait(20)
+        return ""
+
+    async def held_async(arguments: Mapping[str, Any]) -> str:
+        await asyncio.to_thread(gate.wait, 20)
+        return ""
+
+    async def work() -> None:
+        runner = executor(
+            fake_tool("search", held, mode="thread") if mode == "thread" else fake_tool("search", held_async),
+            fake_tool("quick", echo),
+        )
+        began = time.monotonic()
+        calls = [ToolCall("search", {}), ToolCall("quick", {}), ToolCall("search", {})]
+        running = asyncio.ensure_future(runner.run(calls, context()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        (name,) = runner.waited_for()
+        assert name == "search"
+        assert all(began <= since <= time.monotonic() for since in runner.waited_for()[name])
+        gate.set()
+        await running
+        assert runner.waited_for() == {}
 
     run(work())

@@ -393,3 +393,24 @@ def test_a_failed_episode_has_every_term_invalid_and_no_total() -> None:
 def test_the_keys_are_the_same_whatever_happens() -> None:
     terms: Mapping[str, Term] = {"a": term("a", RewardError("x")), "b": term("b", gate="a > 0"), "c": later("c", _hang)}
     assert list(score(*terms.values(), limit_s=0.01)[0].terms) == ["a", "b", "c"]
+
+
+def test_measurements_that_are_waited_for_are_named_until_they_end() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def held(_: RewardContext) -> Measured:
+            await gate.wait()
+            return Measured(1.0)
+
+        scorer = Scorer([later("judge", held)])
+        scoring = asyncio.ensure_future(scorer.score(reward_context(turns=[turn()]), []))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [(name, len(began)) for name, began in scorer.waited_for().items()] == [("judge", 1)]
+        gate.set()
+        breakdown, _ = await scoring
+        assert breakdown.total == 1.0
+        assert scorer.waited_for() == {}
+
+    asyncio.run(asyncio.wait_for(main(), 20))
