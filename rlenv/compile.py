@@ -43,6 +43,8 @@ class Parts:
     user: Template
     observation: Template | None
     simulated: User | None = None
+    images: tuple[Template, ...] = ()
+    """The templates of the prompt's images."""
 
 
 def compile_parts(loaded: LoadedSpec) -> Parts:
@@ -119,12 +121,15 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
     prompt = spec.prompt
     system = attempt("prompt.system", lambda: compile_template(prompt.system)) if prompt.system is not None else None
     user = attempt("prompt.user", lambda: compile_template(prompt.user))
+    images = [attempt(f"prompt.images.{i}", partial(compile_template, text)) for i, text in enumerate(prompt.images)]
     shown = spec.observation.template
     observation = attempt("observation.template", lambda: compile_template(shown)) if shown is not None else None
     scorer = attempt("success" if spec.success else "rewards", lambda: Scorer(terms, success=spec.success))
     if faults:
         raise SpecError(faults)
-    return Parts(spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation, simulated)
+    return Parts(
+        spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation, simulated, tuple(images)
+    )
 
 
 def nester(outer: Path) -> Callable[..., Any]:

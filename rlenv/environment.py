@@ -12,10 +12,11 @@ from typing import Any
 from rlenv._hosted import Scope
 from rlenv.compile import Parts, compile_parts
 from rlenv.episode import Episode
-from rlenv.errors import UsageError
+from rlenv.errors import EpisodeError, UsageError
 from rlenv.executor import Executor
+from rlenv.images import UnreadableImage, image_of, listed
 from rlenv.loader import LoadedSpec, load_spec
-from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
+from rlenv.messages import Image, MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.observe import Cut, cut_chars, shower
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
@@ -132,12 +133,30 @@ class Environment:
         return cut is self._cut
 
     def prompt(self, task: Mapping[str, Any], resources: Mapping[str, Any]) -> tuple[Message, ...]:
-        """The first messages of an episode."""
+        """The first messages of an episode.
+
+        Raises:
+            EpisodeError: an image of the prompt is not there (`reason` is "image").
+        """
         values = {"task": task, "resources": resources, "vars": self.spec.vars}
-        user = Message("user", redact(self.parts.user.text(**values)))
+        images = self._prompt_images(values) if self.parts.images else ()
+        user = Message("user", redact(self.parts.user.text(**values)), images=images)
         if self.parts.system is None:
             return (user,)
         return (Message("system", redact(self.parts.system.text(**values))), user)
+
+    def _prompt_images(self, values: Mapping[str, Any]) -> tuple[Image, ...]:
+        found: list[Image] = []
+        for index, template in enumerate(self.parts.images):
+            base = self.loaded.base_of(f"prompt.images.{index}")
+            value = template.value(**values)
+            try:
+                found += [image_of(one, file=base.joinpath) for one in listed(value)]
+            except UnreadableImage as error:
+                raise EpisodeError(
+                    f"prompt.images.{index} ({template.source.strip()}): {error}", reason="image"
+                ) from error
+        return tuple(found)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """The prompt as a policy of raw text sees it."""

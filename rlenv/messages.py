@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,11 @@ class Image:
 
     mime: str
     base64: str
+
+    @classmethod
+    def of(cls, content: bytes, mime: str = "image/png") -> Image:
+        """The image whose file has these bytes."""
+        return cls(mime, b64encode(content).decode("ascii"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +121,21 @@ class Message:
     tool_call_id: str | None = None
     images: tuple[Image, ...] = ()
 
+    def parts(self, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The content as parts of the OpenAI chat format.
+
+        A user shows something and asks about it, so that images come first; a tool says what it shows, so that they
+        come behind its text.
+        """
+        text = [{"type": "text", "text": self.content}]
+        return images + text if self.role == "user" else text + images
+
     def as_dict(self) -> dict[str, Any]:
         """The message as chat templates and OpenAI-compatible servers take it; absent fields are left out."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.images:
-            # The parts of the OpenAI chat format; the text comes first.
             urls = [f"data:{image.mime};base64,{image.base64}" for image in self.images]
-            parts: list[dict[str, Any]] = [{"type": "text", "text": self.content}]
-            out["content"] = parts + [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+            out["content"] = self.parts([{"type": "image_url", "image_url": {"url": url}} for url in urls])
         if self.tool_calls:
             out["tool_calls"] = [_call_as_dict(call) for call in self.tool_calls]
         if self.name is not None:

@@ -64,6 +64,9 @@ class PromptSpec(Spec):
     """The system message; tool schemas are added by the dialect or the model's chat template."""
     user: Text
     """The user message that states the task."""
+    images: tuple[Text, ...] = ()
+    """Templates that each give an image of the user message, or a list of them: a file, a data URL, or what a resource
+    holds."""
 
 
 Share = Annotated[Float, Field(ge=0, le=1)]

@@ -75,7 +75,7 @@ def test_calls_and_images_go_over_the_wire_and_back() -> None:
     assert completion.message == answer
     assert completion.finish_reason == "tool_calls"
     sent = server.requests[0]["messages"]
-    assert sent[0]["content"][1] == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+    assert sent[0]["content"][0] == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
     assert sent[1]["tool_calls"][0]["function"] == {"name": "zoom", "arguments": '{"by": 2}'}
 
 

@@ -1,4 +1,4 @@
-"""Files that resources name: they are there for every row."""
+"""Files that resources and prompts name: they are there for every row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault
+from rlenv.images import UnreadableImage, image_of, listed, mime_of
 from rlenv.source import nearest
 from rlenv.templates import Template, TemplateError, compile_template
 
@@ -18,7 +19,9 @@ _SQLITE_MAGIC = b"SQLite format 3\x00"  # https://www.sqlite.org/fileformat2.htm
 
 
 def check_files(subject: Subject) -> Iterator[Fault]:
-    """Faults of the files under `resources`: the first that is missing for each key."""
+    """Faults of the files under `resources` and `prompt.images`: the first that is missing for each key."""
+    for index, source in enumerate(subject.loaded.spec.prompt.images):
+        yield from _image(subject, f"prompt.images.{index}", source)
     for name, spec in subject.loaded.spec.resources.items():
         if name not in subject.resources:
             continue  # it does not compile, which is reported
@@ -26,6 +29,45 @@ def check_files(subject: Subject) -> Iterator[Fault]:
             value = getattr(spec, key, None)
             if isinstance(value, str):
                 yield from _file(subject, f"resources.{name}.{key}", value, is_database=spec.kind == "sqlite")
+
+
+def _image(subject: Subject, path: str, source: str) -> Iterator[Fault]:
+    """The first image of some row that is no file, no data URL and no image of a resource."""
+    try:
+        template = compile_template(source)
+    except TemplateError:
+        return  # reported with the templates
+    if "resources" in template.names:
+        return  # known only while an episode runs
+    base = subject.loaded.base_of(path)
+    rows: list[tuple[Mapping[str, Any], str]] = [({}, "")]
+    if "task" in template.names:
+        rows = [
+            (row, f" (row {index + 1} of split '{split.name}')")
+            for split in subject.splits.values()
+            for index, row in enumerate(split.rows)
+        ]
+    seen: set[str] = set()
+    for row, where in rows:
+        try:
+            value = template.value(task=row, vars=subject.loaded.spec.vars)
+        except TemplateError:
+            return  # reported with the templates
+        for one in listed(value):
+            if isinstance(one, str):
+                if one in seen:
+                    continue
+                seen.add(one)
+            try:
+                if isinstance(one, str) and not one.startswith("data:"):
+                    mime_of(base / one)
+                else:
+                    image_of(one, file=None)
+            except UnreadableImage as error:
+                found = f"'{one[:60]}'" if isinstance(one, str) else f"a {type(one).__name__}"
+                hint = _near(base / one, one) if isinstance(one, str) and len(one) < 256 else ""
+                yield subject.document.fault(path, f"{found} is no image{where}: {error}", hint)
+                return
 
 
 def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iterator[Fault]:

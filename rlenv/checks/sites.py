@@ -68,6 +68,8 @@ def _sites(subject: Subject) -> Iterator[Site]:
         text = getattr(spec.prompt, key)
         if text is not None:
             yield Site(("prompt", key), text, _PROMPT, stubs)
+    for index, text in enumerate(spec.prompt.images):
+        yield Site(("prompt", "images", index), text, _PROMPT, stubs)
     if spec.observation.template is not None:
         shown = {"result": "text", "tool": "tool", "is_error": False, "turn": 1}
         yield Site(("observation", "template"), spec.observation.template, _OBSERVATION, shown)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import mimetypes
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from rlenv._chat import as_image
 from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UsageError
+from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
 from rlenv.registry import Kind
 from rlenv.source import nearest
@@ -22,7 +19,6 @@ from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, comm
 __all__ = ["KIND", "ModelSpec", "endpoint_of", "parameters_of", "tool_failure"]
 
 NAMES = frozenset(("args", "task", "vars", "resources"))
-_MAX_IMAGE_BYTES = 20_000_000
 # No call can succeed until somebody mends the spec or the server.
 _MISCONFIGURED = frozenset({401, 403, 404})
 
@@ -176,29 +172,14 @@ def _reader(template: Template, context: CompileContext) -> Callable[[Mapping[st
     from_model = "args" in template.names
 
     def read(values: Mapping[str, Any]) -> Image:
-        value = template.value(**values)
-        if isinstance(value, Image):
-            return value
-        if isinstance(value, Mapping) and isinstance(value.get("base64"), str):
-            return Image(str(value.get("mime", "image/png")), value["base64"])
-        image = as_image(value) if isinstance(value, str) else None
-        if image is not None:
-            return image
-        if from_model or not isinstance(value, str):
-            raise ToolFailed("an image is given as a data URL: data:image/png;base64,…", reason="bad_arguments")
-        return _from_file(context.path("images", value))
+        try:
+            return image_of(
+                template.value(**values), file=None if from_model else lambda name: context.path("images", name)
+            )
+        except UnreadableImage as error:
+            raise ToolFailed(str(error), reason="bad_arguments" if from_model else "failed") from error
 
     return read
-
-
-def _from_file(path: Path) -> Image:
-    mime = mimetypes.guess_type(path.name)[0]
-    try:
-        if mime is None or not mime.startswith("image/") or path.stat().st_size > _MAX_IMAGE_BYTES:
-            raise ToolFailed("the image is of no kind that can be sent, or too large")
-        return Image(mime, base64.b64encode(path.read_bytes()).decode())
-    except OSError as error:
-        raise ToolFailed("the image is not there") from error
 
 
 KIND = Kind(ModelSpec, compile_model)

@@ -88,7 +88,7 @@ def test_images_are_sent_and_those_of_the_answer_are_the_results(tmp_path: Path)
     )
     assert (result.text, result.images) == ("drawn", (image,))
     url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
-    assert server.requests[0]["messages"][0]["content"][1:] == [url, url]
+    assert server.requests[0]["messages"][0]["content"][:-1] == [url, url]
 
 
 def test_a_model_never_names_a_file(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.environment import load
+from rlenv.images import UnreadableImage, image_of, open_image
+from rlenv.messages import Image, Message
+from rlenv.validate import validate
+
+PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+SPEC = """
+rlenv: 1
+name: pictures
+tasks:
+  train:
+    rows: [{file: dot.png, more: [dot.png, second.png]}]
+prompt:
+  user: What is this?
+  images: ["{{ task.file }}", "{{ task.more }}"]
+rewards:
+  any: {kind: rule, rule: turn_count, max: 4}
+"""
+
+
+def picture(
+    size: tuple[int, int] = (20, 10), colour: Any = "red", *, mode: str = "RGB", form: str = "PNG", **options: Any
+) -> bytes:
+    file = io.BytesIO()
+    PIL.new(mode, size, colour).save(file, form, **options)
+    return file.getvalue()
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "dot.png").write_bytes(picture())
+    (tmp_path / "second.png").write_bytes(picture(colour="blue"))
+    (tmp_path / "env.yaml").write_text(SPEC)
+    return tmp_path / "env.yaml"
+
+
+def prompt_of(path: Path) -> tuple[tuple[Message, ...], Any]:
+    async def open_one() -> tuple[tuple[Message, ...], Any]:
+        async with load(path).start() as episode:
+            return episode.messages, episode.failure
+
+    return asyncio.run(open_one())
+
+
+def test_a_prompt_has_the_images_that_its_templates_give_before_its_text(spec: Path) -> None:
+    (message,), failure = prompt_of(spec)
+    assert failure is None
+    assert [base64.b64decode(image.base64) for image in message.images] == [
+        picture(),
+        picture(),
+        picture(colour="blue"),
+    ]
+    assert [part["type"] for part in message.as_dict()["content"]] == ["image_url"] * 3 + ["text"]
+
+
+def test_a_tool_says_what_it_shows_before_it_shows_it() -> None:
+    message = Message("tool", "page 1", images=(Image.of(picture()),))
+    assert [part["type"] for part in message.as_dict()["content"]] == ["text", "image_url"]
+
+
+def test_validation_names_the_row_whose_image_is_missing_and_the_nearest_file(spec: Path) -> None:
+    assert validate([spec]).faults == ()
+    spec.write_text(SPEC.replace("[dot.png, second.png]", "[dot.png, sekond.png]"))
+    (fault,) = validate([spec]).faults
+    assert fault.path == "prompt.images.1"
+    assert "'sekond.png' is no image (row 1 of split 'train')" in fault.message
+    assert fault.hint == "did you mean 'second.png'?"
+
+
+def test_a_prompt_whose_image_is_gone_makes_the_episode_invalid(spec: Path) -> None:
+    (spec.parent / "second.png").unlink()
+    _, failure = prompt_of(spec)
+    assert failure.reason == "image"
+    assert "prompt.images.1" in failure.message
+
+
+@pytest.mark.parametrize("value", ["no url", 3, None, {"mime": "image/png"}, "data:image/png;base64,"])
+def test_what_a_model_wrote_names_no_file(value: Any) -> None:
+    with pytest.raises(UnreadableImage, match="data URL"):
+        image_of(value, file=None)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_common_formats_are_read_as_upright_rgb(form: str) -> None:
+    opened = open_image(Image.of(picture(form=form), "image/whatever"))
+    assert (opened.mode, opened.size) == ("RGB", (20, 10))
+    assert opened.getpixel((5, 5))[0] > 240
+
+
+def test_transparent_parts_are_white_and_turned_photos_upright() -> None:
+    opened = open_image(Image.of(picture(colour=(0, 0, 0, 0), mode="RGBA")))
+    assert opened.getpixel((3, 3)) == (255, 255, 255)
+    exif = PIL.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    assert open_image(Image.of(picture(form="JPEG", exif=exif))).size == (10, 20)
+
+
+BROKEN: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "text": lambda: b"<html>404</html>",
+    "cut": lambda: picture((300, 300), form="PNG")[:200],
+    "cut jpeg": lambda: picture((300, 300), form="JPEG")[:400],
+    "header only": lambda: picture()[:30],
+    "postscript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_broken_bytes_are_an_error_that_says_so(name: str) -> None:
+    with pytest.raises(UnreadableImage):
+        open_image(Image.of(BROKEN[name]()))
+
+
+def test_garbled_bytes_never_raise_anything_else() -> None:
+    whole = bytearray(picture((40, 40), form="PNG"))
+    for place in range(0, len(whole), 3):
+        garbled = bytes(whole[:place]) + bytes((whole[place] ^ 0xFF,)) + bytes(whole[place + 1 :])
+        try:
+            open_image(Image.of(garbled))
+        except UnreadableImage:
+            continue
+
+
+def test_a_huge_image_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(UnreadableImage, match="9000 × 9000 pixels"):
+        open_image(Image.of(picture((9_000, 9_000), colour=0, mode="1")))
+    with pytest.raises(UnreadableImage, match="too large"):
+        open_image(Image.of(picture((20_000, 20_000), colour=0, mode="1")))
+    with pytest.raises(UnreadableImage, match="base64"):
+        open_image(Image("image/png", "not base64!"))
