@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import verl.utils.model as verl_models
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-__all__ = ["ROLLOUT_NAME", "CpuEngine"]
+__all__ = ["ROLLOUT_NAME", "CpuCritic", "CpuEngine"]
 
 ROLLOUT_NAME = "transformers_cpu"
 
@@ -45,3 +46,34 @@ class CpuEngine(FSDPEngineWithLMHead):
             return build(module)
         finally:
             object.__setattr__(self.engine_config, "forward_only", forward_only)
+
+
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuCritic(FSDPEngineWithValueHead):
+    """veRL's FSDP engine of a critic for the device `cpu`."""
+
+    def _build_module(self) -> Any:
+        # Expected: a critic is loaded with the attention that `model.override_config` names, as an actor is. Actual:
+        # load_valuehead_model (verl/utils/model.py) always asks for flash_attention_2, which needs a GPU; what fails
+        # there is hidden by a second attempt through trl. Remove when veRL hands the choice on.
+        original = verl_models.load_valuehead_model
+        verl_models.load_valuehead_model = _load_critic
+        try:
+            build: Any = super()._build_module
+            return build()
+        finally:
+            verl_models.load_valuehead_model = original
+
+
+def _load_critic(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+    """The policy's weights below a new head with one value a token."""
+    from transformers import AutoModelForTokenClassification
+
+    auto: Any = AutoModelForTokenClassification
+    return auto.from_pretrained(
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+    )

@@ -85,16 +85,19 @@ class CpuServerActor:
         await self.server.load_weights(named, is_last=is_last, version=global_steps)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Ends what runs; requests wait until `resume_generation`."""
-        await self.server.pause()
+        """Ends what runs; requests wait until `resume_generation`, or are turned away with `reject_request`."""
+        await self.server.pause(rejects=reject_request)
 
     async def resume_generation(self) -> None:
         """Serves again."""
         self.server.resume()
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Serves again after `sleep`."""
-        self.server.resume()
+        """There is no device memory to take back.
+
+        Serving is `resume_generation`'s alone: veRL wakes a server before it sends the new weights, and in the
+        asynchronous modes requests that were aborted for these wait here.
+        """
 
     async def sleep(self) -> None:
         """There is no device memory to give back."""

@@ -98,6 +98,7 @@ class CpuServer:
     _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _abort: bool = False
+    _rejects: bool = False
     _generator: torch.Generator = field(default_factory=torch.Generator)
     _loop_task: asyncio.Task[None] | None = None
     _loaded: set[str] = field(default_factory=set)
@@ -123,13 +124,16 @@ class CpuServer:
     async def generate(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Generated, int | None]:
         """What the model writes after `prompt`, and the version of the weights that wrote it.
 
-        While generation is paused, requests wait. A request that an abort catches returns what it has as `aborted`,
-        which may be nothing.
+        While generation is paused, requests wait, or return at once as `aborted` where the pause rejects. A request
+        that an abort catches returns what it has as `aborted`, which may be nothing.
 
         Raises:
             RuntimeError: no weights have been loaded yet.
         """
-        await self._resumed.wait()
+        while not self._resumed.is_set():
+            if self._rejects:
+                return Generated((), (), "aborted"), self.weights_version
+            await self._resumed.wait()
         if not self.has_weights:
             raise RuntimeError("generation was asked for before the first weights came")
         answer: asyncio.Future[tuple[Generated, int | None]] = asyncio.get_running_loop().create_future()
@@ -163,9 +167,14 @@ class CpuServer:
                 self.has_weights = True
                 self.weights_version = version
 
-    async def pause(self) -> None:
-        """Abort what is running and queued; later requests wait for `resume`. Returns when nothing runs any more."""
+    async def pause(self, *, rejects: bool = False) -> None:
+        """Abort what is running and queued; later requests wait for `resume`. Returns when nothing runs any more.
+
+        With `rejects`, later requests are answered at once as `aborted`: a client then asks another server, where a
+        request that waits here would wait for as long as this server's device is the trainer's.
+        """
         self._resumed.clear()
+        self._rejects = rejects
         self._abort = True
         while not self._queue.empty():
             self._answer(self._queue.get_nowait(), Generated((), (), "aborted"))
@@ -174,6 +183,7 @@ class CpuServer:
 
     def resume(self) -> None:
         """Serve again."""
+        self._rejects = False
         self._resumed.set()
 
     async def _serve(self) -> None:
