@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,15 +13,18 @@ import orjson
 
 __all__ = ["MetricsFile", "StepFigures", "figures_of", "merged", "without_failures"]
 
+_RLENV = re.compile(r"rlenv/([^/]+)/(.+)")
+
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
     """The figures of one step that a person follows.
 
     `reward` is the mean score of the step's training episodes (None at step 0, where nothing is trained, and where all
-    failed). `success`
-    holds the held-out success of each validation mode at steps that validate; failed episodes are left out of it.
-    `invalid` is the share of validation episodes that failed. `seconds` is veRL's own time for the step.
+    failed). `success` and `terms` hold the held-out success and the reward terms of each validation, by its label, at
+    steps that validate; failed episodes are left out of them. `invalid` is the share of validation episodes that
+    failed. `seconds` is veRL's own time for the step, `phases` its parts in seconds. `specs` are the figures of
+    training by spec, as `rlenv_verl.sampler` names them.
     """
 
     step: int
@@ -29,6 +34,10 @@ class StepFigures:
     seconds: float | None
     entropy: float | None
     response_tokens: float | None
+    terms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    tokens_per_s: float | None = None
+    specs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, str]) -> StepFigures:
@@ -37,39 +46,68 @@ def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, st
     Args:
         step: veRL's global step.
         values: veRL's metrics by name.
-        sources: the validation's data source of each mode.
+        sources: the data source of each validation, by label.
     """
     success: dict[str, float] = {}
+    terms: dict[str, dict[str, float]] = {}
     invalid = 0.0
-    for mode, source in sources.items():
-        rate = _number(values, f"val-aux/{source}/success/mean@1")
-        failed = _number(values, f"val-aux/{source}/invalid/mean@1")
-        if failed is not None:
-            invalid = max(invalid, failed)
-        if rate is not None:
-            success[mode] = rate
+    for label, source in sources.items():
+        means = _means(values, source)
+        invalid = max(invalid, means.get("invalid", 0.0))
+        if "success" in means:
+            success[label] = means["success"]
+        named = {key.removeprefix("term_"): value for key, value in means.items() if key.startswith("term_")}
+        if named:
+            terms[label] = named
+    specs: dict[str, dict[str, float]] = {}
+    for key in values:
+        found = _RLENV.fullmatch(key)
+        number = _number(values, key) if found else None
+        if found and number is not None:
+            specs.setdefault(found[1], {})[found[2]] = number
+    prefix = "timing_s/"
+    timings = {key.removeprefix(prefix): _number(values, key) for key in values if key.startswith(prefix)}
     return StepFigures(
         step=step,
         reward=_number(values, "critic/score/mean"),
         success=success,
         invalid=invalid,
-        seconds=_number(values, "timing_s/step"),
+        seconds=timings.get("step"),
         entropy=_number(values, "actor/entropy"),
         response_tokens=_number(values, "response_length/mean"),
+        terms=terms,
+        phases={name: seconds for name, seconds in timings.items() if name != "step" and seconds is not None},
+        tokens_per_s=_number(values, "perf/throughput"),
+        specs=specs,
     )
+
+
+def _means(values: Mapping[str, Any], source: str) -> dict[str, float]:
+    """The means of one data source by variable; veRL appends the number of episodes a task (`mean@1`)."""
+    start, out = f"val-aux/{source}/", {}
+    for key in values:
+        if key.startswith(start) and "/mean@" in key:
+            number = _number(values, key)
+            if number is not None:
+                out[key[len(start) : key.rindex("/mean@")]] = number
+    return out
 
 
 def _number(values: Mapping[str, Any], key: str) -> float | None:
     value = values.get(key)
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 @dataclass(slots=True)
 class MetricsFile:
-    """Follows a log that is being written: each call of `new` gives the steps that were completed since the last."""
+    """Follows a log that is being written: each call of `new` gives the steps that were completed since the last.
+
+    Whole lines are copied to the end of `copy` as they are read, where one is given.
+    """
 
     path: Path
     sources: Mapping[str, str]
+    copy: Path | None = None
     _offset: int = 0
     _rest: bytes = field(default=b"")
 
@@ -82,10 +120,13 @@ class MetricsFile:
             read = file.read()
         self._offset += len(read)
         *lines, self._rest = (self._rest + read).split(b"\n")
-        for line in lines:
-            if line.strip():
-                entry = orjson.loads(line)
-                yield figures_of(int(entry["step"]), entry["data"], sources=self.sources)
+        whole = [line for line in lines if line.strip()]
+        if whole and self.copy is not None:
+            with self.copy.open("ab") as file:
+                file.write(b"".join(line + b"\n" for line in whole))
+        for line in whole:
+            entry = orjson.loads(line)
+            yield figures_of(int(entry["step"]), entry["data"], sources=self.sources)
 
 
 def without_failures(entry: StepFigures, *, failed: int, episodes: int) -> StepFigures:
@@ -106,5 +147,20 @@ def without_failures(entry: StepFigures, *, failed: int, episodes: int) -> StepF
 
 
 def merged(steps: Sequence[StepFigures]) -> list[StepFigures]:
-    """One entry a step, the last one written where a step was logged twice."""
-    return [entry for _, entry in sorted({entry.step: entry for entry in steps}.items())]
+    """One entry a step, in order.
+
+    Where a step was logged twice the later figures win. A validation that was repeated when a run was taken up again
+    has no figures of training: those of the earlier line stay.
+    """
+    out: dict[int, StepFigures] = {}
+    for entry in steps:
+        before = out.get(entry.step)
+        if before is not None and entry.seconds is None and before.seconds is not None:
+            entry = replace(
+                before,
+                success={**before.success, **entry.success},
+                terms={**before.terms, **entry.terms},
+                invalid=max(before.invalid, entry.invalid),
+            )
+        out[entry.step] = entry
+    return [entry for _, entry in sorted(out.items())]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["AGENT_NAME", "GRPO", "GRPO_SHUFFLED", "LOOP_CLASS"]
+__all__ = ["GRPO", "GRPO_SHUFFLED", "LOOP_CLASS", "agent_name"]
 
-AGENT_NAME = "rlenv"
-"""The agent loop's name in veRL's registry and in the data sets' rows."""
+
+def agent_name(spec: str) -> str:
+    """The name of a spec's agent loop in veRL's registry and in the data sets' rows."""
+    return f"rlenv/{spec}"
+
 
 LOOP_CLASS = "rlenv_verl.agent_loop.RlenvAgentLoop"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,47 +16,101 @@ import yaml
 import rlenv
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
-from rlenv_verl.datasets import Mode, data_source, training_rows, validation_rows, write_rows
-from rlenv_verl.names import AGENT_NAME, GRPO_SHUFFLED, LOOP_CLASS
+from rlenv.source import nearest
+from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
+from rlenv_verl.names import GRPO_SHUFFLED, LOOP_CLASS, agent_name
 from rlenv_verl.preset import Preset, compose, override
+from rlenv_verl.runfile import Run, SpecEntry
+from rlenv_verl.specs import TrainedSpec
 
-__all__ = ["Plan", "RunSettings", "measure_prompts", "prepare", "run_environment"]
+__all__ = [
+    "Plan",
+    "RunSettings",
+    "command_text",
+    "measure_prompts",
+    "plan_of",
+    "prepare",
+    "run_environment",
+    "with_run_keys",
+]
+
+_RUN_KEYS = ("failures", "stragglers", "watch")
+"""Keys of a preset's `run:` that it may leave out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What the command line asks for. `user_overrides` are Hydra overrides and win over everything."""
+    """What the command line asks for. `user_overrides` are Hydra overrides and win over everything.
 
-    spec: str
-    spec_set: Mapping[str, Any]
+    `model` is a folder or a name on the hub. `save_every` and `steps` are None where the preset decides.
+    """
+
+    specs: tuple[TrainedSpec, ...]
     folder: Path
-    model: Path
+    model: str
     preset: Preset
     seed: int
-    shuffle_rewards: bool
-    steps: int | None
-    user_overrides: tuple[str, ...]
+    shuffle_rewards: bool = False
+    steps: int | None = None
+    save_every: int | None = None
+    validation_only: bool = False
+    ray_address: str | None = None
+    user_overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run that is ready to start.
+    """A run that is ready to start: `overrides` are all that veRL is given, `config` is what they resolve to."""
 
-    `sources` names the validation's data source of each mode. `total_steps` is None where veRL derives it from the
-    data. `config` is veRL's whole configuration as it resolved.
-    """
-
+    run: Run
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
-    sources: Mapping[str, str]
-    metrics: Path
-    records: Path
-    checkpoints: Path
-    total_steps: int | None
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run; None where veRL derives them from the data."""
+        steps: int | None = self.config["trainer"]["total_training_steps"]
+        return steps
+
+    @property
+    def episodes_a_step(self) -> int:
+        """Training episodes of one step."""
+        return int(self.config["data"]["train_batch_size"]) * int(self.config["actor_rollout_ref"]["rollout"]["n"])
 
 
-def prepare(settings: RunSettings, environment: Environment, *, max_prompt_tokens: int) -> Plan:
-    """Write the data sets, the agent loop's YAML and the resolved configuration, and return the plan.
+def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[str]]:
+    """The preset with `run.KEY=VALUE` of the command line in its own part, and the other items.
+
+    Raises:
+        UsageError: a key that the part does not have.
+    """
+    run: dict[str, Any] = dict.fromkeys(_RUN_KEYS) | dict(preset.run)
+    others = []
+    for item in items:
+        if not item.startswith("run."):
+            others.append(item)
+            continue
+        path, _, text = item.partition("=")
+        first, *rest = path.split(".")[1:]
+        if first not in run:
+            close = nearest(first, run)
+            hint = f"did you mean 'run.{close}'?" if close else f"there are {', '.join(sorted(run))}"
+            raise UsageError(f"no key '{path}' in the preset's own part; {hint}")
+        run[first] = _put(run[first], rest, yaml.safe_load(text))
+    return dataclasses.replace(preset, run=run), others
+
+
+def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
+    """`tree` with `value` at `path`; mappings are made where they are missing."""
+    if not path:
+        return value
+    inner = dict(tree) if isinstance(tree, Mapping) else {}
+    inner[path[0]] = _put(inner.get(path[0]), path[1:], value)
+    return inner
+
+
+def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mapping[str, Any] | None = None) -> Plan:
+    """Write the data sets, the agent loops' YAML, the resolved configuration and run.json, and return the plan.
 
     Raises:
         UsageError: a split is missing, or veRL's configuration does not take an override.
@@ -62,57 +118,109 @@ def prepare(settings: RunSettings, environment: Environment, *, max_prompt_token
     run = settings.preset.run
     folder = settings.folder.resolve()
     modes: tuple[Mode, ...] = tuple(run["validation_modes"])
-    train_split, validation_split = run["train_split"], run["validation_split"]
-    train = training_rows(environment, train_split)
-    held_out = validation_rows(environment, validation_split, tasks=run["validation_tasks"], modes=modes)
+    environments = [spec.environment for spec in settings.specs]
+    train = mixed_rows(
+        [(spec.environment, spec.weight) for spec in settings.specs], run["train_split"], seed=settings.seed
+    )
     write_rows(folder / "data" / "train.parquet", train)
-    write_rows(folder / "data" / "validation.parquet", held_out)
-    records = folder / "trajectories"
-    loop: dict[str, Any] = {
-        "name": AGENT_NAME,
-        "_target_": LOOP_CLASS,
-        "spec": settings.spec,
-        "spec_set": dict(settings.spec_set),
-        "seed": settings.seed,
-        "turn_tokens": run["turn_tokens"],
-        "template_kwargs": dict(run["template_kwargs"]),
-        "record_dir": str(records),
-    }
-    (folder / "agent_loop.yaml").write_text(yaml.safe_dump([loop], sort_keys=False), encoding="utf-8")
+    write_rows(folder / "data" / "validation.parquet", _held_out(environments, run, modes))
+    loops = [_loop(spec, settings, folder) for spec in settings.specs]
+    (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
 
     overrides = settings.preset.overrides()
-    overrides += [override(key, value) for key, value in _own_keys(settings, folder, max_prompt_tokens).items()]
-    if "RAY_ADDRESS" not in os.environ:
+    own = _own_keys(settings, folder, max_prompt_tokens)
+    overrides += [override(key, value) for key, value in own.items()]
+    if "sampler_kwargs.trained_file" not in " ".join(settings.user_overrides) and _has_own_sampler(settings.preset):
+        trained = str(folder / "trained.jsonl")
+        overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
+    if settings.ray_address is not None:
+        overrides = _for_cluster(overrides, settings.ray_address)
+    elif "RAY_ADDRESS" not in os.environ:
         # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
         overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
     overrides += settings.user_overrides
+    kept = Run(
+        folder=folder,
+        specs=tuple(
+            SpecEntry(spec.name, spec.environment.id, spec.source, dict(spec.set), spec.weight)
+            for spec in settings.specs
+        ),
+        preset=settings.preset.name,
+        algorithm=settings.preset.algorithm,
+        mode=settings.preset.mode,
+        seed=settings.seed,
+        shuffled_rewards=settings.shuffle_rewards,
+        model=settings.model,
+        train_split=run["train_split"],
+        validation_split=run["validation_split"],
+        validation_tasks=run["validation_tasks"],
+        modes=modes,
+        time_limit_s=run["time_limit_s"],
+        ray_address=settings.ray_address,
+        validation_only=settings.validation_only,
+        cwd=os.getcwd(),
+        overrides=tuple(overrides),
+        environment=dict(settings.preset.environment),
+        warm_start=warm_start,
+    )
+    plan = plan_of(kept)
+    kept.save()
+    return plan
+
+
+def plan_of(run: Run, *more: str) -> Plan:
+    """The plan of a run, with `more` overrides that hold for this attempt alone; writes the resolved configuration.
+
+    Raises:
+        UsageError: veRL's configuration does not take an override.
+    """
+    overrides = (*run.overrides, *more)
     config = compose(overrides)
     if "file" not in config["trainer"]["logger"]:
         raise UsageError("trainer.logger has to keep 'file', which progress and summary are read from")
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    (folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
-    return Plan(
-        overrides=tuple(overrides),
-        config=config,
-        sources={mode: data_source(environment, validation_split, mode) for mode in modes},
-        metrics=folder / "metrics.jsonl",
-        records=records,
-        checkpoints=folder / "checkpoints",
-        total_steps=config["trainer"]["total_training_steps"],
-    )
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
+    return Plan(run, overrides, config)
+
+
+def _held_out(environments: Sequence[Environment], run: Mapping[str, Any], modes: Sequence[Mode]) -> list[Any]:
+    rows = []
+    for environment in environments:
+        rows += validation_rows(environment, run["validation_split"], tasks=run["validation_tasks"], modes=modes)
+    return rows
+
+
+def _loop(spec: TrainedSpec, settings: RunSettings, folder: Path) -> dict[str, Any]:
+    """The entry of one spec in the agent loops' YAML."""
+    run = settings.preset.run
+    watches = run.get("watch")
+    return {
+        "name": agent_name(spec.name),
+        "_target_": LOOP_CLASS,
+        "spec": spec.source,
+        "spec_set": dict(spec.set),
+        "seed": settings.seed,
+        "turn_tokens": run["turn_tokens"],
+        "template_kwargs": dict(run["template_kwargs"]),
+        "record_dir": str(folder / "trajectories"),
+        "failures": dict(run.get("failures") or {}),
+        "stragglers": run.get("stragglers"),
+        "watch_dir": str(folder / "watch") if watches is None or watches else None,
+    }
 
 
 def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int) -> dict[str, Any]:
     """The keys that depend on the run and not on the preset."""
+    model = Path(settings.model)
     keys: dict[str, Any] = {
         "data.train_files": str(folder / "data" / "train.parquet"),
         "data.val_files": str(folder / "data" / "validation.parquet"),
         "data.max_prompt_length": max_prompt_tokens,
         "data.seed": settings.seed,
-        "actor_rollout_ref.model.path": str(settings.model.resolve()),
+        "actor_rollout_ref.model.path": str(model.resolve()) if model.exists() else settings.model,
         "actor_rollout_ref.rollout.seed": settings.seed,
         "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
-        "actor_rollout_ref.rollout.agent.default_agent_loop": AGENT_NAME,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": agent_name(settings.specs[0].name),
         "actor_rollout_ref.actor.data_loader_seed": settings.seed,
         "actor_rollout_ref.actor.fsdp_config.seed": settings.seed,
         "trainer.default_local_dir": str(folder / "checkpoints"),
@@ -122,36 +230,69 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int) -> di
     }
     if settings.steps is not None:
         keys["trainer.total_training_steps"] = settings.steps
+    if settings.save_every is not None:
+        keys["trainer.save_freq"] = settings.save_every
+    if settings.validation_only:
+        keys |= {"trainer.val_only": True, "trainer.val_before_train": True}
     if settings.shuffle_rewards:
         keys["algorithm.adv_estimator"] = GRPO_SHUFFLED
     return keys
 
 
-def run_environment(settings: RunSettings, plan: Plan) -> dict[str, str]:
-    """The environment variables of veRL's processes, on top of this process's own."""
-    variables = dict(os.environ)
-    variables.update(
-        {
-            "VERL_FILE_LOGGER_PATH": str(plan.metrics),
-            "RLENV_SEED": str(settings.seed),
-            "TOKENIZERS_PARALLELISM": "false",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_DEDUP_LOGS": "0",
-            "HYDRA_FULL_ERROR": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-    )
-    variables.update(settings.preset.environment)
+def _has_own_sampler(preset: Preset) -> bool:
+    sampler = preset.verl.get("trainer", {}).get("v1", {}).get("sampler", {}).get("custom_sampler", {})
+    return str(sampler.get("path", "")).endswith("rlenv_verl.sampler")
+
+
+# What a cluster that is joined has decided already; Ray refuses these with an address.
+_OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
+
+
+def _for_cluster(overrides: Sequence[str], address: str) -> list[str]:
+    unwanted = tuple(f"ray_kwargs.ray_init.{name}=" for name in _OF_A_NEW_CLUSTER)
+    kept = [item for item in overrides if not item.lstrip("+").startswith(unwanted)]
+    return [*kept, override("ray_kwargs.ray_init.address", address, add=True)]
+
+
+def run_environment(run: Run, metrics: Path) -> dict[str, str]:
+    """The environment variables of veRL's processes, on top of this process's own.
+
+    Args:
+        run: the run.
+        metrics: the file that veRL's file logger writes.
+    """
+    return {**os.environ, **_variables(run, metrics)}
+
+
+def _variables(run: Run, metrics: Path) -> dict[str, str]:
+    variables = {
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "TENSORBOARD_DIR": str(run.folder / "tensorboard"),
+        "RLENV_SEED": str(run.seed),
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        **run.environment,
+    }
     # Ray's workers are new processes: what this one imported from a checkout has to be importable there too.
     roots = [str(Path(rlenv.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1])]
-    known = variables.get("PYTHONPATH", "")
+    known = os.environ.get("PYTHONPATH", "")
     variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(roots), *([known] if known else [])])
     return variables
 
 
+def command_text(run: Run, metrics: Path, command: Sequence[str]) -> str:
+    """The command as a shell takes it, with the environment variables that it needs."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in _variables(run, metrics).items()]
+    parts = ["cd " + shlex.quote(run.cwd) + " && env", *variables, shlex.join(command[:3])]
+    return " \\\n  ".join([*parts, *(shlex.quote(part) for part in command[3:])])
+
+
 def measure_prompts(
     environment: Environment,
-    model: Path,
+    model: str,
     *,
     splits: Sequence[str],
     template_kwargs: Mapping[str, Any],

@@ -7,86 +7,126 @@ import importlib.metadata
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import rlenv
-from rlenv.environment import Environment
 from rlenv_verl.launch import Ending
 from rlenv_verl.metrics import StepFigures
-from rlenv_verl.prepare import Plan, RunSettings
+from rlenv_verl.progress import phase_shares
 from rlenv_verl.report import plot_png, series
+from rlenv_verl.runfile import Run, last_checkpoint
 
-__all__ = ["failures_by_step", "summarise"]
+__all__ = ["failures_by_step", "gather_records", "summarise", "training_figures"]
 
 
-def summarise(
-    settings: RunSettings,
-    plan: Plan,
-    environment: Environment,
-    ending: Ending,
-    steps: Sequence[StepFigures],
-    tiny: Mapping[str, Any] | None,
-    *,
-    seconds: float,
-) -> dict[str, Any]:
-    """Gather what the run left, write summary.json, and return it."""
-    failures = _gather_records(plan.records)
-    trained = _keep_policy(plan.checkpoints, settings.folder / "trained")
-    held_out = [{"step": entry.step, **entry.success} for entry in steps if entry.success]
+def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds: float) -> dict[str, Any]:
+    """Gather what the run left, write summary.json, and return it.
+
+    Args:
+        run: the run, with all its attempts.
+        ending: of the last attempt.
+        steps: the figures of all attempts, one entry a step.
+        seconds: wall time of this attempt, everything included.
+    """
+    gather_records(run.records)
+    trained = _keep_policy(run.checkpoints, run.folder / "trained")
+    failures = run.records / "failures.jsonl"
+    last_terms = {label: dict(terms) for entry in steps for label, terms in entry.terms.items()}
     summary: dict[str, Any] = {
-        "environment": environment.id,
-        "preset": settings.preset.name,
-        "seed": settings.seed,
-        "shuffled_rewards": settings.shuffle_rewards,
+        "environment": ", ".join(spec.id for spec in run.specs),
+        "preset": run.preset,
+        "algorithm": run.algorithm,
+        "mode": run.mode,
+        "seed": run.seed,
+        "shuffled_rewards": run.shuffled_rewards,
         "ending": dataclasses.asdict(ending),
         "seconds": round(seconds, 1),
         "steps": max((entry.step for entry in steps), default=0),
-        "held_out_tasks": settings.preset.run["validation_tasks"],
-        "held_out_success": held_out,
+        "attempts": [dataclasses.asdict(attempt) for attempt in run.attempts],
+        "held_out_tasks": run.validation_tasks,
+        "held_out_success": [{"step": entry.step, **entry.success} for entry in steps if entry.success],
+        "held_out_terms": last_terms,
         "training_reward": [[entry.step, entry.reward] for entry in steps if entry.reward is not None],
+        "training": training_figures(steps),
         "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
-        "failed_episodes": failures,
-        "failure_reasons": _reasons(plan.records / "failures.jsonl"),
+        "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
+        "failed_episodes": failures.read_bytes().count(b"\n") if failures.exists() else 0,
+        "failure_reasons": _reasons(failures),
         "trained": str(trained) if trained is not None else None,
-        "model": str(settings.model),
-        "warm_start": tiny,
+        "model": run.model,
+        "warm_start": run.warm_start,
         "versions": {name: _version(name) for name in ("rlenv", "verl", "torch", "ray", "transformers")},
     }
     text = json.dumps(summary, indent=2)
-    (settings.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    (run.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
     curves = series(steps)
     if curves:
-        plot_png(curves, settings.folder / "curve.png", title=f"{environment.id}, seed {settings.seed}")
+        plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")
     return summary
 
 
-def _gather_records(folder: Path) -> int:
-    """Join the files of the run's processes, one a step and mode, and return how many episodes failed."""
-    failures = 0
+_MOVING = ("reward", "success")
+_STEADY = {
+    "turns": "turns an episode",
+    "calls": "calls an episode",
+    "calls_malformed": "malformed calls an episode",
+    "tool_s/mean": "environment, s an episode",
+    "tool_s/max": "environment, s at most",
+    "generate_s/mean": "rollout, s an episode",
+    "tokens_per_s": "tokens/s",
+    "calls_per_s": "calls/s",
+}
+_COUNTED = {"invalid": "invalid", "masked/": "masked, ", "zeroed/": "counted as 0, "}
+
+
+def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
+    """What training saw of each spec: [first, last] of reward, success and terms, means, and counts over all steps.
+
+    Figures of steps that have none are left out; empty where veRL's sampler is not rlenv's.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for spec in dict.fromkeys(name for entry in steps for name in entry.specs):
+        seen = [entry.specs[spec] for entry in steps if spec in entry.specs]
+        names = list(dict.fromkeys(name for figures in seen for name in figures))
+        figures: dict[str, Any] = {}
+        for name in [*_MOVING, *(name for name in names if name.startswith("term/"))]:
+            values = [entry[name] for entry in seen if name in entry]
+            if values:
+                figures[name.removeprefix("term/")] = [round(values[0], 4), round(values[-1], 4)]
+        episodes = sum(entry.get("episodes", 0.0) for entry in seen)
+        figures["episodes"] = int(episodes)
+        for start, words in _COUNTED.items():
+            for name in names:
+                if name == start or (start.endswith("/") and name.startswith(start)):
+                    count = sum(entry.get(name, 0.0) for entry in seen)
+                    figures[words + name.removeprefix(start)] = int(count)
+        for name, words in _STEADY.items():
+            values = [entry[name] for entry in seen if name in entry]
+            if values:
+                combined = max(values) if name.endswith("/max") else sum(values) / len(values)
+                figures[words] = round(combined, 4)
+        out[spec] = figures
+    return out
+
+
+def gather_records(folder: Path) -> None:
+    """Join the files of the run's processes (`NAME.PID.jsonl`), one a step and mode."""
     for part in sorted(folder.glob("*.*.jsonl")):
-        name = part.name.split(".")[0]
-        data = part.read_bytes()
-        if name == "failures":
-            failures += data.count(b"\n")
-        with (folder / f"{name}.jsonl").open("ab") as file:
-            file.write(data)
+        with (folder / f"{part.name.split('.')[0]}.jsonl").open("ab") as file:
+            file.write(part.read_bytes())
         part.unlink()
-    return failures
 
 
 def _keep_policy(checkpoints: Path, target: Path) -> Path | None:
     """Copy the last checkpoint's policy, in the layout of transformers, to `target`; None where there is none."""
-    found = sorted(checkpoints.glob("global_step_*/actor/huggingface/*.safetensors"), key=_step_of)
-    if not found:
+    newest = last_checkpoint(checkpoints)
+    folder = newest / "actor" / "huggingface" if newest is not None else None
+    if folder is None or not any(folder.glob("*.safetensors")):
         return None
-    shutil.copytree(found[-1].parent, target, dirs_exist_ok=True)
+    shutil.copytree(folder, target, dirs_exist_ok=True)
     return target
-
-
-def _step_of(path: Path) -> int:
-    return int(path.parents[2].name.removeprefix("global_step_"))
 
 
 def _mean(values: Sequence[float]) -> float | None:
