@@ -171,6 +171,11 @@ class ChatSpec(Spec):
     """The role of the turn that shows results."""
     results_joined: Text | None = "\n"
     """What stands between results that share a turn; nothing (null) where each has a turn of its own."""
+    same_turn: Bool = False
+    """Results and replies go on in the assistant's own turn as plain text: no turn ends and none begins. What tools
+    there are is then for the prompt to say, and an action ends where its call or its answer is closed."""
+    reply: Text = "{content}"
+    """With `same_turn`: how a user's reply is written, with `{content}`; results are written as `result` says."""
     calls_behind: Text = "\n"
     """What stands between content and the first call."""
     drops_thinking: Bool = True

@@ -24,6 +24,7 @@ def context_of(episode: Episode) -> PolicyContext:
         environment.parts.dialect.render_observation,
         episode.seed,
         episode.task_index,
+        environment.stops,
     )
 
 

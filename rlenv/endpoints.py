@@ -123,11 +123,23 @@ class Client:
         return self._counted(read_chat, answer)
 
     async def complete(
-        self, prompt: str, *, sampling: SamplingSpec | None = None, deadline: float = float("inf")
+        self,
+        prompt: str,
+        *,
+        stops: Sequence[str] = (),
+        sampling: SamplingSpec | None = None,
+        deadline: float = float("inf"),
     ) -> Completion:
-        """What follows on raw text; arguments and errors as for `chat`."""
+        """What follows on raw text; other arguments and errors as for `chat`.
+
+        Args:
+            stops: the completion ends behind the first of these texts, which it keeps; the server has to know
+                `include_stop_str_in_output`, as vLLM does.
+        """
         body = self._body(sampling)
         body["prompt"] = prompt
+        if stops:
+            body |= {"stop": list(stops), "include_stop_str_in_output": True}
         answer = await self.post("/completions", body, deadline=deadline)
         return self._counted(read_text, answer)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlenv._hosted import Scope
 from rlenv.compile import Parts, compile_parts
+from rlenv.dialects.base import SameTurn
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.executor import Executor
@@ -53,6 +54,8 @@ class Environment:
         self.spec: EnvSpec = loaded.spec
         self.parts: Parts = compile_parts(loaded)
         self.executor = Executor(self.parts.tools, calls=self.spec.calls)
+        self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
+        """How observations go on in the assistant's own turn; None where they have turns of their own."""
         self.tool_schemas: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in self.parts.tools.values())
         self.answer_is_explicit = answers.is_explicit(self.spec.answer)
         self.show = shower(self.spec.observation, self.parts.observation, self.spec.vars)
@@ -61,6 +64,17 @@ class Environment:
         self._shared: dict[str, asyncio.Future[Any]] = {}
         self._stack = AsyncExitStack()
         self._scope: Scope | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Where an action ends though no end token was sampled: behind the first of these texts. Often there is none.
+
+        They close a call, or the answer where `answer.from` is `tag`.
+        """
+        if self.same_turn is None:
+            return ()
+        answer = self.spec.answer
+        return (*self.same_turn.stops, *((f"</{answer.tag}>",) if answer.from_ == "tag" else ()))
 
     @property
     def id(self) -> str:

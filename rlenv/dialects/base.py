@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlenv.messages import Message, ParsedAction
 
-__all__ = ["Dialect"]
+__all__ = ["Dialect", "SameTurn"]
+
+
+@dataclass(frozen=True, slots=True)
+class SameTurn:
+    """What a family writes around contents that go on in the assistant's own turn.
+
+    `result` and `reply` are the text before and behind a tool's result and a user's reply. `stops` are the marks that
+    close a call: generation has to end behind the first of them, since no end token does.
+    """
+
+    result: tuple[str, str]
+    reply: tuple[str, str]
+    stops: tuple[str, ...]
+
+    def around(self, role: str) -> tuple[str, str]:
+        """The text before and behind the content of a message."""
+        return self.result if role == "tool" else self.reply
 
 
 class Dialect(Protocol):
@@ -17,6 +35,9 @@ class Dialect(Protocol):
     give the conversation as raw text to a policy that has no tokenizer, equal to what the family's own chat template
     writes: the prompt ends with the generation prompt; an observation starts right after the policy's last
     character (the end mark of the assistant's turn included) and ends with the next generation prompt.
+
+    A dialect whose observations go on in the assistant's own turn has an attribute `same_turn` that says how; None, or
+    no such attribute, where every message has a turn of its own.
     """
 
     name: str

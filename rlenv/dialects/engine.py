@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialects.base import SameTurn
 from rlenv.dialects.gemma_body import GemmaForm, TextForm
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.python_body import PythonForm
@@ -72,6 +73,11 @@ class TextDialect:
                 self._body_of = form.body_of
                 self._open, self._close = form.opens[0], closes[0]
                 self._think_open, self._think_close = self._thinking.open, self._thinking.close
+
+    @property
+    def same_turn(self) -> SameTurn | None:
+        """How observations go on in the assistant's turn; None where they have turns of their own."""
+        return self.writer.same_turn
 
     def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
         """The message's content, thinking and calls; never raises, whatever `text` holds.

@@ -522,11 +522,15 @@ ROWS: Final[Mapping[str, Row]] = {
     # Not tied to one model.
     "search_r1": {
         "calls": {"body": "text", "open": "<search>", "close": "</search>", "tool": "search"},
+        # Search-R1 continues one text: results and its words on an action without a tag stand in the assistant's turn.
+        # Its reading knows no thinking: a tag counts wherever it stands. Source: search_r1/llm_agent/generation.py,
+        # execute_predictions and postprocess_predictions.
         "chat": {
-            "turns": {"results": "{content}"},
+            "same_turn": True,
             "result": "\n\n<information>{content}</information>\n\n",
-            "tools": "Call the tool search by writing {example}.\n{tools}",
+            "reply": "\n{content}\n",
         },
+        "thinking_marks": _OFF,
     },
     "react": {
         "calls": {

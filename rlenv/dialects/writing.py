@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialects.base import SameTurn
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.reading import as_text
 from rlenv.messages import MalformedCall, Message, ToolCall
@@ -93,6 +94,12 @@ class Writer:
             elif spec.thinking_open:
                 generation += written.partition("{thinking}")[0]
         self._generation = generation
+        self.same_turn: SameTurn | None = None
+        """How observations go on in the assistant's turn, for a family where they do."""
+        if spec.chat.same_turn:
+            calls = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
+            closes = tuple(mark for call in calls for mark in marks_of(call.close))
+            self.same_turn = SameTurn(_around(spec.chat.result), _around(spec.chat.reply), closes)
 
     # Calls
 
@@ -194,6 +201,11 @@ class Writer:
         if system is not None or shown:
             blocks = [self._strip(system)] if system is not None else []
             out.append(self._turn("system", "".join(blocks) + (_gap(blocks, shown) + shown)))
+        if self.same_turn is not None:
+            first = next((i for i, message in enumerate(rest) if message.role == "assistant"), len(rest))
+            out += [self._turn(message.role, message.content) for message in rest[:first]]
+            said = [self._in_turn(message, self.same_turn) for message in rest[first:]]
+            return "".join(out) + self._generation + "".join(said)
         last_user = max((i for i, message in enumerate(rest) if message.role == "user"), default=-1)
         for index, message in enumerate(rest):
             if message.role == "tool":
@@ -208,6 +220,8 @@ class Writer:
 
     def observation(self, messages: Sequence[Message]) -> str:
         """The end of the assistant's turn, the messages and the generation prompt."""
+        if self.same_turn is not None:
+            return "".join(self._in_turn(message, self.same_turn) for message in messages)
         out = [self._turn_close]
         for index, message in enumerate(messages):
             if message.role == "tool":
@@ -216,6 +230,12 @@ class Writer:
             else:
                 out.append(self._turn(message.role, message.content))
         return "".join(out) + self._generation
+
+    def _in_turn(self, message: Message, same_turn: SameTurn) -> str:
+        if message.role == "assistant":
+            return self.action(message)
+        head, tail = same_turn.around(message.role)
+        return head + message.content + tail
 
     def _strip(self, text: str) -> str:
         return text.strip() if self._chat.strips else text
@@ -244,6 +264,8 @@ class Writer:
 
     def _tools(self, tools: Sequence[Mapping[str, Any]], *, alone: bool) -> str:
         chat = self._chat
+        if self.same_turn is not None:
+            return ""
         form = chat.tools if chat.tools is not None else _TOOLS
         if alone and chat.tools_alone is not None:
             form = chat.tools_alone

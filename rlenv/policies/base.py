@@ -25,6 +25,8 @@ class PolicyContext:
     seed: int = 0
     task_index: int = -1
     """The row's index in its split; -1 where the row was given itself."""
+    stops: tuple[str, ...] = ()
+    """An action of raw text ends behind the first of these; see `Environment.stops`."""
 
 
 class PolicySession(Protocol):

@@ -119,7 +119,8 @@ class _Session:
         if not self._text:
             self._text = self._context.prompt_text
         self._text += self._tail(messages)
-        text = (await self._client.complete(self._text, sampling=self._sampling)).message.content
+        stops = self._context.stops
+        text = (await self._client.complete(self._text, stops=stops, sampling=self._sampling)).message.content
         self._text += text
         return text
 

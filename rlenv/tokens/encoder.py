@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
 
+from rlenv.dialects.base import SameTurn
 from rlenv.errors import EpisodeError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.cut import Keep, token_cut
+from rlenv.tokens.images import ProcessorImages, Shown, as_template_reads, fill_places
 from rlenv.tokens.program import Program
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, derive
@@ -22,6 +25,7 @@ __all__ = ["TokenEncoder"]
 
 _CACHED = 256
 _MARK = "\ue000c0\ue000"
+_Shape = tuple[tuple[str, ...], tuple[int, ...]]  # roles, and how many images each message has; () where none has any
 _CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
 
 
@@ -38,6 +42,11 @@ class TokenEncoder:
         chat_template: the template's text; by default the tokenizer's own.
         template_kwargs: names for the template, such as `enable_thinking=False`; over a tokenizer's special tokens.
         stop: the token that ends an assistant's turn; found from the tokenizer and the template where it is None.
+        same_turn: what is written around contents that go on in the assistant's own turn, for an environment whose
+            dialect has it (`Environment.same_turn`). The template then writes the prompt alone and is not told of
+            tools, whose calls it would explain in its own way; no end mark is added behind what was sampled.
+        images: what the policy's processor makes of images (`ProcessorImages`); None for a policy that reads text
+            alone, which messages with images are refused for.
         history: what to do where a template would drop earlier thinking (Qwen3 at a new user turn): "refuse" raises
             UnsupportedTemplate, "keep" goes on with the ids as they were sampled.
 
@@ -54,6 +63,8 @@ class TokenEncoder:
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         stop: str | None = None,
+        same_turn: SameTurn | None = None,
+        images: ProcessorImages | None = None,
         history: Literal["refuse", "keep"] = "refuse",
     ) -> None:
         backend = fast_tokenizer(tokenizer)
@@ -70,11 +81,15 @@ class TokenEncoder:
         }
         name = str(getattr(tokenizer, "name_or_path", "") or "of this tokenizer")
         self.history = history
+        self.same_turn = same_turn
+        self.images = images
         self.vocabulary = Vocabulary(backend)
+        if images is not None and images.place not in self.vocabulary.added:
+            raise UnsupportedTemplate(f"tokenizer {name}: the processor's {images.place} is no token of it")
         self.template = ChatTemplate(source, name=name, values={**special, **(template_kwargs or {})})
         eos = getattr(tokenizer, "eos_token", None) or self.template.values.get("eos_token")
         self._stops = tuple(mark for mark in (stop, eos) if mark)
-        self._programs: dict[tuple[str, ...], tuple[Layout, Program] | UnsupportedTemplate] = {}
+        self._programs: dict[_Shape, tuple[Layout, Program] | UnsupportedTemplate] = {}
         self._prompts: dict[bytes, Program] = {}
         leaks = self.vocabulary.leaks()
         if leaks:
@@ -82,12 +97,15 @@ class TokenEncoder:
                 f"tokenizer {name}: plain text makes the control tokens {', '.join(map(repr, leaks[:5]))}; content"
                 " could not be told from structure"
             )
-        try:
-            layout = self._program(("tool",))[0]
-        except UnsupportedTemplate:
-            layout = self._program(("user",))[0]
-        self.stop = layout.stop
-        self.stop_id = self.vocabulary.added[layout.stop]
+        if same_turn is not None:
+            self.stop = derive(self.template, ("user",), self._stops).stop
+        else:
+            try:
+                layout = self._program((("tool",), ()))[0]
+            except UnsupportedTemplate:
+                layout = self._program((("user",), ()))[0]
+            self.stop = layout.stop
+        self.stop_id = self.vocabulary.added[self.stop]
         eos_id = self.vocabulary.added.get(str(eos))
         self.end_ids = frozenset({self.stop_id} | ({eos_id} if eos_id is not None else set()))
 
@@ -112,7 +130,36 @@ class TokenEncoder:
 
     def cut(self, *, max_tokens: int, keep: Keep = "head_tail") -> Callable[[str], str]:
         """A function that shortens a content to at most `max_tokens` tokens; see `rlenv.tokens.cut.token_cut`."""
-        return token_cut(self.vocabulary.plain, max_tokens=max_tokens, keep=keep)
+        cut = token_cut(self.vocabulary.plain, max_tokens=max_tokens, keep=keep)
+        images = self.images
+        return cut if images is None else lambda text: cut(images.plain(text))
+
+    def show(self, messages: Sequence[Message]) -> Shown:
+        """Messages of the environment as this policy sees them: images decoded, or a note where one cannot be.
+
+        Raises:
+            UnsupportedTemplate: a message has images, and the policy reads text alone.
+        """
+        if self.images is not None:
+            return self.images.show(messages)
+        self._refuse_images(messages)
+        return Shown(tuple(messages))
+
+    def _refuse_images(self, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+        for index, message in enumerate(messages):
+            if isinstance(message, Message) and message.images:
+                who = f"{message.role} {message.name}" if message.name else message.role
+                raise UnsupportedTemplate(
+                    f"message {index + 1} ({who}) has {len(message.images)} images, and the policy of chat template"
+                    f" {self.template.name} reads text alone; leave them out by observation.images: drop, or give the"
+                    " model's processor (TokenEncoder(images=ProcessorImages(processor)))"
+                )
+
+    def _show_prompt(self, messages: Sequence[Message | Mapping[str, Any]]) -> Shown:
+        if self.images is not None:
+            return self.images.show_prompt(messages)
+        self._refuse_images(messages)
+        return Shown(())
 
     def start(
         self,
@@ -138,10 +185,12 @@ class TokenEncoder:
         Raises:
             UnsupportedTemplate: the template refuses the messages.
             EpisodeError: the prompt is longer than `max_prompt_tokens` (`reason` is "prompt_tokens"), or fills
-                `max_total_tokens` (`reason` is "total_tokens").
+                `max_total_tokens` (`reason` is "total_tokens"), or an image of it cannot be read (`reason` is "image").
         """
+        shown = self._show_prompt(messages)
         return self._trajectory(
-            self.encode_prompt(messages, tools=tools),
+            self.encode_prompt(messages, tools=tools, places=shown.places),
+            images=shown.images,
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
             max_total_tokens=max_total_tokens,
@@ -176,21 +225,25 @@ class TokenEncoder:
             UnsupportedTemplate: the template changes contents in a way that is not known.
             EpisodeError: as for `start`.
         """
-        return self._trajectory(self._encode_history(messages, said, tools), **limits)
+        shown = self._show_prompt((*messages, *said))
+        return self._trajectory(
+            self._encode_history(messages, said, tools, shown.places), images=shown.images, **limits
+        )
 
     def _encode_history(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
         said: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
+        places: Sequence[str],
     ) -> array[int]:
         """The ids of a conversation in which the environment's later contents are text, whatever they hold."""
-        first = [m.as_dict() if isinstance(m, Message) else dict(m) for m in messages]
-        later = [message.as_dict() for message in said]
+        first = list(map(as_template_reads, messages))
+        later = list(map(as_template_reads, said))
         open_slots = [index for index, message in enumerate(said) if message.role != "assistant"]
         marked = [
-            {**message, "content": f"{_MARK}{index}{_MARK}"} if index in open_slots else message
-            for index, message in enumerate(later)
+            as_template_reads(replace(message, content=f"{_MARK}{index}{_MARK}") if index in open_slots else message)
+            for index, message in enumerate(said)
         ]
         text = self.template.render([*first, *marked], tools=tools)
         whole = self.template.render([*first, *later], tools=tools)
@@ -207,16 +260,34 @@ class TokenEncoder:
             parts.append(rest)
             filled = "".join(part if isinstance(part, str) else transform(said[part.index].content) for part in parts)
             if filled == whole:
-                program = Program.of(parts, self.vocabulary, self.encode_content)
+                program = Program.of(self._place_all(parts, places), self.vocabulary, self.encode_content)
                 return program.encode(lambda slot: slot.transform(said[slot.index].content), self.encode_content)
         raise UnsupportedTemplate(
             f"chat template {self.template.name} changes the contents of a conversation in a way that is not known"
         )
 
+    def _place_all(self, parts: Sequence[str | Slot], places: Sequence[str]) -> list[str | Slot]:
+        """The literal texts of a conversation with its placeholders filled."""
+        if self.images is None:
+            return list(parts)
+        mark = self.images.place
+        counts = [part.count(mark) if isinstance(part, str) else 0 for part in parts]
+        if sum(counts) != len(places):  # refused with the same words as a prompt
+            fill_places("".join(p for p in parts if isinstance(p, str)), place=mark, places=places, where="the history")
+        at = 0
+        out: list[str | Slot] = []
+        for part, count in zip(parts, counts, strict=True):
+            if isinstance(part, str) and count:
+                part = fill_places(part, place=mark, places=places[at : at + count], where="the history")
+                at += count
+            out.append(part)
+        return out
+
     def _trajectory(
         self,
         ids: array[int],
         *,
+        images: Sequence[Any] = (),
         max_prompt_tokens: int | None = None,
         max_response_tokens: int | None = None,
         max_total_tokens: int | None = None,
@@ -236,6 +307,7 @@ class TokenEncoder:
         return TokenTrajectory(
             self,
             ids,
+            images=images,
             max_response_tokens=max_response_tokens,
             max_total_tokens=max_total_tokens,
             max_observation_tokens=max_observation_tokens,
@@ -243,13 +315,32 @@ class TokenEncoder:
         )
 
     def encode_prompt(
-        self, messages: Sequence[Message | Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        places: Sequence[str] = (),
     ) -> array[int]:
         """The ids of the template's rendering, generation prompt included, as an array of type q.
 
         Prompts that differ in their last user message only share the work for all that stands before it.
+
+        Args:
+            places: what the processor writes for each image of the messages (see `Shown`).
+
+        Raises:
+            EpisodeError: a text of the prompt holds the placeholder of an image (`reason` is "image").
         """
-        given = [m.as_dict() if isinstance(m, Message) else dict(m) for m in messages]
+        if self.same_turn is not None:
+            tools = ()
+        given = list(map(as_template_reads, messages))
+        if self.images is not None:
+            text = self.template.render(given, tools=tools)
+            stray = next((word for word in self.images.reserved[1:] if word in text), None)
+            if stray is not None:
+                raise EpisodeError(f"the prompt holds {stray}, which stands for something else", reason="image")
+            text = fill_places(text, place=self.images.place, places=places, where="the prompt")
+            return array("q", self.encode_text(text))
         last = given[-1] if given else {}
         content = last.get("content")
         if last.get("role") != "user" or not isinstance(content, str):
@@ -316,45 +407,60 @@ class TokenEncoder:
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for messages of these roles.
         """
-        layout = self._program(tuple(roles))[0]
+        layout = self._program((tuple(roles), ()))[0]
         if not layout.rewrites and after_thinking and layout.drops_thinking:
             return "it drops the thinking of earlier turns once these messages follow"
         return layout.rewrites
 
-    def encode_messages(self, messages: Sequence[Message]) -> array[int]:
+    def encode_messages(self, messages: Sequence[Message], *, places: Sequence[str] = ()) -> array[int]:
         """The ids between an assistant's stop mark and the next sampled token, for messages that answer a turn.
+
+        Args:
+            places: what the processor writes for each image of the messages (see `show`).
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised for messages of these roles.
         """
-        _, program = self._program(tuple(message.role for message in messages))
+        counts = tuple(len(message.images) for message in messages) if places else ()
+        layout, program = self._program((tuple(message.role for message in messages), counts))
+        if places:
+            program = Program.of(_with_places(layout, places), self.vocabulary, self.encode_content)
+        plain = self.images.plain if self.images is not None else str
 
         def value(slot: Slot) -> str:
             message = messages[slot.index]
             if slot.field == "content":
                 return slot.transform(message.content)
             if slot.field == "name":
-                return message.name or "tool"
-            return message.tool_call_id or f"call{slot.index:05d}"
+                return plain(message.name or "tool")
+            return plain(message.tool_call_id or f"call{slot.index:05d}")
 
         return program.encode(value, self.encode_content)
 
-    def _program(self, roles: tuple[str, ...]) -> tuple[Layout, Program]:
-        found = self._programs.get(roles)
+    def _program(self, shape: _Shape) -> tuple[Layout, Program]:
+        found = self._programs.get(shape)
         if found is None:
+            roles, counts = shape
+            place = self.images.place if self.images is not None else ""
             try:
-                layout = derive(self.template, roles, self._stops)
-                program = Program.of(layout.parts, self.vocabulary, self.encode_content)
-                self._check(layout, program)
+                if self.same_turn is not None and counts:
+                    raise UnsupportedTemplate("a dialect that goes on in the assistant's own turn shows no images")
+                if self.same_turn is not None:
+                    layout = _going_on(roles, self.same_turn, self.stop)
+                else:
+                    layout = derive(self.template, roles, self._stops, images=counts, place=place)
+                program = Program.of(_with_places(layout, [place] * sum(counts)), self.vocabulary, self.encode_content)
+                if self.same_turn is None:
+                    self._check(layout, program, place)
                 found = (layout, program)
             except UnsupportedTemplate as error:
                 found = error
-            self._programs[roles] = found
+            self._programs[shape] = found
         if isinstance(found, UnsupportedTemplate):
             raise UnsupportedTemplate(str(found)) from found
         return found
 
-    def _check(self, layout: Layout, program: Program) -> None:
+    def _check(self, layout: Layout, program: Program, place: str) -> None:
         """Harmless contents must encode to what the whole tokenizer makes of the rendered text."""
         name = self.template.name
         if layout.stop not in self.vocabulary.added:
@@ -362,6 +468,8 @@ class TokenEncoder:
         for content in _CHECKS:
 
             def value(slot: Slot, content: str = content) -> str:
+                if slot.field == "image":
+                    return place
                 return slot.transform(content) if slot.field == "content" else "name00000"
 
             text = layout.stop + "".join(part if isinstance(part, str) else value(part) for part in layout.parts)
@@ -373,3 +481,17 @@ class TokenEncoder:
                     f"chat template {name}: content cannot be encoded apart from its structure near "
                     f"{self.decode(whole[max(at - 3, 0) : at + 3])!r}"
                 )
+
+
+def _going_on(roles: Sequence[str], same_turn: SameTurn, stop: str) -> Layout:
+    """The layout of messages that stand in the assistant's turn, each between the texts that its role has."""
+    parts: list[str | Slot] = []
+    for index, role in enumerate(roles):
+        before, behind = same_turn.around(role)
+        parts += [before, Slot("content", index, TRANSFORMS["as it is"]), behind]
+    return Layout(stop, tuple(part for part in parts if part), drops_thinking=False, rewrites="")
+
+
+def _with_places(layout: Layout, places: Sequence[str]) -> list[str | Slot]:
+    """The parts of a layout with text in the place of every image."""
+    return [places[part.index] if isinstance(part, Slot) and part.field == "image" else part for part in layout.parts]

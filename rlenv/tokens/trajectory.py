@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation
@@ -32,6 +32,7 @@ class TokenTrajectory:
         turn_spans: start and end (exclusive) in `response_ids` of every sampled turn.
         closed_turns: indices of the turns that stopped without the stop mark, and were closed by the environment.
         has_logprobs: whether every sampled turn came with log-probabilities.
+        images: the decoded images of the prompt and of all observations, in the order of their placeholders.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class TokenTrajectory:
         "_prompt_length",
         "closed_turns",
         "has_logprobs",
+        "images",
         "keep",
         "max_observation_tokens",
         "reason",
@@ -57,6 +59,7 @@ class TokenTrajectory:
         encoder: TokenEncoder,
         prompt_ids: array[int],
         *,
+        images: Sequence[Any] = (),
         max_response_tokens: int | None = None,
         max_total_tokens: int | None = None,
         max_observation_tokens: int | None = None,
@@ -76,6 +79,7 @@ class TokenTrajectory:
         self.turn_spans: list[tuple[int, int]] = []
         self.closed_turns: list[int] = []
         self.has_logprobs = True
+        self.images = list(images)
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -165,6 +169,7 @@ class TokenTrajectory:
     def add_observation(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
         """Appends an observation's ids with mask 0, the next generation prompt included; all of it or nothing.
 
+        An image counts with all tokens that the processor makes of it; one that cannot be read is a note in its place.
         Each content is cut first, so that its structure always stands. A turn that stopped without the stop mark is
         closed before. False where the result does not fit into `remaining`, and `reason` says so; the trajectory is
         unchanged then.
@@ -177,23 +182,25 @@ class TokenTrajectory:
             UsageError: there is no sampled turn to answer, or no message to append.
         """
         messages = self._checked(observation)
-        return self._append(self._encode(messages, self._limit(max_tokens)))
+        return self._append(*self._encode(messages, self._limit(max_tokens)))
 
     async def add_observation_async(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
-        """The same, with long contents encoded in a thread so that the event loop is not held up.
+        """The same, with images and long contents worked on in a thread so that the event loop is not held up.
 
         Nothing is appended when the wait is cancelled.
         """
         messages = self._checked(observation)
-        if sum(len(message.content) for message in messages) <= _THREAD_CHARS:
-            return self._append(self._encode(messages, self._limit(max_tokens)))
-        return self._append(await asyncio.to_thread(self._encode, messages, self._limit(max_tokens)))
+        has_images = any(message.images for message in messages)
+        if not has_images and sum(len(message.content) for message in messages) <= _THREAD_CHARS:
+            return self._append(*self._encode(messages, self._limit(max_tokens)))
+        return self._append(*await asyncio.to_thread(self._encode, messages, self._limit(max_tokens)))
 
     def cut_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages with their contents cut to `max_observation_tokens`, as an observation of them would show."""
         limit = self.max_observation_tokens
+        messages = self._encoder.show(messages).messages
         if limit is None:
-            return tuple(messages)
+            return messages
         cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
         return tuple(replace(message, content=cut(message.content)) for message in messages)
 
@@ -208,18 +215,21 @@ class TokenTrajectory:
         self._encoder.require([m.role for m in observation.messages], after_thinking=self._is_thinking)
         return observation.messages
 
-    def _encode(self, messages: Sequence[Message], limit: int | None) -> array[int]:
+    def _encode(self, messages: Sequence[Message], limit: int | None) -> tuple[array[int], tuple[Any, ...]]:
+        shown = self._encoder.show(messages)
+        messages, images, places = shown.messages, shown.images, shown.places
         if limit is not None:
             if sum(len(message.content) for message in messages) <= limit * CHARS_A_TOKEN:
-                ids = self._encoder.encode_messages(messages)
+                ids = self._encoder.encode_messages(messages, places=places)
                 if len(ids) <= limit:
-                    return ids
+                    return ids, images
             cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
             messages = [replace(message, content=cut(message.content)) for message in messages]
-        return self._encoder.encode_messages(messages)
+        return self._encoder.encode_messages(messages, places=places), images
 
-    def _append(self, ids: array[int]) -> bool:
+    def _append(self, ids: array[int], images: Sequence[Any]) -> bool:
         is_open = len(self._mask) == self.turn_spans[-1][0] or self._ids[-1] != self._encoder.stop_id
+        is_open = is_open and self._encoder.same_turn is None  # nothing closes a turn that goes on
         if is_open:
             ids = array("q", (self._encoder.stop_id,)) + ids
         limit, name = self._limit_of_response()
@@ -232,5 +242,6 @@ class TokenTrajectory:
         self._ids.extend(ids)
         self._mask.extend(bytes(len(ids)))
         self._logprobs.extend(array("d", bytes(8 * len(ids))))
+        self.images.extend(images)
         self.reason = ""
         return True
