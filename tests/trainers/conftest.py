@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
 
 with quiet():
     import torch  # noqa: F401
-    import transformers  # noqa: F401
+    import transformers
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +50,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             load("arithmetic"), folder, seed=0, settings=WarmupSettings(steps=12, golds=40, clean=60, mixed=60)
         )
     return folder
+
+
+@pytest.fixture
+def tokenizer(tiny_folder: Path) -> Any:
+    """The tiny policy's tokenizer."""
+    return transformers.AutoTokenizer.from_pretrained(tiny_folder)

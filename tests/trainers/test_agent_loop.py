@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from rlenv import record
 from tests.trainers.conftest import quiet
@@ -53,11 +52,6 @@ class Server:
             stop_reason=self.stop_reason,
             extra_fields={"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4},
         )
-
-
-@pytest.fixture
-def tokenizer(tiny_folder: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(tiny_folder)
 
 
 def run(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,16 @@ from verl.utils.profiler import simple_timer
 from rlenv import record
 from rlenv.environment import Environment, load
 from rlenv.episode import Episode
-from rlenv.errors import EpisodeError, UnsupportedTemplate
+from rlenv.errors import EpisodeError, InvalidReward, UnsupportedTemplate
 from rlenv.observe import Cut, cut_chars
 from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv.trajectory import Trajectory
+from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, FailurePolicy, failure_policy
+from rlenv_verl.figures import EpisodeFigures
 from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
+from rlenv_verl.siblings import Sibling, join
+from rlenv_verl.siblings import stragglers as stragglers_of
+from rlenv_verl.watch import STEP, Activity, Watch, watch
 
 __all__ = ["RlenvAgentLoop"]
 
@@ -41,9 +47,10 @@ __all__ = ["RlenvAgentLoop"]
 class RlenvAgentLoop(AgentLoopBase):
     """Plays one episode of a spec with veRL's rollout server as the policy.
 
-    A fault of the environment gives a trajectory whose mask is all zeros, never an exception: veRL would fail the
-    sample's whole group for one. A fault of the rollout server, of the spec itself or of the chat template is raised:
-    it concerns every sample alike, and training on masked samples would hide it.
+    A fault of the environment gives a sample that the failure policy decides on (masked, unless the run says
+    otherwise), never an exception: veRL would fail the sample's whole group for one. A fault of the rollout server, of
+    the spec itself or of the chat template is raised: it concerns every sample alike, and training on masked samples
+    would hide it. So is a reward term with `on_invalid: raise` that could not be measured.
 
     Args (beyond veRL's own, from the agent loop's YAML):
         spec: path or name of the spec.
@@ -80,29 +87,51 @@ class RlenvAgentLoop(AgentLoopBase):
         self.seed = seed
         self.turn_tokens = turn_tokens
         self.record_dir = Path(record_dir) if record_dir is not None else None
+        self.policy = failure_policy(_plain(failures))
+        self.stragglers = stragglers_of(None if stragglers is None else _plain(stragglers))
+        self.watch: Watch | None = None
+        if watch_dir is not None:
+            self.watch = watch(watch_dir)
+            self.watch.look_at(
+                self.environment.spec.name, tools=self.environment.executor, rewards=self.environment.parts.scorer
+            )
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """One sample: `row` is the data set's row, with veRL's `global_steps` added."""
+        """One sample: `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added."""
         where = row["extra_info"]
-        split, task = str(where["split"]), int(where["task"])
-        step = int(row.get("global_steps", 0))
-        is_validation = bool(where["is_validation"])
-        if where["greedy"]:
-            sampling_params = {**sampling_params, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
-        play = _Play(metrics={})
+        task = _Task(
+            str(where["split"]),
+            int(where["task"]),
+            int(row.get("global_steps", 0)),
+            is_validation=bool(where["is_validation"]),
+            is_greedy=bool(where["greedy"]),
+        )
+        # Held-out figures must not depend on how fast the others of a group are, nor on what training leaves out.
+        sibling = join(row.get("uid"), deadline=None if task.is_validation else self.stragglers)
+        play = _Play(Activity(self.environment.spec.name), policy=SAFE if task.is_validation else self.policy)
+        if self.watch is not None:
+            self.watch.begin(play.activity)
+        try:
+            return await self._sample(task, sampling_params, sibling, play)
+        finally:
+            sibling.leave()
+            if self.watch is not None:
+                self.watch.end(play.activity)
+
+    async def _sample(self, task: _Task, sampling: Mapping[str, Any], sibling: Sibling, play: _Play) -> AgentLoopOutput:
+        if task.is_greedy:
+            sampling = {**sampling, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
         terms = tuple(self.environment.spec.rewards)
         filler = self._filler_id()
+        began = time.time()
         try:
-            # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
-            seed = _seed(self.seed, -1 if is_validation else step, split, task)
-            async with self.environment.start(task=task, split=split, seed=seed, cut=self.cut) as episode:
-                trajectory = await self._play(episode, sampling_params, play)
+            trajectory = await self._trajectory(task, sampling, sibling, play)
         except _ServerFault as fault:
             raise fault.cause from None
-        except UnsupportedTemplate:
+        except (UnsupportedTemplate, InvalidReward):
             raise
         except Exception as error:  # the episode's boundary: a fault of one episode may not end its group
-            self._record_failure(split, task, step, type(error).__name__, str(error))
+            self._record_failure(task, CRASH, f"{type(error).__name__}: {error}")
             outcome = failed_outcome(terms=terms, filler_id=filler)
         else:
             tokens = play.tokens
@@ -115,13 +144,41 @@ class RlenvAgentLoop(AgentLoopBase):
                 logprobs=tokens.logprobs if tokens else (),
                 filler_id=filler,
                 turn_spans=tokens.turn_spans if tokens else (),
+                policy=play.policy,
             )
             if trajectory.failure is not None:
-                self._record_failure(split, task, step, trajectory.failure.reason, trajectory.failure.message)
-            if is_validation:
-                self._record(trajectory, step, "greedy" if where["greedy"] else "sampled")
+                self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
+            if task.is_validation:
+                self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
+        figures = _figures(self.environment.spec.name, task, outcome, play, terms=terms, began=began)
         with_logprobs = bool(self.rollout_config.calculate_log_probs)
-        return _output(outcome, play, first_version=max(0, step - 1), with_logprobs=with_logprobs)
+        return _output(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
+
+    async def _trajectory(self, task: _Task, sampling: Mapping[str, Any], sibling: Sibling, play: _Play) -> Trajectory:
+        """The record of one episode, with what its group says of it."""
+        # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
+        seed = _seed(self.seed, -1 if task.is_validation else task.step, task.split, task.index)
+        episode = self.environment.start(task=task.index, split=task.split, seed=seed, cut=self.cut)
+        sibling.episode = episode
+        try:
+            async with sibling.timeout():
+                play.activity.waits_for("resources")
+                await episode.open()
+                await self._play(episode, sampling, play)
+        except TimeoutError as error:
+            if sibling.is_cut:
+                await _cut_short(episode, play)
+            else:
+                episode.fail(CRASH, f"TimeoutError: {error}")
+        except (_ServerFault, UnsupportedTemplate, InvalidReward):
+            raise
+        except Exception as error:  # the episode's boundary; what was sampled so far is kept beside the failure
+            episode.fail(CRASH, f"{type(error).__name__}: {error}")
+        finally:
+            await episode.aclose()
+        play.activity.waits_for("siblings")
+        counts = play.tokens is not None and any(play.tokens.mask) and play.policy.choice(episode.trajectory) != "mask"
+        return await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
 
     async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: _Play) -> Trajectory:
         """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
@@ -145,6 +202,7 @@ class RlenvAgentLoop(AgentLoopBase):
             if room < 1:
                 return await episode.truncate("response_tokens")
             most = room if self.turn_tokens is None else min(self.turn_tokens, room)
+            play.activity.waits_for("generation")
             with simple_timer("generate_sequences", play.metrics):
                 answer = await self._generate(request, tokens, {**sampling, "max_tokens": most})
             extra = answer.extra_fields
@@ -153,6 +211,8 @@ class RlenvAgentLoop(AgentLoopBase):
                 # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
                 return episode.fail("aborted", "the rollout server aborted the generation")
             action = tokens.add_sampled(answer.token_ids, answer.log_probs)
+            play.actions.append(action)
+            play.activity.waits_for(STEP)
             with simple_timer("tool_calls", play.metrics):
                 step = await episode.step(action)
             if step.is_last:
@@ -180,12 +240,28 @@ class RlenvAgentLoop(AgentLoopBase):
             with (self.record_dir / f"step-{step:05d}-{mode}.{os.getpid()}.jsonl").open("ab") as file:
                 record.append(file, trajectory)
 
-    def _record_failure(self, split: str, task: int, step: int, reason: str, message: str) -> None:
+    def _record_failure(self, task: _Task, reason: str, message: str) -> None:
         if self.record_dir is not None:
             self.record_dir.mkdir(parents=True, exist_ok=True)
-            entry = {"step": step, "split": split, "task": task, "reason": reason, "message": message}
+            entry = {
+                "spec": self.environment.spec.name,
+                "step": task.step,
+                "split": task.split,
+                "task": task.index,
+                "reason": reason,
+                "message": message,
+            }
             with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
                 file.write(orjson.dumps(entry) + b"\n")
+
+
+async def _cut_short(episode: Episode, play: _Play) -> None:
+    """Ends an episode that its group's deadline has interrupted, and scores what there is of it."""
+    if not episode.messages:  # the prompt is what opening gives
+        episode.fail(STRAGGLER, "most of the group had ended before its resources were open")
+        return
+    missing = play.actions[len(episode.turns) :]
+    await episode.truncate(STRAGGLER, action=missing[0] if missing else None)
 
 
 class _ServerFault(Exception):
@@ -196,12 +272,26 @@ class _ServerFault(Exception):
         super().__init__(str(cause))
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Which row is played, and when."""
+
+    split: str
+    index: int
+    step: int
+    is_validation: bool
+    is_greedy: bool
+
+
 @dataclass(slots=True)
 class _Play:
     """What the loop learns on the way, kept outside of the episode so that a fault does not lose it."""
 
-    metrics: dict[str, float]
+    activity: Activity
+    policy: FailurePolicy
+    metrics: dict[str, float] = field(default_factory=dict)
     tokens: TokenTrajectory | None = None
+    actions: list[str] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
 
 
@@ -222,7 +312,35 @@ class _TurnRewards(AgentLoopOutput):
         return fields
 
 
-def _output(outcome: Outcome, play: _Play, *, first_version: int, with_logprobs: bool) -> AgentLoopOutput:
+def _figures(
+    spec: str, task: _Task, outcome: Outcome, play: _Play, *, terms: Sequence[str], began: float
+) -> EpisodeFigures:
+    info = outcome.info
+    return EpisodeFigures(
+        spec,
+        task.split,
+        task.index,
+        outcome.ended,
+        masked=outcome.masked,
+        zeroed=outcome.zeroed,
+        reward=None if outcome.masked else outcome.reward,
+        success=info["success"],
+        is_invalid=bool(info["invalid"]),
+        turns=int(info["turns"] or 0),
+        calls=int(info["calls"] or 0),
+        calls_malformed=int(info["calls_malformed"] or 0),
+        tokens=sum(play.tokens.mask) if play.tokens is not None else 0,
+        tool_s=play.metrics.get("tool_calls", 0.0),
+        generate_s=play.metrics.get("generate_sequences", 0.0),
+        began=began,
+        finished=time.time(),
+        terms={name: info[f"term_{name}"] for name in terms},
+    )
+
+
+def _output(
+    outcome: Outcome, play: _Play, figures: EpisodeFigures, *, first_version: int, with_logprobs: bool
+) -> AgentLoopOutput:
     versions = [version for version in play.versions if version is not None]
     output = _TurnRewards(
         prompt_ids=list(outcome.prompt_ids),
@@ -234,6 +352,7 @@ def _output(outcome: Outcome, play: _Play, *, first_version: int, with_logprobs:
         metrics=AgentLoopMetrics.model_validate(play.metrics),
         extra_fields={
             "reward_extra_info": dict(outcome.info),
+            "rlenv": figures.as_fields(),
             "turn_scores": list(outcome.turn_rewards),
             "tool_rewards": [],
             # veRL computes staleness from these and needs numbers, also where nothing was generated.

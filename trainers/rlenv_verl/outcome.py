@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlenv.trajectory import Trajectory
+from rlenv_verl.failure_policy import CRASH, SAFE, FailurePolicy
 
 __all__ = ["Outcome", "failed_outcome", "outcome_of", "token_rewards"]
 
@@ -16,9 +17,12 @@ class Outcome:
     """One trajectory as veRL's `AgentLoopOutput` takes it.
 
     `len(mask) == len(response_ids) == len(logprobs)`; there is at least one response token, since veRL puts the score
-    on the last one. `reward` of a failed episode is a placeholder: its mask is all zeros and `info["invalid"]` is 1,
-    and the advantages `rlenv_grpo` leave it out of its group. `info` always has the same keys for one spec, and a
-    value that could not be measured is None there, which veRL's validation figures leave out of their means.
+    on the last one. `reward` of a masked sample is a placeholder: its mask is all zeros, `info["masked"]` is 1, and
+    rlenv's advantages leave it out of its group. `info["invalid"]` is 1 where no reward could be measured. `info`
+    always has the same keys for one spec, and a value that could not be measured is None there, which veRL's
+    validation figures leave out of their means.
+
+    `ended` is why the episode ended; `masked` and `zeroed` repeat it where the failure policy chose that.
     """
 
     prompt_ids: tuple[int, ...]
@@ -30,6 +34,9 @@ class Outcome:
     turn_rewards: tuple[float, ...] = ()
     token_rewards: tuple[float, ...] = ()
     """One a response token, summing to `reward`: each turn's share on the turn's last token; () where unknown."""
+    ended: str = ""
+    masked: str = ""
+    zeroed: str = ""
 
 
 def token_rewards(
@@ -69,6 +76,7 @@ def outcome_of(
     logprobs: Sequence[float],
     filler_id: int,
     turn_spans: Sequence[tuple[int, int]] = (),
+    policy: FailurePolicy = SAFE,
 ) -> Outcome:
     """The outcome of an episode that ended, valid or not.
 
@@ -81,12 +89,17 @@ def outcome_of(
         logprobs: aligned with `response_ids`, 0.0 for tokens that were not sampled.
         filler_id: the masked token that stands where there is none.
         turn_spans: the sampled turns in `response_ids`, for rewards that stand on their own turns.
+        policy: what becomes of a sample that failed or was cut. One in which nothing was sampled is masked whatever
+            the policy says: it has no token to train on.
     """
-    total = trajectory.reward.total
-    is_valid = total is not None
+    choice = policy.choice(trajectory) if any(mask) else "mask"
+    total = 0.0 if choice == "zero" else trajectory.reward.total
+    is_kept = choice != "mask" and total is not None
+    reason = trajectory.failure.reason if trajectory.failure is not None else trajectory.reason
     info: dict[str, float | None] = {
         "success": None if trajectory.success is None else float(trajectory.success),
-        "invalid": float(not is_valid),
+        "invalid": float(trajectory.reward.total is None),
+        "masked": float(not is_kept),
         "truncated": float(trajectory.truncated),
         "turns": float(len(trajectory.turns)),
         "calls": float(trajectory.calls),
@@ -95,25 +108,29 @@ def outcome_of(
     for name in terms:
         term = trajectory.reward.terms.get(name)
         info[f"term_{name}"] = None if term is None else term.value
+    turn_rewards = trajectory.reward.turn_rewards if is_kept and choice != "zero" else (0.0,) * len(trajectory.turns)
     ids = tuple(response_ids) or (filler_id,)
     aligned = tuple(mask) if response_ids else (0,)
     return Outcome(
         prompt_ids=tuple(prompt_ids) or (filler_id,),
         response_ids=ids,
-        mask=aligned if is_valid else (0,) * len(ids),
+        mask=aligned if is_kept else (0,) * len(ids),
         logprobs=tuple(logprobs) if response_ids else (0.0,),
-        reward=0.0 if total is None else total,
+        reward=total if is_kept and total is not None else 0.0,
         info=info,
-        turn_rewards=trajectory.reward.turn_rewards,
-        token_rewards=()
-        if total is None
-        else token_rewards(trajectory.reward.turn_rewards, turn_spans, tokens=len(ids), total=total),
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards(turn_rewards, turn_spans, tokens=len(ids), total=total)
+        if is_kept and total is not None
+        else (),
+        ended=reason,
+        masked="" if is_kept else reason,
+        zeroed=reason if choice == "zero" else "",
     )
 
 
 def failed_outcome(*, terms: Sequence[str], filler_id: int) -> Outcome:
     """The outcome where not even a record of an episode exists: one masked token."""
     keys = ("truncated", "turns", "calls", "calls_malformed")
-    info: dict[str, float | None] = {"success": None, "invalid": 1.0} | dict.fromkeys(keys, 0.0)
+    info: dict[str, float | None] = {"success": None, "invalid": 1.0, "masked": 1.0} | dict.fromkeys(keys, 0.0)
     info |= {f"term_{name}": None for name in terms}
-    return Outcome((filler_id,), (filler_id,), (0,), (0.0,), 0.0, info)
+    return Outcome((filler_id,), (filler_id,), (0,), (0.0,), 0.0, info, ended=CRASH, masked=CRASH)
