@@ -53,6 +53,21 @@ def test_logprobs_are_those_of_a_full_forward_pass(model: Any) -> None:
         assert output.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+def test_a_stop_text_ends_its_row_with_the_token_that_completes_it(model: Any) -> None:
+    def decode(ids: Any) -> str:
+        return "".join(chr(65 + token) for token in ids)
+
+    (free,) = run(model, [[5, 6]], [Sampling(8, 0.0)])
+    text = decode(free.token_ids[1:3])
+    stopping = Sampling(8, 0.0, stop_texts=("never", text))
+    cut, unmoved = run(model, [[5, 6], [5, 6]], [stopping, Sampling(8, 0.0)], decode=decode)
+    count = next(end for end in range(1, 9) if text in decode(free.token_ids[:end]))
+    assert (cut.finish, cut.token_ids) == ("stop", free.token_ids[:count])
+    assert unmoved.token_ids == free.token_ids
+    with pytest.raises(ValueError, match="decode"):
+        run(model, [[5, 6]], [stopping])
+
+
 def test_a_stop_id_ends_its_row_alone_and_is_kept(model: Any) -> None:
     (free, other) = run(model, [[5, 6], [7]], [Sampling(8, 0.0)] * 2)
     stop = free.token_ids[2]

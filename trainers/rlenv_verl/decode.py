@@ -19,7 +19,8 @@ class Sampling:
     """How one request is sampled.
 
     `temperature` 0 is greedy. `top_k` below 1 and `top_p` of 1 keep everything. `max_tokens` is at least 1.
-    `stop_ids` end the generation; the stop id itself is part of what was generated.
+    `stop_ids` end the generation; the stop id itself is part of what was generated. So do `stop_texts`, for which
+    `generate` has to be given `decode`: the tokens up to the one that completes such a text stay.
     """
 
     max_tokens: int
@@ -27,6 +28,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    stop_texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -59,6 +61,7 @@ def generate(
     pad_id: int,
     generator: torch.Generator,
     is_aborted: Callable[[], bool] = lambda: False,
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> list[Generated]:
     """Generate for all prompts at once.
 
@@ -68,6 +71,7 @@ def generate(
         samplings: one a request.
         pad_id: fills short prompts on the left; masked, so any id does.
         generator: the source of all randomness; equal state and equal requests give equal tokens.
+        decode: makes text of a row's last tokens, special ones included; needed for stop texts.
         is_aborted: asked before every token; once True, all unfinished rows return what they have as `aborted`.
 
     Returns:
@@ -101,7 +105,7 @@ def generate(
                 continue
             tokens[index].append(token)
             logprobs[index].append(logprob)
-            if token in samplings[index].stop_ids:
+            if token in samplings[index].stop_ids or _completes(tokens[index], samplings[index], decode):
                 finish[index] = "stop"
             elif len(tokens[index]) >= samplings[index].max_tokens:
                 finish[index] = "length"
@@ -118,6 +122,18 @@ def generate(
     return [
         Generated(tuple(tokens[index]), tuple(logprobs[index]), finish[index] or "aborted") for index in range(count)
     ]
+
+
+def _completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
+    """Whether the last token completes a stop text."""
+    if not sampling.stop_texts:
+        return False
+    if decode is None:
+        raise ValueError("stop texts need a tokenizer's decode")
+    # A token is at least one byte, so no more of them can have written the text.
+    longest = max(len(text.encode()) for text in sampling.stop_texts)
+    tail = decode(tokens[-longest:])
+    return any(text in tail for text in sampling.stop_texts)
 
 
 def _sample(

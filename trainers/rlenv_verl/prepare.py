@@ -18,14 +18,17 @@ from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.source import nearest
 from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
-from rlenv_verl.names import GRPO_SHUFFLED, LOOP_CLASS, agent_name
-from rlenv_verl.preset import Preset, compose, override
+from rlenv_verl.guard import RUN_MARK
+from rlenv_verl.names import LOOP_CLASS, agent_name
+from rlenv_verl.preset import Preset, compose, control_estimator, override
 from rlenv_verl.runfile import Run, SpecEntry
+from rlenv_verl.ship import Shipped, ship
 from rlenv_verl.specs import TrainedSpec
 
 __all__ = [
     "Plan",
     "RunSettings",
+    "cluster_overrides",
     "command_text",
     "measure_prompts",
     "plan_of",
@@ -124,7 +127,10 @@ def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mappin
     )
     write_rows(folder / "data" / "train.parquet", train)
     write_rows(folder / "data" / "validation.parquet", _held_out(environments, run, modes))
-    loops = [_loop(spec, settings, folder) for spec in settings.specs]
+    found = [Shipped(spec.source, spec.set) for spec in settings.specs]
+    if settings.ray_address is not None:
+        found = ship(settings.specs, folder / "ship")
+    loops = [_loop(spec.name, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
 
     overrides = settings.preset.overrides()
@@ -135,7 +141,7 @@ def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mappin
         overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
     if settings.ray_address is not None:
         overrides = _for_cluster(overrides, settings.ray_address)
-    elif "RAY_ADDRESS" not in os.environ:
+    else:
         # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
         overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
     overrides += settings.user_overrides
@@ -190,15 +196,15 @@ def _held_out(environments: Sequence[Environment], run: Mapping[str, Any], modes
     return rows
 
 
-def _loop(spec: TrainedSpec, settings: RunSettings, folder: Path) -> dict[str, Any]:
+def _loop(name: str, at: Shipped, settings: RunSettings, folder: Path) -> dict[str, Any]:
     """The entry of one spec in the agent loops' YAML."""
     run = settings.preset.run
     watches = run.get("watch")
     return {
-        "name": agent_name(spec.name),
+        "name": agent_name(name),
         "_target_": LOOP_CLASS,
-        "spec": spec.source,
-        "spec_set": dict(spec.set),
+        "spec": at.source,
+        "spec_set": dict(at.set),
         "seed": settings.seed,
         "turn_tokens": run["turn_tokens"],
         "template_kwargs": dict(run["template_kwargs"]),
@@ -235,7 +241,7 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int) -> di
     if settings.validation_only:
         keys |= {"trainer.val_only": True, "trainer.val_before_train": True}
     if settings.shuffle_rewards:
-        keys["algorithm.adv_estimator"] = GRPO_SHUFFLED
+        keys["algorithm.adv_estimator"] = control_estimator(settings.preset)
     return keys
 
 
@@ -252,6 +258,20 @@ def _for_cluster(overrides: Sequence[str], address: str) -> list[str]:
     unwanted = tuple(f"ray_kwargs.ray_init.{name}=" for name in _OF_A_NEW_CLUSTER)
     kept = [item for item in overrides if not item.lstrip("+").startswith(unwanted)]
     return [*kept, override("ray_kwargs.ray_init.address", address, add=True)]
+
+
+def cluster_overrides(run: Run, metrics: Path) -> list[str]:
+    """What the workers of a cluster that is joined are given; nothing for a cluster of the run's own.
+
+    They are started by the cluster and inherit nothing: the specs come as their working directory, and the variables
+    by name. `{mark}` becomes the run's mark.
+    """
+    if run.ray_address is None:
+        return []
+    variables = {name: value for name, value in _variables(run, metrics).items() if name != "PYTHONPATH"}
+    keys = {f"env_vars.{name}": value for name, value in {**variables, RUN_MARK: "{mark}"}.items()}
+    keys["working_dir"] = str(run.folder / "ship")
+    return [override(f"ray_kwargs.ray_init.runtime_env.{key}", value, add=True) for key, value in keys.items()]
 
 
 def run_environment(run: Run, metrics: Path) -> dict[str, str]:
@@ -303,7 +323,8 @@ def measure_prompts(
 
     from rlenv.tokens import TokenEncoder
 
-    encoder = TokenEncoder(AutoTokenizer.from_pretrained(model), template_kwargs=template_kwargs)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn)
 
     async def longest() -> int:
         lengths = []

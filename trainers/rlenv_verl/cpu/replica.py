@@ -40,6 +40,7 @@ class CpuServerActor:
             pad_id=model_file.pad_token_id or 0,
             max_batch=config.max_num_seqs,
             seed=config.seed + replica_rank,
+            decode=tokenizer.decode,
         )
 
     async def ready(self) -> bool:

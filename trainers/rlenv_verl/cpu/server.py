@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,9 @@ _KNOWN = frozenset(
         "top_k",
         "max_tokens",
         "max_new_tokens",
+        "stop",
         "stop_token_ids",
+        "include_stop_str_in_output",
         "logprobs",
         "repetition_penalty",
     }
@@ -63,6 +65,8 @@ def read_sampling(
         top_p=params.get("top_p", 1.0),
         top_k=-1 if top_k is None else top_k,
         stop_ids=frozenset(stop_ids) | frozenset(params.get("stop_token_ids") or ()),
+        # As in vLLM the token ids keep the stop text whatever `include_stop_str_in_output` says of the text.
+        stop_texts=tuple(params.get("stop") or ()),
     )
 
 
@@ -85,6 +89,7 @@ class CpuServer:
         pad_id: any token id of the model.
         max_batch: the most requests of one batch.
         seed: of all sampling; requests carry none. Equal requests in equal batches give equal tokens.
+        decode: makes text of token ids, special ones included; needed where requests have stop texts.
     """
 
     model: Any
@@ -94,6 +99,7 @@ class CpuServer:
     has_weights: bool = False
     """Whether `model` holds weights to serve with; True once `load_weights` saw the last part."""
     weights_version: int | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
     _queue: asyncio.Queue[_Request] = field(default_factory=asyncio.Queue)
     _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -222,6 +228,7 @@ class CpuServer:
             pad_id=self.pad_id,
             generator=self._generator,
             is_aborted=lambda: self._abort,
+            decode=self.decode,
         )
 
     def _answer(self, request: _Request, outcome: Generated) -> None:
