@@ -25,6 +25,7 @@ _COMMANDS = {
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
     "train": ("rlenv.cli.train", "train a policy on veRL"),
+    "export-policy": ("rlenv.cli.export_policy", "write a trained policy for transformers and vLLM"),
     "serve-search": ("rlenv.cli.serve_search", "serve a corpus to search tools, with the wire of Search-R1"),
     "doctor": ("rlenv.cli.doctor", "say what this machine lacks for a spec"),
     "tokens": ("rlenv.cli.tokens", "prove that token ids are exact for a model, or show a trajectory's"),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment
-from rlenv.errors import PolicyError
+from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.decode import Sampling
+from rlenv_verl.weights import load_model
 
 __all__ = ["HfPolicy", "load_policy", "make"]
 
@@ -28,6 +31,7 @@ def make(
         temperature=0.0 if temperature is None else temperature,
         top_p=1.0 if top_p is None else top_p,
         response_tokens=4096 if limit is None else limit,
+        same_turn=environment.same_turn,
     )
 
 
@@ -40,6 +44,7 @@ def load_policy(
     turn_tokens: int = 256,
     response_tokens: int = 4096,
     template_kwargs: Mapping[str, Any] | None = None,
+    same_turn: SameTurn | None = None,
     seed: int = 0,
     max_batch: int = 256,
 ) -> HfPolicy:
@@ -53,12 +58,14 @@ def load_policy(
         turn_tokens: the most tokens of one action.
         response_tokens: the most tokens after the prompt; an episode that needs more gets an empty action.
         template_kwargs: what the chat template is given.
+        same_turn: of the environment's dialect; see `TokenEncoder`.
         seed: of all sampling.
         max_batch: the most episodes that generate at once.
 
     Raises:
         PolicyError: the folder holds no model that transformers can load.
     """
+    import torch
     import transformers
     from transformers.utils import logging
 
@@ -68,15 +75,24 @@ def load_policy(
 
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(folder)
-        model = library.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").float().eval()
-    except (OSError, ValueError) as error:
+        # In float32 from the start: transformers would round to what the configuration names, which beside the
+        # weights that veRL saves is bfloat16, whatever they are.
+        model = load_model(folder, dtype=torch.float32)
+    except (OSError, ValueError, UsageError) as error:
         raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
     ends = model.config.eos_token_id
     stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    server = CpuServer(model, pad_id=model.config.pad_token_id or 0, max_batch=max_batch, seed=seed, has_weights=True)
+    server = CpuServer(
+        model,
+        pad_id=model.config.pad_token_id or 0,
+        max_batch=max_batch,
+        seed=seed,
+        has_weights=True,
+        decode=tokenizer.decode,
+    )
     return HfPolicy(
         name=f"hf:{folder}",
-        encoder=TokenEncoder(tokenizer, template_kwargs=dict(template_kwargs or {})),
+        encoder=TokenEncoder(tokenizer, template_kwargs=dict(template_kwargs or {}), same_turn=same_turn),
         server=server,
         sampling=Sampling(turn_tokens, temperature, top_p, top_k, frozenset(stop_ids)),
         response_tokens=response_tokens,
@@ -129,6 +145,7 @@ class _Session:
         # The policy's own action comes next in the conversation, and then what the environment answers.
         self._seen = len(messages) + 1
         own = policy.sampling
-        sampling = Sampling(min(own.max_tokens, room), own.temperature, own.top_p, own.top_k, own.stop_ids)
+        most = min(own.max_tokens, room)
+        sampling = dataclasses.replace(own, max_tokens=most, stop_texts=self.context.stops)
         generated, _ = await policy.server.generate(tokens.context_ids, sampling)
         return tokens.add_sampled(generated.token_ids, generated.logprobs)

@@ -1,0 +1,55 @@
+"""`rlenv export-policy RUN`: a trained policy as a folder for transformers and vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlenv.errors import MissingExtra
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv export-policy`."""
+    parser.add_argument("run", type=Path, help="the folder of a run of `rlenv train`")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint's step; the last one by default")
+    which.add_argument("--best", action="store_true", help="the step with the highest held-out success")
+    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="by default RUN/exported/step-N")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="by default the one that was trained in"
+    )
+    parser.add_argument("--adapter", action="store_true", help="write the LoRA adapter alone, as a folder of peft")
+    parser.add_argument("--check", action="store_true", help="load the folder and compare its logits with the run's")
+    parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 where `--check` finds another policy in the folder, 0 otherwise.
+
+    Raises:
+        MissingExtra: the adapter or what it stands on is not installed.
+    """
+    try:
+        adapter = importlib.import_module("rlenv_verl.export_command")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"rlenv export-policy ({error.name} is missing)", extra="verl") from error
+    report: dict[str, Any] = adapter.export(
+        args.run,
+        args.output,
+        step=args.step,
+        best=args.best,
+        dtype=args.dtype,
+        adapter=args.adapter,
+        check=args.check,
+    )
+    if args.json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        sys.stdout.write(adapter.text(report))
+    return 1 if report["check"] is not None and not report["check"]["holds"] else 0
