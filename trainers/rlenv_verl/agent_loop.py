@@ -28,6 +28,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.profiler import simple_timer
 
 from rlenv import record
+from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment, load
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, UnsupportedTemplate
@@ -82,7 +83,11 @@ class RlenvAgentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.environment = _environment(spec, _plain(spec_set))
-        self.encoder = _encoder(self.tokenizer, {**self.apply_chat_template_kwargs, **_plain(template_kwargs)})
+        kwargs = {**self.apply_chat_template_kwargs, **_plain(template_kwargs)}
+        self.encoder = _encoder(self.tokenizer, kwargs, self.environment.same_turn)
+        # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
+        stops = list(self.environment.stops)
+        self.stops = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
         self.cut = _cut(self.environment, self.encoder)
         self.seed = seed
         self.turn_tokens = turn_tokens
@@ -204,7 +209,7 @@ class RlenvAgentLoop(AgentLoopBase):
             most = room if self.turn_tokens is None else min(self.turn_tokens, room)
             play.activity.waits_for("generation")
             with simple_timer("generate_sequences", play.metrics):
-                answer = await self._generate(request, tokens, {**sampling, "max_tokens": most})
+                answer = await self._generate(request, tokens, {**sampling, **self.stops, "max_tokens": most})
             extra = answer.extra_fields
             play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
             if answer.stop_reason in ("aborted", "abort"):
@@ -379,7 +384,7 @@ def _plain(value: Any) -> dict[str, Any]:
 # veRL builds one loop object a sample. Compiling a spec and deriving a template's program take milliseconds to
 # seconds, so both are kept for the life of the process.
 _ENVIRONMENTS: dict[bytes, Environment] = {}
-_ENCODERS: dict[tuple[int, bytes], tuple[Any, TokenEncoder]] = {}
+_ENCODERS: dict[tuple[int, bytes, SameTurn | None], tuple[Any, TokenEncoder]] = {}
 
 
 def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
@@ -389,11 +394,11 @@ def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
     return _ENVIRONMENTS[key]
 
 
-def _encoder(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> TokenEncoder:
-    key = (id(tokenizer), orjson.dumps(template_kwargs))
+def _encoder(tokenizer: Any, template_kwargs: Mapping[str, Any], same_turn: SameTurn | None) -> TokenEncoder:
+    key = (id(tokenizer), orjson.dumps(template_kwargs), same_turn)
     if key not in _ENCODERS:
         # The tokenizer is kept beside the encoder: its id stays taken as long as the entry lives.
-        _ENCODERS[key] = (tokenizer, TokenEncoder(tokenizer, template_kwargs=template_kwargs))
+        _ENCODERS[key] = (tokenizer, TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=same_turn))
     return _ENCODERS[key][1]
 
 
