@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
 
 __all__ = ["TRANSFORMS", "Layout", "Slot", "derive", "split_slots"]
@@ -68,9 +69,12 @@ _STOPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for a field of message `index`; `transform` is what the template does to it."""
+    """A place for a field of message `index`; `transform` is what the template does to it.
 
-    field: Literal["content", "name", "tool_call_id"]
+    A slot of the field `image` stands for one placeholder; its `index` counts the images of all messages.
+    """
+
+    field: Literal["content", "name", "tool_call_id", "image"]
     index: int
     transform: Callable[[str], str]
 
@@ -130,6 +134,12 @@ def _name(index: int) -> str:
     return f"{_S}n{index}{_S}"
 
 
+def _content(role: str, text: str, images: int) -> Any:
+    """The content of a message as templates take it."""
+    message = Message("user" if role == "user" else "tool", text)
+    return message.parts([{"type": "image"}] * images) if images else text
+
+
 def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[str, int]]:
     """Literal text and (letter, index) of each slot, in order.
 
@@ -154,11 +164,20 @@ def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[
         )
 
 
-def derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str]) -> Layout:
+def derive(
+    template: ChatTemplate,
+    roles: tuple[str, ...],
+    stops: Sequence[str],
+    *,
+    images: tuple[int, ...] = (),
+    place: str = "",
+) -> Layout:
     """The layout for messages of `roles` that follow an assistant's turn.
 
     Args:
         stops: the stop marks to look for first, best first.
+        images: how many images each of the messages has; () where none has any.
+        place: the placeholder that the template writes for an image.
 
     Raises:
         UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
@@ -166,14 +185,21 @@ def derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str])
     first: UnsupportedTemplate | None = None
     for form in _FORMS:
         try:
-            return _derive(template, roles, (*stops, *_STOPS), form)
+            return _derive(template, roles, (*stops, *_STOPS), form, images or (0,) * len(roles), place)
         except UnsupportedTemplate as error:
             first = first if first is not None else error
     assert first is not None
     raise first
 
 
-def _derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str], form: _Form) -> Layout:
+def _derive(
+    template: ChatTemplate,
+    roles: tuple[str, ...],
+    stops: Sequence[str],
+    form: _Form,
+    images: tuple[int, ...],
+    place: str,
+) -> Layout:
     calls = sum(role == "tool" for role in roles)
     tools = (_TOOL,) if form.has_tools else ()
     stop = ""
@@ -181,8 +207,8 @@ def _derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str]
     def messages(contents: Sequence[str]) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []
         number = 0
-        for role, content in zip(roles, contents, strict=True):
-            message: dict[str, Any] = {"role": role, "content": content}
+        for role, content, count in zip(roles, contents, images, strict=True):
+            message: dict[str, Any] = {"role": role, "content": _content(role, content, count)}
             if role == "tool":
                 message |= {"tool_call_id": _id(number), "name": _name(number)}
                 number += 1
@@ -218,17 +244,34 @@ def _derive(template: ChatTemplate, roles: tuple[str, ...], stops: Sequence[str]
     parts = list(split_slots(whole, name=template.name, contents=len(roles)))
     number_of = [i for i, role in enumerate(roles) if role == "tool"]
     slots: list[str | Slot] = []
+    placed = 0
     for part in parts:
         if isinstance(part, str):
-            slots.append(part)
+            literals = part.split(place) if any(images) else [part]
+            slots.append(literals[0])
+            for literal in literals[1:]:
+                slots += [Slot("image", placed, TRANSFORMS["as it is"]), literal]
+                placed += 1
         elif part[0] == "c":
             slots.append(Slot("content", part[1], _transform(template.name, tail, whole, marks, part[1])))
         else:
             field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
             slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
+    if placed != sum(images):
+        raise UnsupportedTemplate(
+            f"chat template {template.name} writes {placed} times {place} for the {sum(images)} images of messages of"
+            f" {', '.join(roles)}; expected one for each"
+        )
+    if placed:
+        seen = {"role": "user", "content": _content("user", "u", 1)}
+        later = render([seen, form.assistant(calls), *messages(marks)])
+        if not later.endswith(stop + whole):
+            raise UnsupportedTemplate(
+                f"chat template {template.name} writes images otherwise where others stand before them (it counts them)"
+            )
     return Layout(
         stop,
-        tuple(slots),
+        tuple(part for part in slots if part != ""),
         _drops_thinking(render, form, calls, user, messages(marks)),
         _rewrites(render, form, calls, user, messages(marks)),
     )
