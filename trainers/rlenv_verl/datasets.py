@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -71,8 +72,8 @@ def rows_by_weight(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
     """How many rows of each spec an epoch has: shares as the weights, and none below the spec's size."""
     total = sum(weights)
     rows = max(size * total / weight for size, weight in zip(sizes, weights, strict=True))
-    # Rounded up: a task that is in no row would never be trained.
-    return [max(size, -int(-rows * weight // total)) for size, weight in zip(sizes, weights, strict=True)]
+    # Rounded up, as a task that is in no row would never be trained; less than the error of the weights' own digits.
+    return [max(size, math.ceil(rows * weight / total - 1e-6)) for size, weight in zip(sizes, weights, strict=True)]
 
 
 def validation_rows(environment: Environment, split: str, *, tasks: int, modes: Sequence[Mode]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ __all__ = [
     "with_run_keys",
 ]
 
-_RUN_KEYS = ("failures", "stragglers", "watch")
+_RUN_KEYS = ("failures", "stragglers", "watch", "reward_model")
 """Keys of a preset's `run:` that it may leave out."""
 
 
@@ -212,6 +212,7 @@ def _loop(name: str, at: Shipped, settings: RunSettings, folder: Path) -> dict[s
         "failures": dict(run.get("failures") or {}),
         "stragglers": run.get("stragglers"),
         "watch_dir": str(folder / "watch") if watches is None or watches else None,
+        "reward_model": run.get("reward_model"),
     }
 
 

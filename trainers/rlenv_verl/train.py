@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from rlenv_verl.options import parser
 from rlenv_verl.prepare import (
     Plan,
     RunSettings,
+    cluster_overrides,
     command_text,
     measure_prompts,
     plan_of,
@@ -63,7 +65,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             plan, lock = _new(arguments, stack, console)
         run = plan.run
         if arguments.dry_run:
-            text = command_text(run, run.metrics, _command(plan))
+            text = command_text(run, run.metrics, _command(plan, run.metrics))
             (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
             console.print(text, markup=False)
             console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
@@ -110,7 +112,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> t
         steps=arguments.steps,
         save_every=arguments.save_every,
         validation_only=arguments.eval,
-        ray_address=arguments.ray_address,
+        ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
         user_overrides=tuple(overrides),
     )
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
@@ -190,15 +192,16 @@ def _prompt_limit(settings: RunSettings) -> int:
     )
 
 
-def _command(plan: Plan) -> list[str]:
-    return [sys.executable, "-m", "verl.trainer.main_ppo", *plan.overrides]
+def _command(plan: Plan, metrics: Path) -> list[str]:
+    more = cluster_overrides(plan.run, metrics)
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *plan.overrides, *more]
 
 
 def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tuple[Ending, list[StepFigures]]:
     """Run veRL and report each step as its figures come."""
     run = plan.run
     metrics = run.attempt_metrics(run.attempts[-1])
-    command = _command(plan)
+    command = _command(plan, metrics)
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
     rebuild_metrics(run)
