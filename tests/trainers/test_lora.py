@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import yaml
 
 from rlenv.errors import UsageError
 from rlenv_verl.lora import LoraShape, base_name, merge, split
+from rlenv_verl.train import main
 from tests.trainers.conftest import quiet
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -140,3 +143,27 @@ def test_rollout_gets_base_and_adapter_as_plain_weights(verl: Any) -> None:
     for sent in (first, second):
         assert set(sent) == set(expected)
         assert all(torch.equal(sent[name], expected[name]) for name in expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rank_on_the_command_line_sets_what_verl_needs(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert main(["arithmetic", "--dry-run", "--lora", "16", "-o", str(out)]) == 0
+    config = yaml.safe_load((out / "config.yaml").read_text())["actor_rollout_ref"]
+    assert (config["model"]["lora_rank"], config["model"]["lora_alpha"]) == (16, 32)
+    assert config["model"]["target_modules"] == "all-linear"
+    assert "hf_model" not in config["actor"]["checkpoint"]["save_contents"]
+    assert "model" in config["actor"]["checkpoint"]["save_contents"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_override_wins_over_what_the_rank_sets(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = ["actor_rollout_ref.model.lora_alpha=7"]
+    assert main(["arithmetic", "--dry-run", "--lora", "16", "-o", str(out), *more]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["actor_rollout_ref"]["model"]["lora_alpha"] == 7
+
+
+def test_a_rank_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["arithmetic", "--dry-run", "--lora", "0", "-o", str(tmp_path / "run")]) == 2
+    assert "a rank is at least 1" in capsys.readouterr().err

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--weight", action="append", default=[], metavar="NAME=W", help="a spec's share of the rows; 1 by default"
     )
+    what.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank on all linear layers")
     what.add_argument("--seed", type=int, help="0 by default")
     what.add_argument("--shuffle-rewards", action="store_true", help="the control: permute rewards over episodes")
     length = reads.add_argument_group("how long, and what is kept")

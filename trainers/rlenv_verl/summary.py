@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import rlenv
+from rlenv_verl.checkpoints import find_checkpoints
 from rlenv_verl.launch import Ending
 from rlenv_verl.metrics import StepFigures
 from rlenv_verl.progress import phase_shares
 from rlenv_verl.report import plot_png, series
-from rlenv_verl.runfile import Run, last_checkpoint
+from rlenv_verl.runfile import Run
 
 __all__ = ["failures_by_step", "gather_records", "summarise", "training_figures"]
+
+# A larger policy is exported on request (`rlenv export-policy`): it is read into memory and takes its size once more.
+_KEPT_BYTES = 4 << 30
 
 
 def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds: float) -> dict[str, Any]:
@@ -31,7 +35,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         seconds: wall time of this attempt, everything included.
     """
     gather_records(run.records)
-    trained = _keep_policy(run.checkpoints, run.folder / "trained")
+    trained = _keep_policy(run, run.folder / "trained")
     failures = run.records / "failures.jsonl"
     last_terms = {label: dict(terms) for entry in steps for label, terms in entry.terms.items()}
     summary: dict[str, Any] = {
@@ -119,14 +123,15 @@ def gather_records(folder: Path) -> None:
         part.unlink()
 
 
-def _keep_policy(checkpoints: Path, target: Path) -> Path | None:
-    """Copy the last checkpoint's policy, in the layout of transformers, to `target`; None where there is none."""
-    newest = last_checkpoint(checkpoints)
-    folder = newest / "actor" / "huggingface" if newest is not None else None
-    if folder is None or not any(folder.glob("*.safetensors")):
+def _keep_policy(run: Run, target: Path) -> Path | None:
+    """Export the last checkpoint's policy to `target`; None where there is none, or where a copy costs too much."""
+    newest = next((entry for entry in reversed(find_checkpoints(run.folder)) if not entry.fault), None)
+    if newest is None or sum(path.stat().st_size for path in newest.shards) > _KEPT_BYTES:
         return None
-    shutil.copytree(folder, target, dirs_exist_ok=True)
-    return target
+    from rlenv_verl.export import export_policy  # torch and transformers: only where there is something to export
+
+    shutil.rmtree(target, ignore_errors=True)
+    return export_policy(run.folder, target, step=newest.step).folder
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
+from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.options import parser
 from rlenv_verl.prepare import (
@@ -87,6 +88,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> t
     specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
     preset = load_preset(arguments.preset, algorithm=arguments.algorithm, mode=arguments.mode)
     preset, overrides = with_run_keys(preset, overrides)
+    overrides = [*lora_overrides(preset, arguments.lora), *overrides]
     if arguments.validation_tasks is not None:
         preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": arguments.validation_tasks})
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -125,6 +127,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     """The run in a folder, going on from its last checkpoint; or a new folder for its validation."""
     sources, overrides = spec_and_overrides(arguments.items)
     fixed = {"--set": arguments.set, "--weight": arguments.weight, "--model": arguments.model, "--seed": arguments.seed}
+    fixed |= {"--lora": arguments.lora}
     given = [name for name, value in fixed.items() if value not in (None, [])] + sources
     if given:
         raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
