@@ -34,6 +34,8 @@ FAULTS: Mapping[str, str] = {
     "policy": "an agent or a policy behind a tool failed",
     "prompt_tokens": "the prompt is longer than data.max_prompt_length",
     "total_tokens": "the prompt leaves no room for an answer",
+    "image": "an image of the prompt is not there or cannot be read",
+    "image_token": "the policy wrote the placeholder of an image, which shows nothing",
     "aborted": "the rollout server cut the generation, as a change of weights does",
     CRASH: "an exception that nobody declared",
     "infrastructure": "anything else that is not the policy's doing",
