@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from rlenv_verl.metrics import StepFigures
+from rlenv_verl.watch import read_waits, wait_line
 
-__all__ = ["phase_shares", "show_summary", "step_lines"]
+__all__ = ["Waits", "phase_shares", "show_summary", "step_lines"]
 
 _PHASES = {
     "gen": "rollout",
@@ -25,6 +28,29 @@ _PHASES = {
     "testing": "validation",
 }
 """veRL's timers of a step's parts, in words; a timer that is not here is inside another one."""
+
+
+_TELL_AFTER_S = 30.0
+_TELL_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class Waits:
+    """What a run waits for, for its status line; told as a line of its own now and then where there is no terminal."""
+
+    folder: Path
+    console: Console
+    _told: float = 0.0
+
+    def line(self, seconds: float) -> str:
+        """What is awaited at `seconds` of the run, "" while nothing takes long."""
+        waits = read_waits(self.folder)
+        line = wait_line(waits)
+        is_due = seconds - self._told >= _TELL_EVERY_S or not self._told
+        if waits and not self.console.is_terminal and waits[0].longest_s >= _TELL_AFTER_S and is_due:
+            self._told = seconds
+            self.console.print(f"{line}  at {seconds:.0f} s", markup=False)
+        return line
 
 
 def step_lines(entry: StepFigures, *, total: int | None, seconds: float) -> list[str]:

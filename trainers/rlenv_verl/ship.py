@@ -31,7 +31,8 @@ LIMIT_BYTES = 500 * 1024 * 1024
 """What Ray takes for a working directory at most (ray 2.60, RAY_RUNTIME_ENV_WORKING_DIR's default limit)."""
 
 _SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", ".git", ".gitignore", ".mypy_cache", ".pytest_cache")
-_PROSE = ("name", "description")
+# Constants count where they are used.
+_LEFT_OUT = ("name", "description", "vars")
 # Here a template may be filled from a task's row; elsewhere it writes text.
 _BY_ROW = ("resources", "tools", "tasks")
 
@@ -138,7 +139,7 @@ def _texts(value: Any, key: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[
         return
     pairs: Any = ()
     if isinstance(value, Mapping):
-        pairs = [(name, item) for name, item in value.items() if key or name not in _PROSE]
+        pairs = [(name, item) for name, item in value.items() if key or name not in _LEFT_OUT]
     elif isinstance(value, (list, tuple)) and not (len(key) == 3 and key[2] == "rows"):
         pairs = enumerate(value)
     for name, item in pairs:

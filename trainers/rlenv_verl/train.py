@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from rlenv_verl.prepare import (
     with_run_keys,
 )
 from rlenv_verl.preset import load_preset
-from rlenv_verl.progress import show_summary, step_lines
+from rlenv_verl.progress import Waits, show_summary, step_lines
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
 from rlenv_verl.runfile import Run, locked, rebuild_metrics
@@ -211,6 +212,9 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tup
     steps = [_corrected(entry, plan) for entry in MetricsFile(run.metrics, run.sources).new()]
     figures = MetricsFile(metrics, run.sources, copy=run.metrics)
 
+    shutil.rmtree(run.watch, ignore_errors=True)  # what an earlier attempt waited for
+    waits = Waits(run.watch, console)
+
     with console.status("veRL is starting") as status:
 
         def poll(seconds: float) -> None:
@@ -219,8 +223,9 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tup
                 steps.append(entry)
                 for line in step_lines(entry, total=plan.total_steps, seconds=seconds):
                     console.print(line, markup=False)
-            done = steps[-1].step if steps else 0
-            status.update(f"step {done}, {seconds:.0f} s" if steps else f"veRL is starting, {seconds:.0f} s")
+            done = f"step {steps[-1].step}" if steps else "veRL is starting"
+            line = waits.line(seconds)
+            status.update(f"{done}, {seconds:.0f} s" + (f"; {line}" if line else ""))
 
         ending = run_to_end(
             command,
