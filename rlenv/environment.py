@@ -13,7 +13,7 @@ from rlenv._hosted import Scope
 from rlenv.compile import Parts, compile_parts
 from rlenv.dialects.base import SameTurn
 from rlenv.episode import Episode
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.executor import Executor
 from rlenv.images import UnreadableImage, image_of, listed
 from rlenv.loader import LoadedSpec, load_spec
@@ -23,7 +23,7 @@ from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
 from rlenv.secrets import redact
 from rlenv.spec import EnvSpec
-from rlenv.tasks import load_tasks
+from rlenv.tasks import load_tasks, spread
 
 __all__ = ["Environment", "load"]
 
@@ -61,6 +61,7 @@ class Environment:
         self.show = shower(self.spec.observation, self.parts.observation, self.spec.vars)
         self._cut = cut_chars(self.spec.observation)
         self._tasks: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
         self._shared: dict[str, asyncio.Future[Any]] = {}
         self._stack = AsyncExitStack()
         self._scope: Scope | None = None
@@ -119,6 +120,40 @@ class Environment:
                 raise UsageError(f"no split '{split}' in {self.spec.name}; it has {', '.join(self.spec.tasks)}")
             rows = self._tasks[split] = load_tasks(self.loaded, split)
         return rows
+
+    def groups(self, split: str) -> tuple[str, ...] | None:
+        """The value of the split's `report_by` for each task, as text; None where the split has no such key.
+
+        Raises:
+            SpecError: a row without that column.
+        """
+        column = self.spec.tasks[split].report_by if split in self.spec.tasks else None
+        rows = self.tasks(split)
+        if column is None:
+            return None
+        if split not in self._groups:
+            found = []
+            for index, row in enumerate(rows):
+                if column not in row:
+                    where = f"tasks.{split}.report_by"
+                    message = f"row {index} has no column '{column}'; it has {', '.join(row)}"
+                    raise SpecError([self.loaded.document.fault(where, message, "name one of them")])
+                found.append(str(row[column]))
+            self._groups[split] = tuple(found)
+        return self._groups[split]
+
+    def part(self, split: str, count: int | None) -> list[int]:
+        """The indices of `count` tasks: the first ones, or evenly over the groups of `report_by`; all for None.
+
+        Raises:
+            UsageError: no such split.
+            SpecError: a row cannot be read.
+        """
+        size = len(self.tasks(split))
+        if count is None or count >= size:
+            return list(range(size))
+        groups = self.groups(split)
+        return list(range(count)) if groups is None else spread(groups, count)
 
     def start(
         self, *, task: int | Mapping[str, Any] = 0, split: str | None = None, seed: int = 0, cut: Cut | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Latency", "Summary", "summarise", "wilson"]
+__all__ = ["GroupSummary", "Latency", "Summary", "summarise", "wilson"]
 
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution: a two-sided interval of 95 %
 
@@ -25,12 +25,25 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """Figures over the episodes of one value of a split's `report_by`; as in `Summary`."""
+
+    episodes: int
+    reward_mean: float | None
+    success_rate: float | None
+    success_interval: tuple[float, float] | None
+    invalid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """Figures over episodes. Means leave out invalid rewards; None where nothing valid is left.
 
     `success_interval` is the 95 % Wilson interval of the success rate over valid episodes. `pass_at_k` is the share
     of tasks with at least one success among their samples; None where each task was played once. `calls_lenient`
-    counts the uses of each leniency that the dialect allows.
+    counts the uses of each leniency that the dialect allows. `groups` are the values of the column that was asked for,
+    in the order in which they were played, and `groups_success_mean` is the mean of their success rates, each group
+    counted alike.
     """
 
     episodes: int
@@ -52,6 +65,8 @@ class Summary:
     failures: Mapping[str, int]
     latency: Mapping[str, Latency]
     seconds: float
+    groups: Mapping[str, GroupSummary] = field(default_factory=dict)
+    groups_success_mean: float | None = None
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -64,11 +79,12 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     return (max(0.0, centre - half), min(1.0, centre + half))
 
 
-def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Summary:
+def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | None = None) -> Summary:
     """The figures of a set of episodes.
 
     Args:
         seconds: the wall time of the whole set.
+        by: a column of the tasks; figures are also given for each of its values.
     """
     values: dict[str, list[float]] = defaultdict(list)
     invalid_terms: Counter[str] = Counter()
@@ -104,6 +120,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Summary:
                 if result.outcome in ("ok", "failed", "timeout"):
                     waits[result.name].append(result.seconds)
     count = len(trajectories)
+    groups = {} if by is None else _grouped(trajectories, by)
     is_repeated = any(len(samples) > 1 for samples in by_task.values())
     return Summary(
         episodes=count,
@@ -125,6 +142,27 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Summary:
         failures=dict(Counter(t.failure.reason for t in trajectories if t.failure is not None).most_common()),
         latency={name: _latency(sorted(times)) for name, times in sorted(waits.items())},
         seconds=seconds,
+        groups=groups,
+        groups_success_mean=_mean([one.success_rate for one in groups.values() if one.success_rate is not None]),
+    )
+
+
+def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, GroupSummary]:
+    parts: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        parts.setdefault(str(trajectory.task.get(column)), []).append(trajectory)
+    return {name: _group(part) for name, part in parts.items()}
+
+
+def _group(trajectories: Sequence[Trajectory]) -> GroupSummary:
+    totals = [one.reward.total for one in trajectories if one.reward.total is not None]
+    successes = [one.success for one in trajectories if one.success is not None]
+    return GroupSummary(
+        episodes=len(trajectories),
+        reward_mean=_mean(totals),
+        success_rate=_mean([float(success) for success in successes]),
+        success_interval=wilson(sum(successes), len(successes)) if successes else None,
+        invalid=len(trajectories) - len(totals),
     )
 
 

@@ -307,7 +307,7 @@ def _task_sources(document: SourceDocument) -> list[Fault]:
         given = [key for key in ("path", "python", "rows") if source.get(key) is not None]
         path = ("tasks", split)
         if not given:
-            unknown = any(key not in ("path", "python", "rows", "limit", "shuffle") for key in source)
+            unknown = any(key not in ("path", "python", "rows", "limit", "shuffle", "report_by") for key in source)
             if not unknown:  # a misspelt key is reported already
                 hint = "add 'path: FILE.jsonl'"
                 faults.append(document.fault(path, "expected 'path', 'python' or 'rows'; found none", hint, at="key"))

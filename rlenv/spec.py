@@ -55,6 +55,8 @@ class TaskSource(Spec):
     """Take this many rows (after shuffling)."""
     shuffle: Int | None = None
     """Shuffle the rows with this seed; the order in the file otherwise."""
+    report_by: Text | None = None
+    """A column: success is also reported for each of its values, and a part of the split is drawn evenly over them."""
 
 
 class PromptSpec(Spec):

@@ -22,7 +22,7 @@ from rlenv.loader import LoadedSpec
 from rlenv.source import nearest
 from rlenv.templates import Template, TemplateError, compile_template
 
-__all__ = ["Tasks", "load_tasks", "shuffled"]
+__all__ = ["Tasks", "load_tasks", "shuffled", "spread"]
 
 Row = Mapping[str, Any]
 
@@ -38,6 +38,20 @@ def shuffled(count: int, *, seed: int) -> list[int]:
         return hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
 
     return sorted(range(count), key=rank)
+
+
+def spread(groups: Sequence[str], count: int) -> list[int]:
+    """The places of `count` entries, drawn evenly over the groups: the first of each, then the second of each, …
+
+    Groups stand in the order in which they first occur; a group that is used up gives its share to the others. The
+    places come back in ascending order.
+    """
+    by_group: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        by_group.setdefault(group, []).append(place)
+    rounds = itertools.zip_longest(*by_group.values())
+    drawn = (place for places in rounds for place in places if place is not None)
+    return sorted(itertools.islice(drawn, count))
 
 
 class Tasks(Sequence[Row]):

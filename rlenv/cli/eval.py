@@ -52,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
     environment = load(args.spec, set=overrides(args.set))
     splits = list(environment.spec.tasks)
     split = args.split or ("test" if "test" in splits else splits[0])
-    count = len(environment.tasks(split))
-    tasks = min(args.n or count, count)
-    jobs = [Job(split, task, args.seed * args.k + sample) for task in range(tasks) for sample in range(args.k)]
+    tasks = environment.part(split, args.n)
+    jobs = [Job(split, task, args.seed * args.k + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
         file: IO[bytes] | None = None
         if args.out:
@@ -63,14 +62,15 @@ def run(args: argparse.Namespace) -> int:
             file = stack.enter_context((folder / "trajectories.jsonl").open("wb"))
         begun = time.monotonic()
         trajectories = asyncio.run(_play(environment, args, jobs, file))
-        summary = summarise(trajectories, seconds=time.monotonic() - begun)
+        by = environment.spec.tasks[split].report_by
+        summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
         "environment": environment.id,
         "spec": str(environment.loaded.path),
         "digest": environment.loaded.digest,
         "policy": args.policy,
         "split": split,
-        "tasks": tasks,
+        "tasks": len(tasks),
         "samples": args.k,
         "seed": args.seed,
         **record.plain(summary),
@@ -153,6 +153,12 @@ def _show(
         _number(summary.success_rate),
         f"95 % interval {interval[0]:.3f} to {interval[1]:.3f}" if interval else "",
     )
+    for name, group in summary.groups.items():
+        notes = [f"{group.episodes} episodes"] + ([f"invalid {group.invalid}"] if group.invalid else [])
+        table.add_row(f"  {name}", _number(group.success_rate), ", ".join(notes))
+    if len(summary.groups) > 1:
+        note = f"each of {len(summary.groups)} groups counts alike"
+        table.add_row("  mean of these", _number(summary.groups_success_mean), note)
     if summary.pass_at_k is not None:
         table.add_row("any sample succeeds", _number(summary.pass_at_k), "share of tasks")
     table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")

@@ -127,3 +127,17 @@ def test_the_training_reward_leaves_failed_episodes_out(tmp_path: Path) -> None:
     lines = [{"step": 3, "split": split} for split in ("train", "train", "test")]
     (tmp_path / "failures.77.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"cut')
     assert failures_by_step(tmp_path, split="train") == {3: 2}
+
+
+def test_groups_of_a_validation_are_read_beside_their_mean() -> None:
+    values = {
+        "val-aux/toy/test/greedy/nq/success/mean@1": 0.5,
+        "val-aux/toy/test/greedy/pop/success/mean@1": 1.0,
+        "val-aux/toy/test/greedy/nq/term_correct/mean@1": 0.25,
+        "val-aux/toy/test/greedy/nq/invalid/mean@1": 0.0,
+        "val-aux/toy/test/greedy/pop/invalid/mean@1": 0.5,
+    }
+    entry = figures_of(3, values, sources={"greedy": "toy/test/greedy"})
+    assert entry.success == {"greedy": 0.75, "greedy/nq": 0.5, "greedy/pop": 1.0}
+    assert entry.terms == {"greedy": {"correct": 0.25}}
+    assert entry.invalid == 0.25

@@ -19,9 +19,10 @@ Mode = Literal["greedy", "sampled"]
 _MOST_ROWS = 5_000_000
 
 
-def data_source(environment: Environment, split: str, mode: Mode) -> str:
-    """The name under which veRL reports a validation's figures."""
-    return f"{environment.spec.name}/{split}/{mode}"
+def data_source(environment: Environment, split: str, mode: Mode, group: str | None = None) -> str:
+    """The name under which veRL reports a validation's figures, or those of one group of it."""
+    name = f"{environment.spec.name}/{split}/{mode}"
+    return name if group is None else f"{name}/{group.replace('/', '_')}"
 
 
 def training_rows(environment: Environment, split: str) -> list[dict[str, Any]]:
@@ -77,19 +78,19 @@ def rows_by_weight(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
 
 
 def validation_rows(environment: Environment, split: str, *, tasks: int, modes: Sequence[Mode]) -> list[dict[str, Any]]:
-    """The first `tasks` tasks of `split`, once for each mode."""
-    count = min(tasks, len(environment.tasks(split)))
+    """`tasks` tasks of `split` (`Environment.part`), once for each mode; the groups of `report_by` keep their names."""
+    groups = environment.groups(split)
     return [
         _row(
             environment,
             split,
             task,
-            source=data_source(environment, split, mode),
+            source=data_source(environment, split, mode, groups[task] if groups is not None else None),
             greedy=mode == "greedy",
             is_validation=True,
         )
         for mode in modes
-        for task in range(count)
+        for task in environment.part(split, tasks)
     ]
 
 

@@ -22,7 +22,8 @@ class StepFigures:
 
     `reward` is the mean score of the step's training episodes (None at step 0, where nothing is trained, and where all
     failed). `success` and `terms` hold the held-out success and the reward terms of each validation, by its label, at
-    steps that validate; failed episodes are left out of them. `invalid` is the share of validation episodes that
+    steps that validate; failed episodes are left out of them. A split with `report_by` also has LABEL/GROUP in
+    `success`, and its own figures are means of the groups'. `invalid` is the share of validation episodes that
     failed. `seconds` is veRL's own time for the step, `phases` its parts in seconds. `specs` are the figures of
     training by spec, as `rlenv_verl.sampler` names them.
     """
@@ -53,9 +54,16 @@ def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, st
     invalid = 0.0
     for label, source in sources.items():
         means = _means(values, source)
+        grouped = {key: value for key, value in means.items() if "/" in key}
+        if grouped:
+            means = _means_of_groups(grouped)
         invalid = max(invalid, means.get("invalid", 0.0))
         if "success" in means:
             success[label] = means["success"]
+            of_groups = {
+                key.removesuffix("/success"): rate for key, rate in grouped.items() if key.endswith("/success")
+            }
+            success |= {f"{label}/{group}": rate for group, rate in of_groups.items()}
         named = {key.removeprefix("term_"): value for key, value in means.items() if key.startswith("term_")}
         if named:
             terms[label] = named
@@ -83,7 +91,7 @@ def figures_of(step: int, values: Mapping[str, Any], *, sources: Mapping[str, st
 
 
 def _means(values: Mapping[str, Any], source: str) -> dict[str, float]:
-    """The means of one data source by variable; veRL appends the number of episodes a task (`mean@1`)."""
+    """The means of one data source by variable, or by GROUP/VARIABLE; veRL appends the episodes a task (`mean@1`)."""
     start, out = f"val-aux/{source}/", {}
     for key in values:
         if key.startswith(start) and "/mean@" in key:
@@ -91,6 +99,14 @@ def _means(values: Mapping[str, Any], source: str) -> dict[str, float]:
             if number is not None:
                 out[key[len(start) : key.rindex("/mean@")]] = number
     return out
+
+
+def _means_of_groups(grouped: Mapping[str, float]) -> dict[str, float]:
+    """The mean of each variable over the groups of a split (`report_by`), each group counted alike."""
+    by_variable: dict[str, list[float]] = {}
+    for key, value in grouped.items():
+        by_variable.setdefault(key.rpartition("/")[2], []).append(value)
+    return {variable: math.fsum(found) / len(found) for variable, found in by_variable.items()}
 
 
 def _number(values: Mapping[str, Any], key: str) -> float | None:
