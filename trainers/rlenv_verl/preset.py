@@ -30,6 +30,7 @@ __all__ = [
     "Preset",
     "algorithm_names",
     "compose",
+    "control_estimator",
     "flatten",
     "load_preset",
     "mode_names",
@@ -103,6 +104,21 @@ def load_preset(name: str, *, algorithm: str | None = None, mode: str | None = N
         merged = _laid_over(merged, {section: layer[section] for section in _SECTIONS if section in layer})
     sections = {section: merged.get(section, {}) for section in _SECTIONS}
     return Preset(name=name, algorithm=algorithm, mode=mode, **sections)
+
+
+def control_estimator(preset: Preset) -> str:
+    """The advantage estimator of the control run, which permutes a batch's rewards over its episodes.
+
+    Raises:
+        UsageError: the preset's algorithm has none.
+    """
+    control = preset.run.get("control")
+    if control is None:
+        able = [name for name in algorithm_names() if _read("algorithms", name, what="algorithm")["run"]["control"]]
+        raise UsageError(
+            f"--shuffle-rewards: the algorithm '{preset.algorithm}' has no control run; these have: {', '.join(able)}"
+        )
+    return str(control)
 
 
 def _names(folder: str) -> list[str]:
