@@ -38,6 +38,7 @@ from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, FailurePolicy, failure_policy
 from rlenv_verl.figures import EpisodeFigures
 from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
+from rlenv_verl.reward_model import served_by_reward_model
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
@@ -65,6 +66,7 @@ class RlenvAgentLoop(AgentLoopBase):
         stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
             this many seconds more; None lets them run.
         watch_dir: where each process writes what its episodes wait for; None writes nothing.
+        reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
     """
 
     def __init__(
@@ -79,10 +81,14 @@ class RlenvAgentLoop(AgentLoopBase):
         failures: Mapping[str, str] | None = None,
         stragglers: Mapping[str, float] | None = None,
         watch_dir: str | None = None,
+        reward_model: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.environment = _environment(spec, _plain(spec_set))
+        replaced = _plain(spec_set)
+        if reward_model is not None:
+            replaced |= served_by_reward_model(self.config, endpoint=reward_model)
+        self.environment = _environment(spec, replaced)
         kwargs = {**self.apply_chat_template_kwargs, **_plain(template_kwargs)}
         self.encoder = _encoder(self.tokenizer, kwargs, self.environment.same_turn)
         # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.

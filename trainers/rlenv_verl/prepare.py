@@ -21,6 +21,7 @@ from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
 from rlenv_verl.guard import RUN_MARK
 from rlenv_verl.names import LOOP_CLASS, agent_name
 from rlenv_verl.preset import Preset, compose, control_estimator, override
+from rlenv_verl.reward_model import check_reward_model
 from rlenv_verl.runfile import Run, SpecEntry
 from rlenv_verl.ship import Shipped, ship
 from rlenv_verl.specs import TrainedSpec
@@ -130,7 +131,7 @@ def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mappin
     found = [Shipped(spec.source, spec.set) for spec in settings.specs]
     if settings.ray_address is not None:
         found = ship(settings.specs, folder / "ship")
-    loops = [_loop(spec.name, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
+    loops = [_loop(spec, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
 
     overrides = settings.preset.overrides()
@@ -170,8 +171,22 @@ def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mappin
         warm_start=warm_start,
     )
     plan = plan_of(kept)
+    _check_judge(settings, plan.config)
     kept.save()
     return plan
+
+
+def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
+    """Raises unless an endpoint that veRL's reward model shall serve exists, and can be served."""
+    endpoint = settings.preset.run.get("reward_model")
+    if endpoint is None:
+        return
+    known = dict.fromkeys(name for spec in settings.specs for name in spec.environment.spec.endpoints)
+    if endpoint not in known:
+        close = nearest(str(endpoint), known)
+        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known) or 'none'}"
+        raise UsageError(f"run.reward_model: no endpoint '{endpoint}' in the specs; {hint}")
+    check_reward_model(config)
 
 
 def plan_of(run: Run, *more: str) -> Plan:
@@ -196,12 +211,13 @@ def _held_out(environments: Sequence[Environment], run: Mapping[str, Any], modes
     return rows
 
 
-def _loop(name: str, at: Shipped, settings: RunSettings, folder: Path) -> dict[str, Any]:
+def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -> dict[str, Any]:
     """The entry of one spec in the agent loops' YAML."""
     run = settings.preset.run
     watches = run.get("watch")
+    judge = run.get("reward_model")
     return {
-        "name": agent_name(name),
+        "name": agent_name(spec.name),
         "_target_": LOOP_CLASS,
         "spec": at.source,
         "spec_set": dict(at.set),
@@ -212,7 +228,7 @@ def _loop(name: str, at: Shipped, settings: RunSettings, folder: Path) -> dict[s
         "failures": dict(run.get("failures") or {}),
         "stragglers": run.get("stragglers"),
         "watch_dir": str(folder / "watch") if watches is None or watches else None,
-        "reward_model": run.get("reward_model"),
+        "reward_model": judge if judge in spec.environment.spec.endpoints else None,
     }
 
 

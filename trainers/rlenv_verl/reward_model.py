@@ -70,10 +70,13 @@ def served_by_reward_model(config: Mapping[str, Any], *, endpoint: str) -> dict[
 def _ask() -> str:
     import ray
 
+    problem = f"run.reward_model: no actor '{_WORKER}' runs in this Ray job; veRL starts it for a training run"
+    if not ray.is_initialized():  # asking would start a cluster
+        raise UsageError(problem)
     try:
         worker: Any = ray.get_actor(_WORKER)
-    except (ValueError, ray.exceptions.RaySystemError) as error:
-        raise UsageError(f"run.reward_model: no actor '{_WORKER}' runs in this Ray job: {error}") from error
+    except ValueError as error:
+        raise UsageError(problem) from error
     address = ray.get(worker.__ray_call__.remote(_address), timeout=_TIMEOUT_S)
     if not address:
         raise UsageError(f"run.reward_model: veRL's '{_WORKER}' has no address of a reward model")
