@@ -151,3 +151,62 @@ def rendered_ids(
     )
     ids: list[int] = made(text=[text], images=list(images) or None)["input_ids"][0]
     return list(ids)
+
+
+@cache
+def model_parts(family: str) -> tuple[Any, Any]:
+    """A tiny model of random weights, and its processor with what veRL binds to one (verl.utils.tokenizer)."""
+    import types
+
+    import torch
+
+    made = processor(family)
+    token = made.tokenizer.convert_tokens_to_ids
+    text = {
+        "vocab_size": len(made.tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {"rope_type": "default", "type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+    }
+    vision = {
+        "Qwen2VLProcessor": {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
+        "Qwen2_5_VLProcessor": {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+        },
+        "Qwen3VLProcessor": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    }[family]
+    name = family.removesuffix("Processor")
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text | ({"head_dim": 16} if name == "Qwen3VL" else {}),
+        vision_config=vision,
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+    )
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).float().eval()
+    inner = getattr(transformers, f"{name}Model")
+    made.config = config
+    for method in ("get_rope_index", "get_vision_position_ids"):
+        if hasattr(inner, method):
+            setattr(made, method, types.MethodType(getattr(inner, method), made))
+    return model, made

@@ -142,23 +142,23 @@ class TokenEncoder:
         """
         if self.images is not None:
             return self.images.show(messages)
-        self._refuse_images(messages)
+        self._refuse_images(messages, "leave them out by observation.images: drop")
         return Shown(tuple(messages))
 
-    def _refuse_images(self, messages: Sequence[Message | Mapping[str, Any]]) -> None:
+    def _refuse_images(self, messages: Sequence[Message | Mapping[str, Any]], fix: str) -> None:
         for index, message in enumerate(messages):
             if isinstance(message, Message) and message.images:
                 who = f"{message.role} {message.name}" if message.name else message.role
                 raise UnsupportedTemplate(
                     f"message {index + 1} ({who}) has {len(message.images)} images, and the policy of chat template"
-                    f" {self.template.name} reads text alone; leave them out by observation.images: drop, or give the"
-                    " model's processor (TokenEncoder(images=ProcessorImages(processor)))"
+                    f" {self.template.name} reads text alone; {fix}, or train a model whose processor takes images"
+                    " (TokenEncoder(images=ProcessorImages(processor)))"
                 )
 
     def _show_prompt(self, messages: Sequence[Message | Mapping[str, Any]]) -> Shown:
         if self.images is not None:
             return self.images.show_prompt(messages)
-        self._refuse_images(messages)
+        self._refuse_images(messages, "leave out prompt.images")
         return Shown(())
 
     def start(

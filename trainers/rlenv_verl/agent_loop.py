@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,8 +38,8 @@ from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, FailurePolicy, failure_policy
 from rlenv_verl.figures import EpisodeFigures
+from rlenv_verl.images import STRAY, check_places, generation_fields, has_stray_place, image_template, processor_images
 from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
-from rlenv_verl.reward_model import served_by_reward_model
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
@@ -66,7 +67,6 @@ class RlenvAgentLoop(AgentLoopBase):
         stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
             this many seconds more; None lets them run.
         watch_dir: where each process writes what its episodes wait for; None writes nothing.
-        reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
     """
 
     def __init__(
@@ -81,16 +81,14 @@ class RlenvAgentLoop(AgentLoopBase):
         failures: Mapping[str, str] | None = None,
         stragglers: Mapping[str, float] | None = None,
         watch_dir: str | None = None,
-        reward_model: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        replaced = _plain(spec_set)
-        if reward_model is not None:
-            replaced |= served_by_reward_model(self.config, endpoint=reward_model)
-        self.environment = _environment(spec, replaced)
+        self.environment = _environment(spec, _plain(spec_set))
         kwargs = {**self.apply_chat_template_kwargs, **_plain(template_kwargs)}
-        self.encoder = _encoder(self.tokenizer, kwargs, self.environment.same_turn)
+        self.encoder = _encoder(
+            self.tokenizer, kwargs, self.environment.same_turn, self.processor, _plain(self.mm_processor_kwargs)
+        )
         # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
         stops = list(self.environment.stops)
         self.stops = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
@@ -134,9 +132,12 @@ class RlenvAgentLoop(AgentLoopBase):
             sampling = {**sampling, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
         terms = tuple(self.environment.spec.rewards)
         filler = self._filler_id()
+        images: Sequence[Any] = ()
         began = time.time()
         try:
             trajectory = await self._trajectory(task, sampling, sibling, play)
+            if play.tokens is not None:
+                check_places(play.tokens, images=self.encoder.images, tokenizer=self.tokenizer)
         except _ServerFault as fault:
             raise fault.cause from None
         except (UnsupportedTemplate, InvalidReward):
@@ -146,6 +147,7 @@ class RlenvAgentLoop(AgentLoopBase):
             outcome = failed_outcome(terms=terms, filler_id=filler)
         else:
             tokens = play.tokens
+            images = tokens.images if tokens else ()
             outcome = outcome_of(
                 trajectory,
                 terms=terms,
@@ -163,7 +165,10 @@ class RlenvAgentLoop(AgentLoopBase):
                 self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
         figures = _figures(self.environment.spec.name, task, outcome, play, terms=terms, began=began)
         with_logprobs = bool(self.rollout_config.calculate_log_probs)
-        return _output(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
+        output = _output(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
+        if images:
+            output.multi_modal_data = {"images": list(images)}
+        return output
 
     async def _trajectory(self, task: _Task, sampling: Mapping[str, Any], sibling: Sibling, play: _Play) -> Trajectory:
         """The record of one episode, with what its group says of it."""
@@ -199,12 +204,15 @@ class RlenvAgentLoop(AgentLoopBase):
         budget = int(self.rollout_config.response_length)
         budget = budget if limit is None else min(budget, limit)
         try:
-            play.tokens = tokens = self.encoder.start(
+            start = partial(
+                self.encoder.start,
                 episode.messages,
                 tools=self.environment.tool_schemas,
                 max_prompt_tokens=int(self.rollout_config.prompt_length),
                 max_response_tokens=budget,
             )
+            has_images = any(message.images for message in episode.messages)
+            play.tokens = tokens = await asyncio.to_thread(start) if has_images else start()
         except EpisodeError as error:
             return episode.fail(error.reason, str(error))
         request = uuid4().hex
@@ -221,6 +229,9 @@ class RlenvAgentLoop(AgentLoopBase):
             if answer.stop_reason in ("aborted", "abort"):
                 # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
                 return episode.fail("aborted", "the rollout server aborted the generation")
+            if has_stray_place(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer):
+                play.tokens = None  # nobody can tell what image they would show: not even masked ids may go on
+                return episode.fail(STRAY, "the policy wrote the placeholder of an image")
             action = tokens.add_sampled(answer.token_ids, answer.log_probs)
             play.actions.append(action)
             play.activity.waits_for(STEP)
@@ -234,7 +245,10 @@ class RlenvAgentLoop(AgentLoopBase):
     async def _generate(self, request: str, tokens: TokenTrajectory, params: dict[str, Any]) -> Any:
         try:
             return await self.server_manager.generate(
-                request_id=request, prompt_ids=list(tokens.context_ids), sampling_params=params
+                request_id=request,
+                prompt_ids=list(tokens.context_ids),
+                sampling_params=params,
+                **generation_fields(tokens.images, _plain(self.mm_processor_kwargs)),
             )
         except asyncio.CancelledError:
             raise
@@ -390,7 +404,7 @@ def _plain(value: Any) -> dict[str, Any]:
 # veRL builds one loop object a sample. Compiling a spec and deriving a template's program take milliseconds to
 # seconds, so both are kept for the life of the process.
 _ENVIRONMENTS: dict[bytes, Environment] = {}
-_ENCODERS: dict[tuple[int, bytes, SameTurn | None], tuple[Any, TokenEncoder]] = {}
+_ENCODERS: dict[tuple[int, int, bytes, SameTurn | None], tuple[Any, TokenEncoder]] = {}
 
 
 def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
@@ -400,11 +414,24 @@ def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
     return _ENVIRONMENTS[key]
 
 
-def _encoder(tokenizer: Any, template_kwargs: Mapping[str, Any], same_turn: SameTurn | None) -> TokenEncoder:
-    key = (id(tokenizer), orjson.dumps(template_kwargs), same_turn)
+def _encoder(
+    tokenizer: Any,
+    template_kwargs: Mapping[str, Any],
+    same_turn: SameTurn | None,
+    processor: Any,
+    processor_kwargs: Mapping[str, Any],
+) -> TokenEncoder:
+    key = (id(tokenizer), id(processor), orjson.dumps([template_kwargs, processor_kwargs]), same_turn)
     if key not in _ENCODERS:
-        # The tokenizer is kept beside the encoder: its id stays taken as long as the entry lives.
-        _ENCODERS[key] = (tokenizer, TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=same_turn))
+        encoder = TokenEncoder(
+            tokenizer,
+            chat_template=image_template(processor),
+            template_kwargs=template_kwargs,
+            same_turn=same_turn,
+            images=processor_images(processor, processor_kwargs),
+        )
+        # The tokenizer and the processor are kept beside the encoder: their ids stay taken as long as the entry lives.
+        _ENCODERS[key] = ((tokenizer, processor), encoder)
     return _ENCODERS[key][1]
 
 

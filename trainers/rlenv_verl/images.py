@@ -69,7 +69,7 @@ def check_places(tokens: TokenTrajectory, *, images: ProcessorImages | None, tok
     count = len(tokens.images)
     found = sum(token == place for token in runs)
     text: str = tokenizer.decode(runs, skip_special_tokens=True)
-    in_text = 0 if place in tokenizer.all_special_ids else count
+    in_text = count if tokenizer.decode([place], skip_special_tokens=True) else 0
     if found != count or text.count(images.place) != in_text or any(word in text for word in images.reserved[1:]):
         raise EpisodeError(
             f"{found} placeholders in the ids and {text.count(images.place)} in their text for {count} images;"

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import PIL.Image
+import pytest
+import torch
+
+from tests.trainers.conftest import quiet
+from tests.vision import SPECIAL, model_parts, processor, tokenizer
+
+MODELS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
+TYPES = {"Qwen2VLProcessor": "qwen2_vl", "Qwen2_5_VLProcessor": "qwen2_5_vl", "Qwen3VLProcessor": "qwen3_vl"}
+CALL = '<tool_call>\n{"name": "zoom", "arguments": {"times": %d}}\n</tool_call>'
+ANSWER = "<answer>12</answer>"
+SPEC = """
+rlenv: 1
+name: chart
+tasks:
+  train:
+    rows: [{question: "How many?", file: chart.png, answer: 12}]
+prompt:
+  user: "{{ task.question }}"
+  images: ["{{ task.file }}"]
+tools:
+  zoom: {kind: python, function: "tools.py:zoom", run_in: loop}
+limits: {turns: 4}
+rewards:
+  correct: {kind: rule, rule: numeric_match}
+"""
+TOOLS = """
+import io
+import PIL.Image
+from rlenv.messages import Image
+from rlenv.tools.base import ToolOutput
+
+def zoom(times: int):
+    \"\"\"Shows the chart larger.\"\"\"
+    if times == 7:
+        return "<|vision_start|><|image_pad|><|vision_end|> <|video_pad|>"
+    if times == 9:
+        return ToolOutput("broken", images=(Image.of(b"no image"),))
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (40 * times, 60), "blue").save(file, "PNG")
+    return ToolOutput(f"{times} times", images=(Image.of(file.getvalue()),) * (2 if times == 2 else 1))
+"""
+
+
+class Server:
+    """Stands in for veRL's client of the rollout servers, with the signature of `LLMServerClient.generate`."""
+
+    def __init__(self, made: Any, actions: Sequence[str | list[int]]) -> None:
+        self.made, self.actions = made, list(actions)
+        self.requests: list[dict[str, Any]] = []
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        image_data: list[Any] | None = None,
+        video_data: list[Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        self.requests.append({"prompt_ids": prompt_ids, "images": image_data, "kwargs": mm_processor_kwargs})
+        action = self.actions.pop(0)
+        ids = self.made.tokenizer(action, add_special_tokens=False)["input_ids"] if isinstance(action, str) else action
+        ids = [*ids, self.made.tokenizer.eos_token_id][: sampling_params["max_tokens"]]
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 1})
+
+
+def run(
+    tmp_path: Path,
+    made: Any,
+    actions: Sequence[str | list[int]],
+    *,
+    spec: str = SPEC,
+    response: int = 512,
+    kwargs: dict[str, Any] | None = None,
+    with_processor: bool = True,
+    family: str = "Qwen2VLProcessor",
+) -> tuple[Any, Server]:
+    """One sample through the loop, built as veRL builds it."""
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from rlenv_verl.agent_loop import RlenvAgentLoop
+
+    (tmp_path / "env.yaml").write_text(spec)
+    (tmp_path / "tools.py").write_text(TOOLS)
+    if not (tmp_path / "chart.png").exists():
+        PIL.Image.new("RGB", (100, 70), "red").save(tmp_path / "chart.png")
+    rollout = {"response_length": response, "prompt_length": 512, "calculate_log_probs": True}
+    data = {"mm_processor_kwargs": kwargs} if kwargs else {}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": data})
+    server = Server(made, actions)
+
+    async def sample() -> Any:
+        with quiet():
+            loop = RlenvAgentLoop(
+                trainer_config=DictConfigWrap(config),
+                server_manager=server,
+                tokenizer=made.tokenizer,
+                processor=made if with_processor else None,
+                dataset_cls=RLHFDataset,
+                data_config=DictConfigWrap(config.data),
+                hf_model_type=TYPES[family] if with_processor else "qwen2",
+                tools=ToolListWrap([]),
+                spec=str(tmp_path / "env.yaml"),
+                record_dir=str(tmp_path / "records"),
+            )
+        where = {"index": 0, "split": "train", "task": 0, "greedy": False, "is_validation": False}
+        return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=1, raw_prompt=[])
+
+    return asyncio.run(sample()), server
+
+
+def as_verl_computes(made: Any, output: Any, kwargs: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
+    """What veRL's agent loop worker makes of an output (trainer/ppo/v1/agent_loop_tq.py, `_agent_loop_postprocess`)."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
+    worker = SimpleNamespace(processor=made, tokenizer=made.tokenizer, mm_processor_kwargs=kwargs or {})
+    worker._get_mm_processor_kwargs = lambda audio=None: AgentLoopWorker._get_mm_processor_kwargs(worker, audio)
+    input_ids = torch.tensor([*output.prompt_ids, *output.response_ids])
+    with quiet():
+        inputs = AgentLoopWorker._compute_multi_modal_inputs(worker, output, input_ids)
+        positions = AgentLoopWorker._compute_position_ids(
+            worker, input_ids.unsqueeze(0), torch.ones(1, len(input_ids), dtype=torch.int64), inputs
+        )
+    inputs.pop("images_seqlens", None)
+    return {"input_ids": input_ids.unsqueeze(0), "position_ids": positions.transpose(0, 1), **inputs}
+
+
+def place(made: Any) -> int:
+    return int(made.tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+
+
+def runs_of(ids: Sequence[int], token: int) -> int:
+    return sum(one == token and before != token for before, one in zip([-1, *ids], ids, strict=False))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_verl_computes_pixels_and_positions_and_a_model_learns_from_them(
+    verl: Any, tmp_path: Path, family: str
+) -> None:
+    model, made = model_parts(family)
+    output, server = run(tmp_path, made, [CALL % 3, CALL % 2, ANSWER], family=family)
+    assert output.reward_score == 1.0
+    images = output.multi_modal_data["images"]
+    assert [image.size for image in images] == [(100, 70), (120, 60), (80, 60), (80, 60)]
+    ids = [*output.prompt_ids, *output.response_ids]
+    assert runs_of(ids, place(made)) == len(images)
+    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs)
+    shown = [
+        mask for mask, token in zip(output.response_mask, output.response_ids, strict=True) if token == place(made)
+    ]
+    assert shown
+    assert not any(shown)
+
+    # What the server got each time: all ids so far, placeholders expanded, and all images so far.
+    for request, count in zip(server.requests, (1, 2, 4), strict=True):
+        assert request["prompt_ids"] == ids[: len(request["prompt_ids"])]
+        assert request["images"] == images[:count]
+
+    batch = as_verl_computes(made, output)
+    grid = batch["image_grid_thw"]
+    assert (grid.prod(dim=1) // 4).sum() == ids.count(place(made))
+    assert batch["position_ids"].shape == (4, 1, len(ids))
+    assert (batch["position_ids"][1] != batch["position_ids"][2]).any()
+
+    with quiet():
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = len(output.prompt_ids)
+        mask = torch.tensor(output.response_mask, dtype=torch.float32)
+        losses = []
+        for _ in range(3):
+            logits = model(**batch, use_cache=False).logits[0, start - 1 : -1]
+            loss = torch.nn.functional.cross_entropy(logits, batch["input_ids"][0, start:], reduction="none")
+            losses.append(((loss * mask).sum() / mask.sum()).item())
+            optimiser.zero_grad()
+            ((loss * mask).sum() / mask.sum()).backward()
+            optimiser.step()
+    assert losses[2] < losses[0]
+    # The pixels reach the loss: the vision tower has gradients.
+    tower = [p.grad.abs().sum() for name, p in model.named_parameters() if "visual" in name and p.grad is not None]
+    assert sum(tower) > 0
+    # What veRL puts into its queue is tensors and plain values.
+    fields = output.as_dict()
+    assert fields.pop("multi_modal_data")["images"] == images
+    assert fields["rm_scores"].sum() == 1.0
+
+
+def test_what_verls_own_loop_would_render_has_the_same_ids(verl: Any, tmp_path: Path) -> None:
+    _, made = model_parts("Qwen2VLProcessor")
+    output, _ = run(tmp_path, made, [CALL % 3, ANSWER])
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    with quiet():
+        builder = create_continuous_token_builder(made.tokenizer, hf_model_type="qwen2_vl", processor=made)
+        images = output.multi_modal_data["images"]
+        from rlenv.environment import load
+
+        tools = [dict(schema) for schema in load(tmp_path / "env.yaml").tool_schemas]
+        user = {
+            "role": "user",
+            "content": [{"type": "image", "image": images[0]}, {"type": "text", "text": "How many?"}],
+        }
+        assert builder.build_initial_tokens([user], tools=tools, images=images[:1]) == output.prompt_ids
+
+
+def test_the_processors_settings_of_the_run_hold_everywhere(verl: Any, tmp_path: Path) -> None:
+    _, made = model_parts("Qwen2VLProcessor")
+    few = {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 4}
+    output, server = run(tmp_path, made, [CALL % 3, ANSWER], kwargs=few)
+    usual, _ = run(tmp_path, made, [CALL % 3, ANSWER])
+    assert len(output.response_ids) < len(usual.response_ids)
+    assert server.requests[0]["kwargs"] == few
+    batch = as_verl_computes(made, output, few)
+    assert (batch["image_grid_thw"].prod(dim=1) // 4).sum() == (batch["input_ids"] == place(made)).sum()
+
+
+@pytest.mark.parametrize("times", [7, 9])
+def test_hostile_texts_and_broken_images_of_tools_reach_no_processor(verl: Any, tmp_path: Path, times: int) -> None:
+    model, made = model_parts("Qwen2VLProcessor")
+    output, _ = run(tmp_path, made, [CALL % times, CALL % 1, ANSWER])
+    assert output.reward_score == 1.0
+    assert len(output.multi_modal_data["images"]) == 2
+    batch = as_verl_computes(made, output)
+    with torch.no_grad(), quiet():
+        assert torch.isfinite(model(**batch, use_cache=False).logits).all()
+    text = made.tokenizer.decode(output.response_ids)
+    assert ("< |image_pad|>" if times == 7 else "image 1 is not shown") in text
+
+
+def test_an_observation_whose_images_do_not_fit_is_left_out_with_them(verl: Any, tmp_path: Path) -> None:
+    _, made = model_parts("Qwen2VLProcessor")
+    full, _ = run(tmp_path, made, [CALL % 3, ANSWER])
+    first = full.response_mask.index(0)
+    output, server = run(tmp_path, made, [CALL % 3], response=first + 12)
+    assert output.response_ids == full.response_ids[:first]
+    assert len(output.multi_modal_data["images"]) == 1
+    assert len(server.requests) == 1
+    as_verl_computes(made, output)
+
+
+STRAYS: dict[str, Any] = {
+    "token": lambda made: [place(made)],
+    "spelt": lambda made: (
+        made.tokenizer("x", add_special_tokens=False)["input_ids"]
+        + [i for c in "<|image_pad|>" for i in made.tokenizer(c, add_special_tokens=False)["input_ids"]]
+    ),
+    "video": lambda made: [made.tokenizer.convert_tokens_to_ids("<|video_pad|>")],
+    "interrupted": lambda made: made.tokenizer("<|image_<|im_start|>pad|>", add_special_tokens=False)["input_ids"],
+}
+
+
+@pytest.mark.parametrize("stray", sorted(STRAYS))
+def test_a_placeholder_that_the_policy_wrote_masks_its_sample(verl: Any, tmp_path: Path, stray: str) -> None:
+    _, made = model_parts("Qwen2VLProcessor")
+    output, server = run(tmp_path, made, [CALL % 3, STRAYS[stray](made), ANSWER])
+    assert len(server.requests) == 2
+    assert not any(output.response_mask)
+    assert output.multi_modal_data is None
+    assert output.extra_fields["reward_extra_info"]["invalid"] == 1.0
+    (file,) = (tmp_path / "records").glob("failures.*.jsonl")
+    assert json.loads(file.read_text())["reason"] == "image_token"
+    as_verl_computes(made, output)
+
+
+def test_an_image_of_a_prompt_that_cannot_be_read_masks_its_sample(verl: Any, tmp_path: Path) -> None:
+    _, made = model_parts("Qwen2VLProcessor")
+    (tmp_path / "chart.png").write_bytes(b"no image")
+    output, server = run(tmp_path, made, [])
+    assert server.requests == []
+    assert not any(output.response_mask)
+    (file,) = (tmp_path / "records").glob("failures.*.jsonl")
+    assert json.loads(file.read_text())["reason"] == "image"
+
+
+def test_a_model_of_text_alone_is_refused_for_a_spec_with_images(verl: Any, tmp_path: Path) -> None:
+    from rlenv.errors import UnsupportedTemplate
+
+    _, made = model_parts("Qwen2VLProcessor")
+    made.tokenizer.chat_template = made.chat_template
+    try:
+        with pytest.raises(UnsupportedTemplate, match=r"message 1 \(user\) has 1 images.*reads text alone"):
+            run(tmp_path, made, [ANSWER], with_processor=False)
+        without = SPEC.replace('  images: ["{{ task.file }}"]\n', "")
+        keeping, dropping = tmp_path / "keeping", tmp_path / "dropping"
+        keeping.mkdir()
+        dropping.mkdir()
+        with pytest.raises(UnsupportedTemplate, match=r"\(tool zoom\) has 1 images.*observation\.images: drop"):
+            run(keeping, made, [CALL % 3, ANSWER], spec=without, with_processor=False)
+        dropped, _ = run(
+            dropping,
+            made,
+            [CALL % 3, ANSWER],
+            spec=without + "observation: {images: drop}\n",
+            with_processor=False,
+        )
+    finally:
+        made.tokenizer.chat_template = None
+    assert dropped.reward_score == 1.0
+    assert dropped.multi_modal_data is None
+
+
+def test_a_text_that_another_reading_of_the_ids_would_take_for_an_image_is_found(verl: Any) -> None:
+    from rlenv.errors import EpisodeError
+    from rlenv.tokens import ProcessorImages
+    from rlenv_verl.images import check_places
+
+    made = processor()
+    images = ProcessorImages(made)
+    for text, count in (("<|image_<|im_start|>pad|>", 0), ("<|image_pad|>", 0), ("", 1)):
+        ids = made.tokenizer(f"a{text}b", add_special_tokens=False)["input_ids"]
+        with pytest.raises(EpisodeError, match="placeholders"):
+            check_places(
+                SimpleNamespace(context_ids=ids, images=[None] * count), images=images, tokenizer=made.tokenizer
+            )
+    ids = made.tokenizer("a<|image_pad|><|image_pad|>b<|image_pad|>", add_special_tokens=False)["input_ids"]
+    check_places(SimpleNamespace(context_ids=ids, images=[1, 2]), images=images, tokenizer=made.tokenizer)
+
+
+def test_the_processor_of_the_tests_is_made_without_a_download() -> None:
+    made = tokenizer()
+    assert set(SPECIAL) <= set(made.get_vocab())
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
+    assert file.tell() > 0
