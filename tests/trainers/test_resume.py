@@ -163,13 +163,18 @@ def test_a_folder_is_trained_in_by_one_process(tmp_path: Path) -> None:
         (["--seed", "3"], "leave out --seed"),
         (["arithmetic"], "leave out arithmetic"),
         (["--set", "a=b"], "leave out --set"),
+        (["--preset", "cpu", "--shuffle-rewards"], "leave out --preset, --shuffle-rewards"),
+        (["run.turn_tokens=3"], "leave out run.turn_tokens=3"),
+        (["--validation-tasks", "3"], "with --eval"),
+        (["--ray-address", "h:1"], "cluster of its own"),
         (["trainer.test_frequenzy=3"], "test_frequenzy"),
     ],
 )
 def test_what_would_make_it_another_run_is_refused(
     prepared: Run, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
 ) -> None:
-    assert main(["--resume", str(prepared.folder), "--dry-run", *extra]) == 2
+    checkpoint(prepared.folder, 3)
+    assert main(["--resume", str(prepared.folder), *extra]) == 2
     assert message in capsys.readouterr().err.replace("\n", "")
     assert Run.load(prepared.folder) == prepared
 

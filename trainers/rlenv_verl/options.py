@@ -7,12 +7,22 @@ from pathlib import Path
 
 from rlenv_verl.preset import algorithm_names, mode_names, preset_names
 
-__all__ = ["TRAINERS", "parser"]
+__all__ = ["FIXED_BY_A_RUN", "TRAINERS", "parser"]
 
 TRAINERS = ("verl",)
 
+FIXED_BY_A_RUN = ("preset", "algorithm", "mode", "model", "set", "weight", "lora", "seed", "shuffle_rewards")
+"""Arguments that `--resume` does not take: they would make another run of it."""
+
 _EPILOG = """key=value are overrides: of veRL's configuration in Hydra's syntax (trainer.test_freq=5), or of the
 preset's own part (run.validation_tasks=50). They win over everything else."""
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {number}")
+    return number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     reads.add_argument("items", nargs="*", metavar="SPEC | key=value", help="YAML files, or names of specs that ship")
     what = reads.add_argument_group("what is trained")
     what.add_argument("--trainer", choices=TRAINERS, default="verl")
-    what.add_argument("--preset", choices=preset_names(), default="cpu")
+    what.add_argument("--preset", choices=preset_names(), help="machine and sizes; cpu by default")
     what.add_argument("--algorithm", choices=algorithm_names(), help="the preset's own by default, mostly grpo")
     what.add_argument("--mode", choices=mode_names(), help="whether rollout and update take turns; sync by default")
     what.add_argument("--model", help="a folder or a hub name; 'tiny' (default) makes a small policy on the spot")
@@ -47,16 +57,18 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, help="0 by default")
     what.add_argument("--shuffle-rewards", action="store_true", help="the control: permute rewards over episodes")
     length = reads.add_argument_group("how long, and what is kept")
-    length.add_argument("--steps", type=int, help="training steps; the preset's otherwise")
+    length.add_argument("--steps", type=_count, help="training steps; the preset's otherwise")
     length.add_argument(
-        "--validation-tasks", type=int, metavar="N", help="held-out tasks a spec; the preset's otherwise"
+        "--validation-tasks", type=_count, metavar="N", help="held-out tasks a spec; the preset's otherwise"
     )
-    length.add_argument("--save-every", type=int, metavar="N", help="a checkpoint each N steps; the preset's otherwise")
+    length.add_argument(
+        "--save-every", type=_count, metavar="N", help="a checkpoint each N steps; the preset's otherwise"
+    )
     length.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop training after this long")
     length.add_argument("-o", "--output", type=Path, help="the run's folder; by default runs/NAME-TIME")
     how = reads.add_argument_group("how it is run")
     how.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of the run in a folder")
     how.add_argument("--eval", action="store_true", help="validate only; with --resume the run's last checkpoint")
     how.add_argument("--dry-run", action="store_true", help="write the run's folder, print the command, start nothing")
-    how.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster, and ship the specs to it")
+    how.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster and ship the specs to it")
     return reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from pathlib import Path
 
@@ -88,6 +89,8 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
         loop["record_dir"] = str(folder / "trajectories")
         loop["watch_dir"] = str(folder / "watch") if loop.get("watch_dir") else None
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
+    if run.ray_address is not None:
+        shutil.copytree(run.folder / "ship", folder / "ship", dirs_exist_ok=True)
     keys = {"actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / "agent_loop.yaml")}
     if tasks is not None:
         rows = []

@@ -237,6 +237,8 @@ def locked(folder: Path, *, wait_s: float = 30.0) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     raise UsageError(f"another process trains in {folder}; wait for it, or end it first") from None
                 time.sleep(0.2)
+            except OSError:  # a file system without locks: nothing can be said of other processes
+                break
         yield descriptor
     finally:
         os.close(descriptor)

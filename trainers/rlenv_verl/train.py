@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
-from rlenv_verl.options import parser
+from rlenv_verl.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.prepare import (
     Plan,
     RunSettings,
@@ -32,7 +32,7 @@ from rlenv_verl.prepare import (
     run_environment,
     with_run_keys,
 )
-from rlenv_verl.preset import load_preset
+from rlenv_verl.preset import load_preset, override
 from rlenv_verl.progress import Waits, show_summary, step_lines
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
@@ -87,7 +87,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> t
     if not sources:
         raise UsageError("name the spec to train on: rlenv train SPEC, such as a .yaml file or `arithmetic`")
     specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
-    preset = load_preset(arguments.preset, algorithm=arguments.algorithm, mode=arguments.mode)
+    preset = load_preset(arguments.preset or "cpu", algorithm=arguments.algorithm, mode=arguments.mode)
     preset, overrides = with_run_keys(preset, overrides)
     overrides = [*lora_overrides(preset, arguments.lora), *overrides]
     if arguments.validation_tasks is not None:
@@ -127,20 +127,21 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> t
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
     """The run in a folder, going on from its last checkpoint; or a new folder for its validation."""
     sources, overrides = spec_and_overrides(arguments.items)
-    fixed = {"--set": arguments.set, "--weight": arguments.weight, "--model": arguments.model, "--seed": arguments.seed}
-    fixed |= {"--lora": arguments.lora}
-    given = [name for name, value in fixed.items() if value not in (None, [])] + sources
+    given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)] + sources
+    given += [item for item in overrides if item.startswith("run.")]
     if given:
         raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
-    run = Run.load(arguments.resume)
+    run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
     if arguments.eval:
         run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks)
         lock = stack.enter_context(locked(run.folder))
     else:
+        if arguments.validation_tasks is not None:
+            raise UsageError("--validation-tasks of a run stay as they are; with --eval they can be others")
         lock = stack.enter_context(locked(run.folder))
-        run = Run.load(arguments.resume)  # again, now that nobody else changes it
+        # Read again, now that nobody else changes it.
+        run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
         run, more = resumed(run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run)
-    run = dataclasses.replace(run, overrides=(*run.overrides, *overrides))
     plan = plan_of(run, *more)
     step = run.attempts[-1].from_step if run.attempts else 0
     what = "validates" if arguments.eval else "goes on from"
@@ -148,6 +149,19 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     if not arguments.dry_run:
         run.save()
     return plan, lock
+
+
+def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> Run:
+    """The run with more overrides, and on the cluster that is at another address by now."""
+    known = run.overrides
+    if ray_address is not None:
+        if run.ray_address is None:
+            raise UsageError("this run has a Ray cluster of its own; --ray-address is for one that joined a cluster")
+        key = "+ray_kwargs.ray_init.address="
+        known = tuple(item for item in known if not item.startswith(key))
+        known += (override("ray_kwargs.ray_init.address", ray_address, add=True),)
+        run = dataclasses.replace(run, ray_address=ray_address)
+    return dataclasses.replace(run, overrides=(*known, *overrides))
 
 
 def _model(
