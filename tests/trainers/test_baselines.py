@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from rlenv.errors import UsageError
+from rlenv_verl.masking import check_masking
+
 WITH_GROUPS = ["rlenv_rloo", "rlenv_reinforce_plus_plus_baseline"]
 ALL = [*WITH_GROUPS, "rlenv_reinforce_plus_plus"]
 THEIRS = {name: name.removeprefix("rlenv_") for name in ALL}
 CONFIG = {"gamma": 0.9}
+SETTINGS = {"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
 
 
 @pytest.fixture
@@ -195,3 +199,36 @@ def test_a_reward_on_an_observation_would_be_lost_to_a_critic(verl: Any) -> None
     rows["token_level_rewards"][:, 3] = 1.0
     _, returns = gae(rows, torch.zeros(4, 8))
     assert not (returns * rows["response_mask"]).any()
+
+
+COUNTING = ["grpo", "grpo_vectorized", "grpo_passk", "gpg", "rloo", "rloo_vectorized"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*COUNTING, "reinforce_plus_plus_baseline", "gdpo"])
+def test_estimators_of_verl_that_count_failed_rows_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"veRL's {name} counts .*; use rlenv_"):
+        check_masking({**SETTINGS, "algorithm": {"adv_estimator": name}})
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_what_is_refused_does_count_them(estimator: Callable[[str], Any], name: str) -> None:
+    from omegaconf import OmegaConf
+
+    rows = batch(12)
+    config = OmegaConf.create({"norm_adv_by_std_in_grpo": True})
+    moved, _ = estimator(name)(**{**clone(with_failures(rows, [0])), "config": config})
+    alone, _ = estimator(name)(**{**clone(without(rows, [0])), "config": config})
+    assert not torch.allclose(moved[1:].float(), alone.float(), atol=1e-3)
+
+
+def test_failed_rows_change_no_other_row_of_verls_opo(estimator: Callable[[str], Any]) -> None:
+    rows, failed = batch(12), [0, 5, 6]
+    ours, _ = estimator("opo")(**clone(with_failures(rows, failed)))
+    alone, _ = estimator("opo")(**clone(without(rows, failed)))
+    torch.testing.assert_close(ours[[row for row in range(12) if row not in failed]], alone)
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "opo", "rlenv_grpo", "rlenv_mt_grpo", "somebodys_own"])
+def test_other_estimators_pass(name: str) -> None:
+    check_masking({**SETTINGS, "algorithm": {"adv_estimator": name}})

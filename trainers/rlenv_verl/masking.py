@@ -18,6 +18,20 @@ from rlenv.errors import UsageError
 
 __all__ = ["check_masking"]
 
+# veRL's estimators that count the placeholder reward of a masked sample in what its siblings are compared with, and
+# what to take instead. Its `gae`, `reinforce_plus_plus` and `opo` (a mean weighted by length, which is 0 there) count
+# none: tests/trainers/test_baselines.py.
+_COUNTING = {
+    "grpo": "rlenv_grpo",
+    "grpo_vectorized": "rlenv_grpo",
+    "grpo_passk": "rlenv_grpo",
+    "gdpo": "rlenv_grpo",
+    "gpg": "rlenv_grpo",
+    "rloo": "rlenv_rloo",
+    "rloo_vectorized": "rlenv_rloo",
+    "reinforce_plus_plus_baseline": "rlenv_reinforce_plus_plus_baseline",
+}
+
 
 def check_masking(config: Mapping[str, Any]) -> None:
     """Looks at what in veRL's resolved configuration counts masked samples.
@@ -27,6 +41,12 @@ def check_masking(config: Mapping[str, Any]) -> None:
     """
     actor = config["actor_rollout_ref"]["actor"]
     algorithm = config["algorithm"]
+    estimator = algorithm.get("adv_estimator")
+    if estimator in _COUNTING:
+        raise UsageError(
+            f"algorithm.adv_estimator: veRL's {estimator} counts the placeholder reward of failed episodes in the "
+            f"baseline of their siblings; use {_COUNTING[estimator]}"
+        )
     loss = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if loss == "geo_mean":
         raise UsageError(
