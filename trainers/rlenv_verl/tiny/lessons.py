@@ -6,25 +6,32 @@ in a lesson is what the real environment answered to the edited action.
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rlenv.drive import context_of
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation
-from rlenv.policies.base import Policy
+from rlenv.policies.base import Policy, PolicySession
 from rlenv.rollout import Job, play
+from rlenv.templates import TemplateError
+from rlenv_verl.tiny.edits import (
+    call_text,
+    calls_of,
+    edit_calls,
+    exchange_operators,
+    has_operator,
+    random_digits,
+    reworded,
+)
 
-__all__ = ["MIXTURE", "Flaw", "Gold", "Lesson", "gold_of", "make_lesson"]
+__all__ = ["MIXTURE", "Flaw", "Gold", "Lesson", "gold_of", "has_room", "make_lesson", "mixture"]
 
-_NUMBER = re.compile(r"\d+")
-_OPERATOR = re.compile(r"(?<=[\w\s)])[-+*/<>](?=[\w\s(])")
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(r"</?[A-Za-z_]+>|\\boxed\{|\}$")
 
 
@@ -36,8 +43,14 @@ class Flaw(Enum):
     """Calls with other numbers: real results without end, to practise reading them. Only what follows the first result
     is trained, since the call does not fit the question."""
     GUESS = "guess"
+    """An answer without a call."""
+    STOPS_EARLY = "stops_early"
+    """What the last call should have asked about is given as the answer."""
     WRONG_TOOL = "wrong_tool"
     WRONG_ARGUMENT = "wrong_argument"
+    """Calls with other operators; where there are none, those of another task, and its answer."""
+    WRONG_QUESTION = "wrong_question"
+    """The right calls, and the answer to another question about the same names and numbers."""
     NO_ANSWER_TAG = "no_answer_tag"
     IGNORED_RESULT = "ignored_result"
 
@@ -51,17 +64,25 @@ MIXTURE: Mapping[Flaw, float] = {
     Flaw.NO_ANSWER_TAG: 0.04,
     Flaw.IGNORED_RESULT: 0.04,
     Flaw.NONE: 0.24,
+    # Beside the others only where a task has room for them: see `mixture`.
+    Flaw.STOPS_EARLY: 0.20,
+    Flaw.WRONG_QUESTION: 0.12,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The oracle's actions for one task, and the text of the last result it saw ("" where it called nothing)."""
+    """The oracle's actions for one task, of which the last one answers.
+
+    `last_result` is the text of the last result it saw ("" where it called nothing), `answer` what the environment
+    read in its last action.
+    """
 
     task_index: int
     seed: int
     actions: tuple[str, ...]
     last_result: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,117 +110,147 @@ async def gold_of(environment: Environment, oracle: Policy, *, task: int, split:
         why = trajectory.failure.message if trajectory.failure is not None else f"it ended with '{trajectory.reason}'"
         raise UsageError(f"the oracle of {environment.spec.name} does not solve task {task} of '{split}': {why}")
     results = [result.text for turn in trajectory.turns for result in turn.results]
-    return Gold(task, seed, tuple(turn.action for turn in trajectory.turns), results[-1] if results else "")
+    actions = tuple(turn.action for turn in trajectory.turns)
+    return Gold(task, seed, actions, results[-1] if results else "", trajectory.answer or "")
+
+
+def has_room(flaw: Flaw, gold: Gold, *, other: Gold, schemas: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the oracle's episode can be flawed in this way, with `other` as the other task."""
+    *calls, final = gold.actions
+    if flaw is Flaw.DRILL:
+        return any(random_digits(call, random.Random(0)) != call for call in calls)
+    if flaw is Flaw.WRONG_TOOL:
+        return bool(calls) and bool(_other_tools(schemas, calls[0]))
+    if flaw is Flaw.WRONG_ARGUMENT:
+        return any(has_operator(text) for call in calls for text in _texts(call)) or (
+            len(other.actions) > 1 and other.actions[:-1] != gold.actions[:-1]
+        )
+    if flaw is Flaw.STOPS_EARLY:
+        return len(calls) > 1 and bool(gold.answer) and bool(_texts(calls[-1]))
+    if flaw is Flaw.WRONG_QUESTION:
+        return bool(calls) and reworded(final, other.actions[-1]) is not None
+    return True
+
+
+def mixture(gold: Gold, *, other: Gold, schemas: Sequence[Mapping[str, Any]]) -> Mapping[Flaw, float]:
+    """The share of each flaw for one task. Guesses keep theirs; the flaws that have room share the rest."""
+    rest = {
+        flaw: share
+        for flaw, share in MIXTURE.items()
+        if flaw is not Flaw.GUESS and has_room(flaw, gold, other=other, schemas=schemas)
+    }
+    left = (1 - MIXTURE[Flaw.GUESS]) / sum(rest.values())
+    return {Flaw.GUESS: MIXTURE[Flaw.GUESS], **{flaw: share * left for flaw, share in rest.items()}}
 
 
 async def make_lesson(
-    environment: Environment, gold: Gold, flaw: Flaw, *, split: str, rng: random.Random, other: Gold
+    environment: Environment,
+    oracle: Policy,
+    gold: Gold,
+    flaw: Flaw,
+    *,
+    split: str,
+    rng: random.Random,
+    other: Gold,
 ) -> Lesson:
     """Step one edited episode through the environment.
 
     Args:
         environment: the compiled spec.
+        oracle: what played the gold episodes.
         gold: the oracle's episode of the task.
-        flaw: what to get wrong; where the oracle's episode leaves no room for it, the gold episode is the lesson.
+        flaw: what to get wrong; it `has_room`.
         split: the split of the task.
         rng: decides what the edits write.
-        other: the oracle's episode of another task, whose answer is the guess where an answer has no digits.
+        other: the oracle's episode of another task.
     """
-    *calls, final = gold.actions
-    guess = _random_digits(final, rng) if _NUMBER.search(final) else other.actions[-1]
-    edited: list[str] = list(calls)
-    if flaw is Flaw.GUESS:
-        edited = []
-    elif flaw is Flaw.WRONG_TOOL:
-        edited = [_other_call(environment.tool_schemas, calls, rng)] if calls else []
-    elif flaw is Flaw.WRONG_ARGUMENT:
-        edited = [_edit_call(call, lambda value: _other_operator(value, rng)) for call in calls]
-    elif flaw is Flaw.DRILL:
-        edited = [_edit_call(call, lambda value: _random_digits(value, rng)) for call in calls]
-
-    prompt: tuple[Message, ...]
+    script = other if flaw is Flaw.WRONG_ARGUMENT and not _has_operators(gold) else gold
+    steps = {Flaw.GUESS: 0, Flaw.WRONG_TOOL: 1, Flaw.STOPS_EARLY: len(script.actions) - 2}
     turns: list[tuple[str, Observation | None]] = []
+    learns = flaw is not Flaw.DRILL
     async with environment.start(task=gold.task_index, split=split, seed=gold.seed) as episode:
         prompt = tuple(episode.messages)
-        result = ""
-        for action in edited:
+        messages = list(prompt)
+        session = oracle.start(context_of(episode))
+        for index in range(steps.get(flaw, len(script.actions) - 1)):
+            own = script.actions[index] if script is other else str(await session.act(messages))
+            action = _edited(own, flaw, environment.tool_schemas, rng)
             step = await episode.step(action)
             turns.append((action, step.observation))
-            if step.terminated or step.truncated:
+            if step.is_last:
                 break
-            result = step.observation.messages[-1].content
+            messages += [Message("assistant", action), *step.observation.messages]
         else:
-            if flaw in (Flaw.GUESS, Flaw.WRONG_TOOL, Flaw.IGNORED_RESULT):
-                last = guess
-            elif flaw is Flaw.NO_ANSWER_TAG:
-                last = "The answer is " + _TAG.sub("", final).strip()
-            elif gold.last_result and gold.last_result in final:
-                last = final.replace(gold.last_result, result)
-            else:
-                last = final
+            said = gold.actions[-1]
+            if flaw in (Flaw.WRONG_ARGUMENT, Flaw.DRILL):
+                said = other.actions[-1] if script is other else await _reading(session, messages, gold)
+                learns = learns or said != gold.actions[-1]
+            last = _final(said, flaw, gold, other, rng)
             await episode.step(last)
             turns.append((last, None))
-    drill = flaw is Flaw.DRILL
-    return Lesson(flaw, prompt, tuple(turns), tuple(not drill or index > 0 for index in range(len(turns))))
-
-
-def _random_digits(text: str, rng: random.Random) -> str:
-    """`text` with every number replaced by a random one of as many digits, without a leading zero."""
-    return _NUMBER.sub(lambda match: _number(rng, len(match.group())), text)
-
-
-def _number(rng: random.Random, digits: int) -> str:
-    low = 10 ** (digits - 1)
-    return str(rng.randrange(low if digits > 1 else 0, 10 * low))
-
-
-def _other_operator(text: str, rng: random.Random) -> str:
-    """`text` with its operators exchanged for others; with its numbers changed where it has no operator."""
-    if not _OPERATOR.search(text):
-        return _random_digits(text, rng)
-    return _OPERATOR.sub(lambda match: rng.choice([sign for sign in "+-*" if sign != match.group()]), text)
-
-
-def _edit_call(action: str, edit: Callable[[str], str]) -> str:
-    """`action` with `edit` applied to the text arguments of its calls."""
-    out, end = "", 0
-    for start, stop, call in _calls(action):
-        arguments = {key: edit(value) if isinstance(value, str) else value for key, value in call["arguments"].items()}
-        out += action[end:start] + _call_text(call["name"], arguments)
-        end = stop
-    return out + action[end:]
-
-
-def _calls(action: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """Start, end and JSON object of each call in an action that the oracle wrote."""
-    found = []
-    end = 0
-    while (start := action.find(_OPEN, end)) >= 0:
-        text = action[start + len(_OPEN) :]
-        skipped = len(text) - len(text.lstrip())
-        call, length = json.JSONDecoder().raw_decode(text.lstrip())
-        end = action.index(_CLOSE, start + len(_OPEN) + skipped + length) + len(_CLOSE)
-        found.append((start, end, call))
-    return found
-
-
-def _other_call(schemas: Sequence[Mapping[str, Any]], calls: Sequence[str], rng: random.Random) -> str:
-    """A call of a tool that the oracle's first action does not use, with its text arguments taken from there."""
-    golds = [call for _, _, call in _calls(calls[0])]
-    used = {call["name"] for call in golds}
-    others = [schema["function"] for schema in schemas if schema["function"]["name"] not in used]
-    if not others:
-        return calls[0]
-    tool = rng.choice(others)
-    texts = [value for call in golds for value in call["arguments"].values() if isinstance(value, str)] or [""]
-    required = tool.get("parameters", {}).get("required", [])
-    return _call_text(tool["name"], dict.fromkeys(required, texts[0]))
-
-
-def _call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call in the Hermes format, spaced as chat templates write it (`json.dumps` defaults)."""
-    return (
-        "<tool_call>\n"
-        + json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-        + "\n</tool_call>"
+    return Lesson(
+        flaw,
+        prompt,
+        tuple(turns),
+        tuple(learns and (index > 0 or flaw is not Flaw.DRILL) for index in range(len(turns))),
     )
+
+
+async def _reading(session: PolicySession, messages: Sequence[Message], gold: Gold) -> str:
+    """What the oracle says of results that are not its own; its own last action where that does not depend on them."""
+    final = gold.actions[-1]
+    try:
+        said = str(await session.act(messages))
+    except TemplateError:  # its script has no words for such a result, an error for example
+        return final
+    if said == final and gold.last_result:
+        said = final.replace(gold.last_result, messages[-1].content)
+    return said
+
+
+def _edited(action: str, flaw: Flaw, schemas: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """One of the oracle's calls with the flaw in it."""
+    if flaw is Flaw.WRONG_TOOL:
+        return _other_call(schemas, action, rng)
+    if flaw is Flaw.WRONG_ARGUMENT:
+        return edit_calls(action, lambda text: exchange_operators(text, rng))
+    if flaw is Flaw.DRILL:
+        return edit_calls(action, lambda text: random_digits(text, rng))
+    return action
+
+
+def _final(said: str, flaw: Flaw, gold: Gold, other: Gold, rng: random.Random) -> str:
+    """The last action, where the oracle would have `said` something."""
+    final = gold.actions[-1]
+    if flaw in (Flaw.GUESS, Flaw.WRONG_TOOL, Flaw.IGNORED_RESULT) or (flaw is Flaw.WRONG_ARGUMENT and said == final):
+        digits = random_digits(final, rng)
+        return digits if digits != final else other.actions[-1]
+    if flaw is Flaw.STOPS_EARLY:
+        return final.replace(gold.answer, _texts(gold.actions[-2])[0])
+    if flaw is Flaw.WRONG_QUESTION:
+        return reworded(final, other.actions[-1]) or final
+    if flaw is Flaw.NO_ANSWER_TAG:
+        return "The answer is " + _TAG.sub("", final).strip()
+    return said
+
+
+def _has_operators(gold: Gold) -> bool:
+    return any(has_operator(text) for call in gold.actions[:-1] for text in _texts(call))
+
+
+def _texts(action: str) -> list[str]:
+    """The text arguments of an action's calls."""
+    return [value for _, _, call in calls_of(action) for value in call["arguments"].values() if isinstance(value, str)]
+
+
+def _other_tools(schemas: Sequence[Mapping[str, Any]], action: str) -> list[Mapping[str, Any]]:
+    """The tools that an action does not call."""
+    used = {call["name"] for _, _, call in calls_of(action)}
+    return [schema["function"] for schema in schemas if schema["function"]["name"] not in used]
+
+
+def _other_call(schemas: Sequence[Mapping[str, Any]], action: str, rng: random.Random) -> str:
+    """A call of a tool that the oracle's action does not use, with its text arguments taken from there."""
+    tool = rng.choice(_other_tools(schemas, action))
+    required = tool.get("parameters", {}).get("required", [])
+    return call_text(tool["name"], dict.fromkeys(required, (_texts(action) or [""])[0]))

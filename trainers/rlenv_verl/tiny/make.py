@@ -15,7 +15,7 @@ from rlenv.errors import UsageError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.tokens import TokenEncoder
-from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, gold_of, make_lesson
+from rlenv_verl.tiny.lessons import Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture
 from rlenv_verl.tiny.model import new_model, save_model
 from rlenv_verl.tiny.tokenizer import build_tokenizer
 from rlenv_verl.tiny.warmup import IGNORE, Example, WarmupReport, warm_up
@@ -153,16 +153,23 @@ async def _collect(
         await gold_of(environment, oracle, task=task, split=split, seed=0)
         for task in rng.sample(range(rows), min(rows, settings.golds))
     ]
-    flaws, shares = list(MIXTURE), list(MIXTURE.values())
+    schemas = environment.tool_schemas
 
-    async def lesson(gold: Gold, flaw: Flaw) -> Lesson:
-        return await make_lesson(environment, gold, flaw, split=split, rng=rng, other=rng.choice(golds))
+    async def lesson(gold: Gold, flaw: Flaw | None) -> Lesson:
+        """With a flaw that is drawn from the mixture where it is None."""
+        other = rng.choice(golds)
+        if flaw is None:
+            shares = mixture(gold, other=other, schemas=schemas)
+            flaw = rng.choices(list(shares), list(shares.values()))[0]
+        return await make_lesson(environment, oracle, gold, flaw, split=split, rng=rng, other=other)
 
-    drills = [await lesson(rng.choice(golds), Flaw.DRILL) for _ in range(settings.clean)]
+    drillable = [gold for gold in golds if has_room(Flaw.DRILL, gold, other=gold, schemas=schemas)]
+    drills = [await lesson(rng.choice(drillable), Flaw.DRILL) for _ in range(settings.clean if drillable else 0)]
     gold_lessons = [await lesson(gold, Flaw.NONE) for gold in golds]
-    drilled, shown = _ByLength(drills), _ByLength(gold_lessons)
+    shown = _ByLength(gold_lessons)
+    drilled = _ByLength(drills) if drills else shown
     clean = [(drilled if rng.random() < settings.drill_share else shown).draw(rng) for _ in range(settings.clean)]
-    mixed = [await lesson(rng.choice(golds), rng.choices(flaws, shares)[0]) for _ in range(settings.mixed)]
+    mixed = [await lesson(rng.choice(golds), None) for _ in range(settings.mixed)]
     return clean, mixed
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tokenizers import (  # type: ignore[import-untyped]
     AddedToken,
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -23,6 +24,8 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (PAD, START, END)
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
+# A word in title case. It stands alone, so that a name is the same tokens wherever it stands and can be copied.
+_NAME = "[A-Z][a-z]+"
 _CONTROLS = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + MARKER_TOKENS))
 
 
@@ -32,7 +35,7 @@ def chat_template() -> str:
 
 
 def build_tokenizer(
-    conversations: Iterable[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
+    conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
     folder: Path,
     *,
     markers: Sequence[str] = (),
@@ -40,7 +43,8 @@ def build_tokenizer(
 ) -> Any:
     """Train a tokenizer on `conversations` and save it to `folder`.
 
-    Digits stand alone, so that numbers are copied digit by digit; everything else may merge across words, so that
+    Digits stand alone, so that numbers are copied digit by digit, and so do words in title case, so that names are
+    copied by the same tokens everywhere; everything else may merge across words, so that
     whatever every conversation repeats (the tools block, the frame of a call) is a handful of tokens.
 
     Args:
@@ -60,6 +64,7 @@ def build_tokenizer(
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(_NAME), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -79,7 +84,7 @@ def build_tokenizer(
             vocab_size=vocab_size,
             # Only what repeats everywhere is worth a token; a merge seen in few episodes would split their numbers'
             # surroundings in ways the rest never shows.
-            min_frequency=max(2, len(texts) // 100),
+            min_frequency=max(2, len(conversations) // 100),
             special_tokens=list(CONTROL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
