@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def checkpoint(run: Path, step: int, *, is_named: bool = True) -> Path:
     folder = run / "checkpoints" / f"global_step_{step}"
-    folder.mkdir(parents=True)
+    (folder / "actor").mkdir(parents=True)
     if is_named:
         (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
     return folder
@@ -144,6 +144,14 @@ def test_a_checkpoint_counts_once_all_of_it_is_written(tmp_path: Path, named: st
         (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(named)
     found = last_checkpoint(tmp_path / "checkpoints")
     assert (found and int(found.name.removeprefix("global_step_"))) == expected
+
+
+def test_a_checkpoint_whose_actor_was_removed_is_passed_over(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 2)
+    (checkpoint(tmp_path, 4) / "actor").rmdir()
+    found = last_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.name == "global_step_2"
 
 
 def test_a_folder_is_trained_in_by_one_process(tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ def _temporary_folder() -> Iterator[Path]:
 def _guarded(mark: str, ray_dir: Path, lock: int | None) -> Iterator[None]:
     """A guard for as long as the block runs; it ends by itself, whether this process lives or not."""
     process = subprocess.Popen(
-        [sys.executable, guard.__file__, mark, str(ray_dir)],
+        # -P: the folder of the file, whose modules may be called anything, stays out of the path.
+        [sys.executable, "-P", guard.__file__, mark, str(ray_dir)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -172,7 +172,8 @@ def last_checkpoint(folder: Path) -> Path | None:
         return None
     except ValueError:
         newest = max(found) - 1
-    complete = [step for step in found if step <= newest]
+    # veRL removes old actors (`max_actor_ckpt_to_keep`) and leaves the rest of their folders.
+    complete = [step for step, path in found.items() if step <= newest and (path / "actor").is_dir()]
     return found[max(complete)] if complete else None
 
 
