@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.verl_runs.driving import MARK, ROOT, SMALL, make_policy, marked, started, train, wait_until
+from tests.verl_runs.driving import MARK, ROOT, SMALL, lines, make_policy, marked, started, wait_until
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1200)]
 
@@ -49,6 +49,8 @@ def cluster() -> Iterator[str]:
             program.wait(timeout=30)
         except subprocess.TimeoutExpired:
             program.kill()
+            program.wait()
+        program.stdout.close()
         for left in marked(mark):
             try:
                 left.kill()
@@ -81,8 +83,27 @@ def test_a_run_joins_a_cluster_and_its_workers_use_what_was_shipped(cluster: str
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["steps"], summary["failed_episodes"]) == (2, 0)
     assert [entry["step"] for entry in summary["held_out_success"]] == [0, 2]
-    # Without an address Ray would have refused: the cluster is still there, and another run joins it.
+
+    # The cluster is still there for another run; that one's driver is killed, and its workers end with it.
     (tmp_path / "moved").rename(spec.parent)
-    more = [*arguments[:-1], cluster, *SMALL, "--eval"]
-    more[more.index("-o") + 1] = str(tmp_path / "second")
-    assert train(more, log, seconds=400) == 0
+    second = tmp_path / "second"
+    arguments[arguments.index(str(out))] = str(second)
+    with started([*arguments, *SMALL, "trainer.test_freq=2"], log) as (driver, mark):
+        wait_until(lambda: (second / "metrics.jsonl").exists() and workers_of(second) != [], what="the workers")
+        wait_until(lambda: bool(lines(second / "metrics.jsonl")), what="the first validation")
+        driver.kill()
+        driver.wait()
+        wait_until(lambda: marked(mark) == [], what="the end of the driver's processes", seconds=60)
+        wait_until(lambda: workers_of(second) == [], what="the end of the cluster's workers", seconds=60)
+
+
+def workers_of(run: Path) -> list[int]:
+    """The processes on the cluster that work for a run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("VERL_FILE_LOGGER_PATH", "").startswith(f"{run}/"):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
