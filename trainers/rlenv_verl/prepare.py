@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +12,25 @@ from typing import Any
 
 import yaml
 
-import rlenv
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.source import nearest
 from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
-from rlenv_verl.guard import RUN_MARK
+from rlenv_verl.masking import check_masking
 from rlenv_verl.names import LOOP_CLASS, agent_name
 from rlenv_verl.preset import Preset, compose, control_estimator, override
 from rlenv_verl.reward_model import check_reward_model
 from rlenv_verl.runfile import Run, SpecEntry
 from rlenv_verl.ship import Shipped, ship
 from rlenv_verl.specs import TrainedSpec
+from rlenv_verl.surroundings import joining
 
 __all__ = [
     "Plan",
     "RunSettings",
-    "cluster_overrides",
-    "command_text",
     "measure_prompts",
     "plan_of",
     "prepare",
-    "run_environment",
     "with_run_keys",
 ]
 
@@ -141,7 +137,7 @@ def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mappin
         trained = str(folder / "trained.jsonl")
         overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
     if settings.ray_address is not None:
-        overrides = _for_cluster(overrides, settings.ray_address)
+        overrides = joining(overrides, settings.ray_address)
     else:
         # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
         overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
@@ -199,6 +195,7 @@ def plan_of(run: Run, *more: str) -> Plan:
     config = compose(overrides)
     if "file" not in config["trainer"]["logger"]:
         raise UsageError("trainer.logger has to keep 'file', which progress and summary are read from")
+    check_masking(config)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
     return Plan(run, overrides, config)
@@ -265,66 +262,6 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int) -> di
 def _has_own_sampler(preset: Preset) -> bool:
     sampler = preset.verl.get("trainer", {}).get("v1", {}).get("sampler", {}).get("custom_sampler", {})
     return str(sampler.get("path", "")).endswith("rlenv_verl.sampler")
-
-
-# What a cluster that is joined has decided already; Ray refuses these with an address.
-_OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
-
-
-def _for_cluster(overrides: Sequence[str], address: str) -> list[str]:
-    unwanted = tuple(f"ray_kwargs.ray_init.{name}=" for name in _OF_A_NEW_CLUSTER)
-    kept = [item for item in overrides if not item.lstrip("+").startswith(unwanted)]
-    return [*kept, override("ray_kwargs.ray_init.address", address, add=True)]
-
-
-def cluster_overrides(run: Run, metrics: Path) -> list[str]:
-    """What the workers of a cluster that is joined are given; nothing for a cluster of the run's own.
-
-    They are started by the cluster and inherit nothing: the specs come as their working directory, and the variables
-    by name. `{mark}` becomes the run's mark.
-    """
-    if run.ray_address is None:
-        return []
-    variables = {name: value for name, value in _variables(run, metrics).items() if name != "PYTHONPATH"}
-    keys = {f"env_vars.{name}": value for name, value in {**variables, RUN_MARK: "{mark}"}.items()}
-    keys["working_dir"] = str(run.folder / "ship")
-    return [override(f"ray_kwargs.ray_init.runtime_env.{key}", value, add=True) for key, value in keys.items()]
-
-
-def run_environment(run: Run, metrics: Path) -> dict[str, str]:
-    """The environment variables of veRL's processes, on top of this process's own.
-
-    Args:
-        run: the run.
-        metrics: the file that veRL's file logger writes.
-    """
-    return {**os.environ, **_variables(run, metrics)}
-
-
-def _variables(run: Run, metrics: Path) -> dict[str, str]:
-    variables = {
-        "VERL_FILE_LOGGER_PATH": str(metrics),
-        "TENSORBOARD_DIR": str(run.folder / "tensorboard"),
-        "RLENV_SEED": str(run.seed),
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "HYDRA_FULL_ERROR": "1",
-        "PYTHONUNBUFFERED": "1",
-        **run.environment,
-    }
-    # Ray's workers are new processes: what this one imported from a checkout has to be importable there too.
-    roots = [str(Path(rlenv.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1])]
-    known = os.environ.get("PYTHONPATH", "")
-    variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(roots), *([known] if known else [])])
-    return variables
-
-
-def command_text(run: Run, metrics: Path, command: Sequence[str]) -> str:
-    """The command as a shell takes it, with the environment variables that it needs."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in _variables(run, metrics).items()]
-    parts = ["cd " + shlex.quote(run.cwd) + " && env", *variables, shlex.join(command[:3])]
-    return " \\\n  ".join([*parts, *(shlex.quote(part) for part in command[3:])])
 
 
 def measure_prompts(

@@ -21,17 +21,7 @@ from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.options import FIXED_BY_A_RUN, parser
-from rlenv_verl.prepare import (
-    Plan,
-    RunSettings,
-    cluster_overrides,
-    command_text,
-    measure_prompts,
-    plan_of,
-    prepare,
-    run_environment,
-    with_run_keys,
-)
+from rlenv_verl.prepare import Plan, RunSettings, measure_prompts, plan_of, prepare, with_run_keys
 from rlenv_verl.preset import load_preset, override
 from rlenv_verl.progress import Waits, show_summary, step_lines
 from rlenv_verl.report import plot_text, series
@@ -39,6 +29,7 @@ from rlenv_verl.resume import resumed, validation_of
 from rlenv_verl.runfile import Run, locked, rebuild_metrics
 from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
 from rlenv_verl.summary import failures_by_step, summarise
+from rlenv_verl.surroundings import cluster_overrides, command_text, run_environment
 
 __all__ = ["main"]
 
