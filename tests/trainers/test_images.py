@@ -337,3 +337,29 @@ def test_the_processor_of_the_tests_is_made_without_a_download() -> None:
     file = io.BytesIO()
     PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
     assert file.tell() > 0
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: Path, family: str) -> None:
+    from rlenv_verl.cpu.vision import generate_seeing
+    from rlenv_verl.decode import Sampling
+
+    model, made = model_parts(family)
+    output, _ = run(tmp_path, made, [CALL % 3, CALL % 2, ANSWER], family=family)
+    images = output.multi_modal_data["images"]
+    prompt = [*output.prompt_ids, *output.response_ids]
+    with quiet():
+        answer = generate_seeing(
+            model, made, prompt, images, Sampling(max_tokens=6, temperature=0.0), generator=torch.Generator()
+        )
+        # One forward pass over the whole, with the positions that veRL computes, says the same.
+        output.response_ids = [*output.response_ids, *answer.token_ids]
+        batch = as_verl_computes(made, output)
+        with torch.no_grad():
+            logits = model(**batch, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logits[:, [made.image_token_id, made.video_token_id]] = -torch.inf
+    assert logits.argmax(-1).tolist() == list(answer.token_ids)
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
+    assert torch.allclose(expected, torch.tensor(answer.logprobs), atol=1e-4)
+    with pytest.raises(ValueError, match="placeholders; 1 images make"):
+        generate_seeing(model, made, prompt, images[:1], Sampling(max_tokens=1), generator=torch.Generator())

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["Generated", "Sampling", "generate"]
+__all__ = ["Generated", "Sampling", "completes", "generate", "sample"]
 
 # Rows that have ended stay in the batch until this share of it is live: copying the cache costs about one step.
 _COMPACT_BELOW = 0.75
@@ -99,13 +99,13 @@ def generate(
             logits_to_keep=1,
         )
         cache = output.past_key_values
-        chosen, chosen_logprobs = _sample(output.logits[:, -1].float(), [samplings[index] for index in live], generator)
+        chosen, chosen_logprobs = sample(output.logits[:, -1].float(), [samplings[index] for index in live], generator)
         for index, token, logprob in zip(live, chosen.tolist(), chosen_logprobs.tolist(), strict=True):
             if finish[index] is not None:
                 continue
             tokens[index].append(token)
             logprobs[index].append(logprob)
-            if token in samplings[index].stop_ids or _completes(tokens[index], samplings[index], decode):
+            if token in samplings[index].stop_ids or completes(tokens[index], samplings[index], decode):
                 finish[index] = "stop"
             elif len(tokens[index]) >= samplings[index].max_tokens:
                 finish[index] = "length"
@@ -124,7 +124,7 @@ def generate(
     ]
 
 
-def _completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
+def completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
     """Whether the last token completes a stop text."""
     if not sampling.stop_texts:
         return False
@@ -136,7 +136,7 @@ def _completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequ
     return any(text in tail for text in sampling.stop_texts)
 
 
-def _sample(
+def sample(
     logits: torch.Tensor, samplings: Sequence[Sampling], generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row and its log-probability. `logits` is float32 of shape (rows, vocabulary)."""

@@ -30,8 +30,11 @@ class CpuServerActor:
         torch.set_num_threads(int(os.environ.get("RLENV_ROLLOUT_THREADS", "1")))
         self.config = config
         model_file: Any = transformers.AutoConfig.from_pretrained(model_config.path)
-        auto: Any = transformers.AutoModelForCausalLM
+        self.processor = model_config.processor
+        sees = self.processor is not None
+        auto: Any = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
         model = auto.from_config(model_file, attn_implementation="sdpa").float().eval()
+        model_file = model_file.get_text_config()
         ends = model_file.eos_token_id
         tokenizer = model_config.tokenizer
         self.stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
@@ -41,6 +44,7 @@ class CpuServerActor:
             max_batch=config.max_num_seqs,
             seed=config.seed + replica_rank,
             decode=tokenizer.decode,
+            processor=self.processor,
         )
 
     async def ready(self) -> bool:
@@ -55,11 +59,12 @@ class CpuServerActor:
         request_id: str,
         image_data: Any = None,
         video_data: Any = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
         **_other: Any,
     ) -> TokenOutput:
         """veRL's generate: token ids in, token ids and their log-probabilities out."""
-        if image_data or video_data:
-            raise ValueError("this server generates from text alone")
+        if video_data:
+            raise ValueError("this server generates from text and images alone")
         config = self.config
         response = min(config.response_length, config.prompt_length + config.response_length - len(prompt_ids))
         sampling = read_sampling(
@@ -69,7 +74,9 @@ class CpuServerActor:
             default_tokens=max(1, response),
             stop_ids=self.stop_ids,
         )
-        generated, version = await self.server.generate(prompt_ids, sampling)
+        generated, version = await self.server.generate(
+            prompt_ids, sampling, images=image_data or (), processor_kwargs=mm_processor_kwargs
+        )
         return TokenOutput(
             token_ids=list(generated.token_ids),
             log_probs=list(generated.logprobs) if sampling_params.get("logprobs") else None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rlenv_verl.cpu.vision import generate_seeing
 from rlenv_verl.decode import Generated, Sampling, generate
 
 __all__ = ["CpuServer", "read_sampling"]
@@ -75,6 +76,8 @@ class _Request:
     prompt: list[int]
     sampling: Sampling
     answer: asyncio.Future[tuple[Generated, int | None]]
+    images: Sequence[Any] = ()
+    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +93,7 @@ class CpuServer:
         max_batch: the most requests of one batch.
         seed: of all sampling; requests carry none. Equal requests in equal batches give equal tokens.
         decode: makes text of token ids, special ones included; needed where requests have stop texts.
+        processor: of a model that sees, whose requests are then generated one by one.
     """
 
     model: Any
@@ -100,6 +104,7 @@ class CpuServer:
     """Whether `model` holds weights to serve with; True once `load_weights` saw the last part."""
     weights_version: int | None = None
     decode: Callable[[Sequence[int]], str] | None = None
+    processor: Any = None
     _queue: asyncio.Queue[_Request] = field(default_factory=asyncio.Queue)
     _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,7 +132,14 @@ class CpuServer:
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Generated, int | None]:
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        images: Sequence[Any] = (),
+        processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[Generated, int | None]:
         """What the model writes after `prompt`, and the version of the weights that wrote it.
 
         While generation is paused, requests wait, or return at once as `aborted` where the pause rejects. A request
@@ -135,7 +147,10 @@ class CpuServer:
 
         Raises:
             RuntimeError: no weights have been loaded yet.
+            ValueError: images for a server without a `processor`.
         """
+        if images and self.processor is None:
+            raise ValueError("this server generates from text alone; its model has no processor for images")
         while not self._resumed.is_set():
             if self._rejects:
                 return Generated((), (), "aborted"), self.weights_version
@@ -143,7 +158,7 @@ class CpuServer:
         if not self.has_weights:
             raise RuntimeError("generation was asked for before the first weights came")
         answer: asyncio.Future[tuple[Generated, int | None]] = asyncio.get_running_loop().create_future()
-        await self._queue.put(_Request(list(prompt), sampling, answer))
+        await self._queue.put(_Request(list(prompt), sampling, answer, images, processor_kwargs or {}))
         return await answer
 
     async def load_weights(
@@ -221,6 +236,21 @@ class CpuServer:
         return wave
 
     def _decode(self, wave: Sequence[_Request]) -> list[Generated]:
+        if self.processor is not None:
+            return [
+                generate_seeing(
+                    self.model,
+                    self.processor,
+                    request.prompt,
+                    request.images,
+                    request.sampling,
+                    generator=self._generator,
+                    processor_kwargs=dict(request.processor_kwargs),
+                    is_aborted=lambda: self._abort,
+                    decode=self.decode,
+                )
+                for request in wave
+            ]
         return generate(
             self.model,
             [request.prompt for request in wave],
