@@ -8,7 +8,7 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-verl check bench setup servers clean
+.PHONY: contract demo test test-verl check bench setup servers clean
 
 setup: $(READY)
 
@@ -56,6 +56,10 @@ $(SERVERS)/node/.ready:
 	    @modelcontextprotocol/server-memory@2026.8.31 \
 	    @modelcontextprotocol/server-filesystem@2026.8.31 && touch $@; \
 	else echo "npm is not installed: the servers written for Node are left out"; fi
+
+# What the trainer's adapter stands on in veRL; VERL=FOLDER looks at one that lies unpacked there (an older or newer wheel)
+contract: $(READY)
+	PYTHONPATH=trainers $(BIN)/python -m rlenv_verl.contract $(VERL)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -31,10 +31,16 @@ def verl() -> Any:
     """veRL, imported once, with the adapter's plug-ins registered in it."""
     with quiet():
         module = pytest.importorskip("verl", reason="the verl extra is not installed")
-        import rlenv_verl.advantage
-        import rlenv_verl.agent_loop
-        import rlenv_verl.cpu.registries
-        import rlenv_verl.sampler  # noqa: F401
+        fault = ""
+        try:
+            import rlenv_verl.advantage
+            import rlenv_verl.agent_loop
+            import rlenv_verl.cpu.registries
+            import rlenv_verl.sampler  # noqa: F401
+        except (ImportError, AttributeError) as error:
+            fault = f"the adapter cannot be imported with this veRL: {error}; see tests/trainers/test_contract.py"
+    if fault:
+        pytest.fail(fault, pytrace=False)
     return module
 
 
