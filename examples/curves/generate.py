@@ -37,14 +37,6 @@ GIVEN = (
     "Anselm", "Berit", "Cosima", "Davor", "Edda", "Florian", "Gunnar", "Isaura", "Jorun", "Kasimir", "Leonie",
     "Matthis", "Nerys", "Oswin", "Petra", "Ragna", "Sixten", "Thekla", "Ulric", "Wendel",
 )
-RIVER_HEADS = (
-    "As", "Bi", "Du", "El", "Gi", "Il", "Ky", "Lo", "Mu", "Ne", "Oy", "Pra", "Ri", "Sa", "So", "Thy", "Ur", "Vi",
-    "Wex", "Zu",
-)
-RIVER_TAILS = (
-    "bra", "cco", "dra", "enne", "flo", "gua", "hane", "issa", "jun", "ker", "lar", "mune", "nois", "pra", "quo",
-    "ruth", "sse", "tava", "vui", "zen",
-)
 # fmt: on
 
 SCHEMA = """\
@@ -129,16 +121,15 @@ def search_qa() -> Iterator[tuple[str, bytes]]:
     """One corpus; questions about the town where a person lives, so that two passages are needed."""
     rng = random.Random(20261122)
     families = _names(rng, HEADS, MIDDLES[:3], TAILS)
-    towns = _names(rng, HEADS, MIDDLES[3:], TAILS)
-    rivers = _names(rng, RIVER_HEADS, RIVER_TAILS)
+    left = _names(rng, HEADS, MIDDLES[3:], TAILS)
     passages: list[tuple[str, str]] = []
     made: dict[str, bytes] = {}
-    for split, people, places, streams, rows in zip(
-        SPLITS, (2000, 200, 200), (1000, 150, 150), (300, 50, 50), (2000, 400, 200), strict=True
+    for split, people, towns, streams, rows in zip(
+        SPLITS, (2000, 200, 200), (1000, 150, 150), (500, 75, 75), (2000, 400, 200), strict=True
     ):
         persons = [f"{rng.choice(GIVEN)} {family}" for family in families[:people]]
-        here, waters = towns[:places], rivers[:streams]
-        families, towns, rivers = families[people:], towns[places:], rivers[streams:]
+        here, waters = left[:towns], left[towns : towns + streams]
+        families, left = families[people:], left[towns + streams :]
         home = {person: rng.choice(here) for person in persons}
         river = {town: rng.choice(waters) for town in here}
         year = {town: rng.randint(1000, 1899) for town in here}

@@ -33,7 +33,7 @@ class WarmupSettings:
     steps: int = 460
     clean_share: float = 0.65
     drill_share: float = 0.5
-    golds: int = 1500
+    golds: int = 2000
     clean: int = 3000
     mixed: int = 3000
 

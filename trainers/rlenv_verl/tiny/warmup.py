@@ -82,18 +82,18 @@ def warm_up(
             group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
         ids = _pad([row.ids for row in rows], pad_id)
         labels = _pad([row.labels for row in rows], IGNORE)
-        logits = model(input_ids=ids).logits[:, :-1]
-        targets = labels[:, 1:]
-        total = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORE, reduction="sum"
-        )
+        is_trained = labels[:, 1:] != IGNORE
+        states = model.base_model(input_ids=ids).last_hidden_state[:, :-1]
+        # Three quarters of the tokens are prompts and results: their logits would cost as much as a layer.
+        logits = model.get_output_embeddings()(states[is_trained])
+        total = torch.nn.functional.cross_entropy(logits, labels[:, 1:][is_trained], reduction="sum")
         # A sum over a constant, not a mean over the batch: buckets of short guesses would otherwise weigh more per
         # token than the long right episodes, and the policy would forget to call.
         torch.autograd.backward(total / tokens_a_step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        losses.append(float(total.detach()) / max(1, int((targets != IGNORE).sum())))
+        losses.append(float(total.detach()) / max(1, len(logits)))
         if progress is not None:
             progress(step + 1, losses[-1])
     model.eval()
