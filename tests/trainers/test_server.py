@@ -194,3 +194,21 @@ def test_parameters_that_would_be_ignored_are_refused(params: dict[str, Any], me
 def test_a_prompt_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves no room"):
         read_sampling({}, prompt_tokens=50, max_model_len=50, default_tokens=20, stop_ids=())
+
+
+def test_a_server_that_left_the_rotation_turns_requests_away_until_it_is_back() -> None:
+    async def scenario(server: CpuServer) -> None:
+        server.weights_version = 3
+        await server.pause(rejects=True)
+        answer, version = await server.generate([5, 7], Sampling(3, 0.0))
+        assert (answer.token_ids, answer.finish, version) == ((), "aborted", 3)
+        # A pause for a sync alone lets requests wait again.
+        await server.pause()
+        waiting = asyncio.create_task(server.generate([5, 7], Sampling(3, 0.0)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        server.resume()
+        answer, _ = await waiting
+        assert len(answer.token_ids) == 3
+
+    serve(scenario)
