@@ -23,10 +23,8 @@ from uuid import uuid4
 
 import orjson
 import torch
-from omegaconf import OmegaConf
 from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
-from verl.utils.profiler import simple_timer
 
 from rlenv import record
 from rlenv.dialects.base import SameTurn
@@ -39,7 +37,9 @@ from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, FailurePolicy, failure_policy
 from rlenv_verl.figures import EpisodeFigures
 from rlenv_verl.images import STRAY, check_places, generation_fields, has_stray_place, image_template, processor_images
+from rlenv_verl.loop_settings import loop_settings, plain
 from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
+from rlenv_verl.reward_model import served_by_reward_model
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
@@ -67,6 +67,7 @@ class RlenvAgentLoop(AgentLoopBase):
         stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
             this many seconds more; None lets them run.
         watch_dir: where each process writes what its episodes wait for; None writes nothing.
+        reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
     """
 
     def __init__(
@@ -81,13 +82,18 @@ class RlenvAgentLoop(AgentLoopBase):
         failures: Mapping[str, str] | None = None,
         stragglers: Mapping[str, float] | None = None,
         watch_dir: str | None = None,
+        reward_model: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.environment = _environment(spec, _plain(spec_set))
-        kwargs = {**self.apply_chat_template_kwargs, **_plain(template_kwargs)}
+        self.settings = settings = loop_settings(self.config, self.data_config)
+        replaced = plain(spec_set)
+        if reward_model is not None:
+            replaced |= served_by_reward_model(self.config, endpoint=reward_model)
+        self.environment = _environment(spec, replaced)
+        kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         self.encoder = _encoder(
-            self.tokenizer, kwargs, self.environment.same_turn, self.processor, _plain(self.mm_processor_kwargs)
+            self.tokenizer, kwargs, self.environment.same_turn, self.processor, settings.processor_kwargs
         )
         # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
         stops = list(self.environment.stops)
@@ -96,8 +102,8 @@ class RlenvAgentLoop(AgentLoopBase):
         self.seed = seed
         self.turn_tokens = turn_tokens
         self.record_dir = Path(record_dir) if record_dir is not None else None
-        self.policy = failure_policy(_plain(failures))
-        self.stragglers = stragglers_of(None if stragglers is None else _plain(stragglers))
+        self.policy = failure_policy(plain(failures))
+        self.stragglers = stragglers_of(None if stragglers is None else plain(stragglers))
         self.watch: Watch | None = None
         if watch_dir is not None:
             self.watch = watch(watch_dir)
@@ -164,7 +170,7 @@ class RlenvAgentLoop(AgentLoopBase):
             if task.is_validation:
                 self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
         figures = _figures(self.environment.spec.name, task, outcome, play, terms=terms, began=began)
-        with_logprobs = bool(self.rollout_config.calculate_log_probs)
+        with_logprobs = self.settings.with_logprobs
         output = _output(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
         if images:
             output.multi_modal_data = {"images": list(images)}
@@ -201,14 +207,14 @@ class RlenvAgentLoop(AgentLoopBase):
         if episode.is_ended:
             return episode.trajectory
         limit = self.environment.spec.limits.response_tokens
-        budget = int(self.rollout_config.response_length)
+        budget = self.settings.response_length
         budget = budget if limit is None else min(budget, limit)
         try:
             start = partial(
                 self.encoder.start,
                 episode.messages,
                 tools=self.environment.tool_schemas,
-                max_prompt_tokens=int(self.rollout_config.prompt_length),
+                max_prompt_tokens=self.settings.prompt_length,
                 max_response_tokens=budget,
             )
             has_images = any(message.images for message in episode.messages)
@@ -222,7 +228,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 return await episode.truncate("response_tokens")
             most = room if self.turn_tokens is None else min(self.turn_tokens, room)
             play.activity.waits_for("generation")
-            with simple_timer("generate_sequences", play.metrics):
+            with _Timed("generate_sequences", play.metrics):
                 answer = await self._generate(request, tokens, {**sampling, **self.stops, "max_tokens": most})
             extra = answer.extra_fields
             play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
@@ -235,7 +241,7 @@ class RlenvAgentLoop(AgentLoopBase):
             action = tokens.add_sampled(answer.token_ids, answer.log_probs)
             play.actions.append(action)
             play.activity.waits_for(STEP)
-            with simple_timer("tool_calls", play.metrics):
+            with _Timed("tool_calls", play.metrics):
                 step = await episode.step(action)
             if step.is_last:
                 return episode.trajectory
@@ -246,9 +252,9 @@ class RlenvAgentLoop(AgentLoopBase):
         try:
             return await self.server_manager.generate(
                 request_id=request,
-                prompt_ids=list(tokens.context_ids),
+                prompt_ids=tokens.context_ids,
                 sampling_params=params,
-                **generation_fields(tokens.images, _plain(self.mm_processor_kwargs)),
+                **generation_fields(tokens.images, self.settings.processor_kwargs),
             )
         except asyncio.CancelledError:
             raise
@@ -287,6 +293,21 @@ async def _cut_short(episode: Episode, play: _Play) -> None:
         return
     missing = play.actions[len(episode.turns) :]
     await episode.truncate(STRAGGLER, action=missing[0] if missing else None)
+
+
+class _Timed:
+    """Adds the seconds of a block to veRL's metrics; veRL's own timer costs as much as a call of a tool."""
+
+    __slots__ = ("_began", "_metrics", "_name")
+
+    def __init__(self, name: str, metrics: dict[str, float]) -> None:
+        self._name, self._metrics = name, metrics
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_error: object) -> None:
+        self._metrics[self._name] = self._metrics.get(self._name, 0.0) + time.perf_counter() - self._began
 
 
 class _ServerFault(Exception):
@@ -393,12 +414,6 @@ def _output(
 def _seed(*parts: object) -> int:
     """A seed of 31 bits, the same in every process (`hash` of a str is not)."""
     return zlib.crc32("/".join(str(part) for part in parts).encode()) & 0x7FFFFFFF
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    """A mapping without OmegaConf's containers, into which Hydra wraps an agent loop's arguments."""
-    plain: Any = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    return dict(plain or {})
 
 
 # veRL builds one loop object a sample. Compiling a spec and deriving a template's program take milliseconds to

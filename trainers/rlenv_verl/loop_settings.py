@@ -1,0 +1,55 @@
+"""What an agent loop reads of veRL's configuration.
+
+veRL builds a loop object for each sample, and reading one key through OmegaConf takes as long as parsing an action, a
+mapping as long as the rest of a turn. So it is read once for each configuration of a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+__all__ = ["LoopSettings", "loop_settings", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """`prompt_length` and `response_length` are tokens; `processor_kwargs` go to the model's image processor."""
+
+    prompt_length: int
+    response_length: int
+    with_logprobs: bool
+    template_kwargs: Mapping[str, Any]
+    processor_kwargs: Mapping[str, Any]
+
+
+# A configuration is kept beside what was read of it: its id stays taken as long as the entry lives.
+_READ: dict[tuple[int, int], tuple[Any, Any, LoopSettings]] = {}
+
+
+def loop_settings(config: Any, data_config: Any) -> LoopSettings:
+    """The settings in a trainer's configuration and that of its data, which must not change afterwards."""
+    key = (id(config), id(data_config))
+    found = _READ.get(key)
+    if found is None:
+        rollout = config.actor_rollout_ref.rollout
+        settings = LoopSettings(
+            prompt_length=int(rollout.prompt_length),
+            response_length=int(rollout.response_length),
+            with_logprobs=bool(rollout.calculate_log_probs),
+            template_kwargs=plain(data_config.get("apply_chat_template_kwargs")),
+            processor_kwargs=plain(data_config.get("mm_processor_kwargs")),
+        )
+        found = _READ[key] = (config, data_config, settings)
+    return found[2]
+
+
+def plain(value: Any) -> dict[str, Any]:
+    """A mapping without OmegaConf's containers, into which Hydra wraps an agent loop's arguments."""
+    if type(value) is dict:
+        return dict(value)
+    made: Any = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return dict(made or {})
