@@ -2,8 +2,8 @@
 
     python examples/search_r1/toy.py data
 
-The columns are those of scripts/data_process/qa_search_train_merge.py and qa_search_test_merge.py, the corpus is written as
-wiki-18.jsonl (github.com/PeterGriffinJin/Search-R1): official files take their places without a change.
+The columns are those of scripts/data_process/qa_search_train_merge.py and qa_search_test_merge.py, and the corpus is
+written as wiki-18.jsonl is (github.com/PeterGriffinJin/Search-R1): official files take their places without a change.
 """
 
 from __future__ import annotations
