@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,22 @@ def test_a_dry_run_writes_all_and_starts_nothing(tmp_path: Path, capsys: pytest.
     assert config["algorithm"]["adv_estimator"] == "rlenv_grpo"
     assert (out / "data" / "train.parquet").exists()
     assert not (out / "verl.log").exists()
-    assert str(out) in capsys.readouterr().out.replace("\n", "")
+    told = capsys.readouterr().out
+    assert str(out) in told
+    assert "-m verl.trainer.main_ppo" in told
+    assert "VERL_PLATFORM=cpu" in told
+    assert (out / "command.sh").read_text() in told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_printed_command_is_one_that_a_shell_reads(tmp_path: Path) -> None:
+    out = tmp_path / "it's a run"
+    assert main(["arithmetic", "--dry-run", "--eval", "-o", str(out)]) == 0
+    words = shlex.split((out / "command.sh").read_text().replace("\\\n", ""))
+    assert words[:4] == ["cd", os.getcwd(), "&&", "env"]
+    overrides = words[words.index("verl.trainer.main_ppo") + 1 :]
+    assert overrides == (out / "overrides.txt").read_text().splitlines()
+    assert {"trainer.val_only=true", "trainer.val_before_train=true"} <= set(overrides)
 
 
 @pytest.mark.filterwarnings("ignore")
