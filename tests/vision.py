@@ -210,3 +210,37 @@ def model_parts(family: str) -> tuple[Any, Any]:
         if hasattr(inner, method):
             setattr(made, method, types.MethodType(getattr(inner, method), made))
     return model, made
+
+
+_PROCESSOR = '''"""A processor for images alone: the video processors of transformers need torchvision."""
+
+import transformers
+
+
+class {family}(transformers.{family}):
+    def __init__(self, image_processor=None, tokenizer=None, chat_template=None, **kwargs):
+        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+        transformers.ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+'''
+
+
+def save_model(folder: Path, family: str = "Qwen3VLProcessor") -> None:
+    """A model's folder as veRL loads one, with `trust_remote_code` for the processor."""
+    model, made = model_parts(family)
+    end, pad = made.tokenizer.eos_token_id, made.tokenizer.pad_token_id
+    for config in (model.config, model.config.get_text_config(), model.generation_config):
+        config.eos_token_id, config.pad_token_id = end, pad
+    saved = processor(family)
+    saved.tokenizer.chat_template = TEMPLATE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+        saved.tokenizer.save_pretrained(folder)
+        saved.save_pretrained(folder)
+    (folder / "processing_images.py").write_text(_PROCESSOR.format(family=family), encoding="utf-8")
+    file = folder / "processor_config.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    entries["auto_map"] = {"AutoProcessor": f"processing_images.{family}"}
+    file.write_text(json.dumps(entries), encoding="utf-8")

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +17,21 @@ import pytest
 import torch
 
 from tests.trainers.conftest import quiet
-from tests.vision import SPECIAL, model_parts, processor, tokenizer
+from tests.vision import model_parts, processor, save_model
 
 MODELS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 TYPES = {"Qwen2VLProcessor": "qwen2_vl", "Qwen2_5_VLProcessor": "qwen2_5_vl", "Qwen3VLProcessor": "qwen3_vl"}
+# One process of one thread, on veRL's platform `cpu`.
+ENGINE = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cpu",
+    "VERL_USE_EXTERNAL_MODULES": "rlenv_verl.cpu.platform",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+}
 CALL = '<tool_call>\n{"name": "zoom", "arguments": {"times": %d}}\n</tool_call>'
 ANSWER = "<answer>12</answer>"
 SPEC = """
@@ -331,12 +346,47 @@ def test_a_text_that_another_reading_of_the_ids_would_take_for_an_image_is_found
     check_places(SimpleNamespace(context_ids=ids, images=[1, 2]), images=images, tokenizer=made.tokenizer)
 
 
-def test_the_processor_of_the_tests_is_made_without_a_download() -> None:
-    made = tokenizer()
-    assert set(SPECIAL) <= set(made.get_vocab())
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (4, 4)).save(file, "PNG")
-    assert file.tell() > 0
+@pytest.mark.timeout(400)
+def test_verls_engine_trains_on_samples_with_different_numbers_of_images(verl: Any, tmp_path: Path) -> None:
+    family = "Qwen3VLProcessor"
+    made = processor(family)
+    samples = []
+    for actions in ([CALL % 3, CALL % 2, ANSWER], [ANSWER], [CALL % 1, ANSWER], [CALL % 9, ANSWER]):
+        output, _ = run(tmp_path, made, actions, family=family)
+        images = []
+        for image in output.multi_modal_data["images"]:
+            file = io.BytesIO()
+            image.save(file, "PNG")
+            images.append(base64.b64encode(file.getvalue()).decode())
+        kept = {name: getattr(output, name) for name in ("prompt_ids", "response_ids", "response_mask")}
+        samples.append({**kept, "images": images})
+    (tmp_path / "samples.json").write_text(json.dumps(samples))
+    save_model(tmp_path / "model", family)
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).parent / "engine_step.py"),
+            "model",
+            "samples.json",
+            str(tmp_path / "out.json"),
+        ],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **ENGINE,
+            "PYTHONPATH": f"{root}{os.pathsep}{root / 'trainers'}",
+            "HF_HOME": str(tmp_path / "hf"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["engine"] == "CpuEngine"
+    assert result["losses"] == sorted(result["losses"], reverse=True)
+    assert result["losses"][2] < result["losses"][0] - 0.1
 
 
 @pytest.mark.parametrize("family", MODELS)
