@@ -413,3 +413,25 @@ def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: 
     assert torch.allclose(expected, torch.tensor(answer.logprobs), atol=1e-4)
     with pytest.raises(ValueError, match="placeholders; 1 images make"):
         generate_seeing(model, made, prompt, images[:1], Sampling(max_tokens=1), generator=torch.Generator())
+
+
+def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlenv.environment import load
+    from rlenv.errors import UsageError
+    from rlenv_verl.prepare import measure_prompts
+
+    family = "Qwen3VLProcessor"
+    made = processor(family)
+    output, _ = run(tmp_path, made, [ANSWER], family=family)
+    save_model(tmp_path / "model", family)
+    environment = load(tmp_path / "env.yaml")
+    model = str(tmp_path / "model")
+    with quiet():
+        # Here no video processor can be loaded, which the family's own processor asks for.
+        with pytest.raises(UsageError, match=r"set run\.max_prompt_length=N"):
+            measure_prompts(environment, model, splits=["train"], template_kwargs={})
+        import transformers
+
+        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda name: made)
+        longest = measure_prompts(environment, model, splits=["train"], template_kwargs={})
+    assert longest == -(-len(output.prompt_ids) * 5 // 4)

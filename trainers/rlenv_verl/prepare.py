@@ -272,13 +272,18 @@ def measure_prompts(
     template_kwargs: Mapping[str, Any],
     sample: int = 256,
 ) -> int:
-    """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more."""
+    """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more.
+
+    Raises:
+        UsageError: prompts show images, and the model's processor cannot be loaded here.
+    """
     from transformers import AutoTokenizer
 
     from rlenv.tokens import TokenEncoder
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn)
+    seeing = _seeing(model) if environment.spec.prompt.images else {}
+    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **seeing)
 
     async def longest() -> int:
         lengths = []
@@ -290,3 +295,21 @@ def measure_prompts(
         return max(lengths)
 
     return -(-asyncio.run(longest()) * 5 // 4)
+
+
+def _seeing(model: str) -> dict[str, Any]:
+    """What a `TokenEncoder` needs to show images to a model; nothing for one that reads text alone."""
+    from transformers import AutoProcessor
+
+    from rlenv.tokens import ProcessorImages
+
+    try:
+        processor: Any = AutoProcessor.from_pretrained(model)
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(
+            f"the prompts show images, and the processor of {model} cannot be loaded to measure them"
+            f" ({str(error).splitlines()[0]}); set run.max_prompt_length=N"
+        ) from error
+    if not getattr(processor, "image_token", None):
+        return {}
+    return {"chat_template": processor.chat_template, "images": ProcessorImages(processor)}
