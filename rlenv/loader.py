@@ -296,6 +296,9 @@ def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: 
                 faults.append(document.fault((*at, tool), message, f"write {{{tool}: {{ARGUMENT: …}}}}"))
 
 
+_TASK_SOURCES = ("path", "python", "hf", "rows")
+
+
 def _task_sources(document: SourceDocument) -> list[Fault]:
     """Each split names exactly one source."""
     faults: list[Fault] = []
@@ -304,13 +307,14 @@ def _task_sources(document: SourceDocument) -> list[Fault]:
         source = splits[split]
         if not isinstance(source, Mapping):
             continue
-        given = [key for key in ("path", "python", "rows") if source.get(key) is not None]
+        given = [key for key in _TASK_SOURCES if source.get(key) is not None]
         path = ("tasks", split)
         if not given:
-            unknown = any(key not in ("path", "python", "rows", "limit", "shuffle", "report_by") for key in source)
+            unknown = any(key not in (*_TASK_SOURCES, "limit", "shuffle", "report_by") for key in source)
             if not unknown:  # a misspelt key is reported already
                 hint = "add 'path: FILE.jsonl'"
-                faults.append(document.fault(path, "expected 'path', 'python' or 'rows'; found none", hint, at="key"))
+                message = "expected 'path', 'python', 'hf' or 'rows'; found none"
+                faults.append(document.fault(path, message, hint, at="key"))
         elif len(given) > 1:
             message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"
             faults.append(document.fault((*path, given[1]), message, f"remove '{given[1]}'", at="key"))

@@ -18,6 +18,7 @@ __all__ = ["FILE_NAME", "as_text", "is_fresh", "json_schema", "write"]
 
 FILE_NAME = "env.schema.json"
 
+_TASK_SOURCES = ("path", "python", "hf", "rows")
 _SECTIONS: tuple[registry.Group, ...] = ("tools", "resources", "rewards")
 
 
@@ -40,7 +41,7 @@ def json_schema() -> dict[str, Any]:
     properties["tasks"]["additionalProperties"] = {"$ref": "#/$defs/TaskSource"}
     definitions["TaskSource"]["oneOf"] = [
         {"required": [key], "properties": {key: {"not": {"type": "null"}}}, **_without(key)}
-        for key in ("path", "python", "rows")
+        for key in _TASK_SOURCES
     ]
     definitions["TaskSource"]["properties"]["rows"]["minItems"] = 1
     if "extends" in properties:
@@ -59,7 +60,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _without(key: str) -> dict[str, Any]:
-    others = [other for other in ("path", "python", "rows") if other != key]
+    others = [other for other in _TASK_SOURCES if other != key]
     return {"not": {"anyOf": [{"required": [o], "properties": {o: {"not": {"type": "null"}}}} for o in others]}}
 
 

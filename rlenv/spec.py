@@ -21,6 +21,7 @@ __all__ = [
     "BreakerSpec",
     "CacheSpec",
     "CallsSpec",
+    "DatasetSpec",
     "DelaySpec",
     "EnvSpec",
     "FaultsSpec",
@@ -42,13 +43,30 @@ __all__ = [
 ]
 
 
+class DatasetSpec(Spec):
+    """A dataset in the layout of the Hugging Face hub: on the hub, in its cache, or in a folder."""
+
+    dataset: Text
+    """`organisation/name` on the hub, or a folder relative to the spec."""
+    config: Text | None = None
+    """One of the dataset's configurations (subsets); needed where it has several and none is called `default`."""
+    split: Text | None = None
+    """One of its splits; the one that is called like this split of the spec otherwise."""
+    revision: Text | None = None
+    """A branch, tag or commit on the hub; a commit makes sure that the rows stay the same."""
+    columns: Mapping[str, Text] = {}
+    """Columns by the name that templates read, such as `{question: problem}`; all under their own names otherwise."""
+
+
 class TaskSource(Spec):
-    """Where the tasks of one split come from; one row is one episode. Give `path`, `python` or `rows`."""
+    """Where the tasks of one split come from; one row is one episode. Give `path`, `python`, `hf` or `rows`."""
 
     path: Text | None = None
     """A .jsonl, .csv or .parquet file, relative to the spec."""
     python: Text | None = None
     """`module:function` or `file.py:function` that returns an iterable of mappings."""
+    hf: DatasetSpec | None = None
+    """A dataset of the Hugging Face hub."""
     rows: tuple[Mapping[str, Any], ...] | None = None
     """Rows written in the spec itself."""
     limit: Annotated[Int, Field(ge=1)] | None = None

@@ -6,6 +6,7 @@ memory nor a second reading. Every row is a mapping with text keys; columns are 
 
 from __future__ import annotations
 
+import bisect
 import csv
 import hashlib
 import itertools
@@ -18,8 +19,10 @@ import orjson
 
 from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
 from rlenv.functions import import_function
+from rlenv.hub import DatasetFault, dataset_files, dataset_folder
 from rlenv.loader import LoadedSpec
 from rlenv.source import nearest
+from rlenv.spec import DatasetSpec
 from rlenv.templates import Template, TemplateError, compile_template
 
 __all__ = ["Tasks", "load_tasks", "shuffled", "spread"]
@@ -100,28 +103,49 @@ def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         most = source.limit if source.shuffle is None else None
         made = _from_python(loaded, f"{key}.python", source.python, most)
         read, count, name = made.__getitem__, len(made), source.python
+    elif source.hf is not None:
+        read, count, name = _dataset(loaded, f"{key}.hf", source.hf, source.hf.split or split)
     else:
         assert source.path is not None
         path = _file(loaded, f"{key}.path", source.path)
         read, count = _open(loaded, f"{key}.path", path)
         name = str(path)
     if count == 0:
-        at = next(f"{key}.{part}" for part in ("rows", "python", "path") if getattr(source, part) is not None)
+        at = next(f"{key}.{part}" for part in ("rows", "python", "hf", "path") if getattr(source, part) is not None)
         raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
     order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
     return Tasks(read, order[: source.limit], source=name)
 
 
-def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
+def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tuple[Callable[[int], Row], int, str]:
+    name = _filled(loaded, f"{key}.dataset", spec.dataset)
     try:
-        template = compile_template(value)
-        faults = list(_path_names(loaded, key, template))
-        if faults:
-            raise SpecError(faults)
-        shown = template.text(vars=loaded.spec.vars)
-    except TemplateError as error:
-        hint = "a path may read vars only"
-        raise SpecError([loaded.document.fault(key, f"the path cannot be filled: {error}", hint)]) from error
+        folder = dataset_folder(name, base=loaded.base_of(f"{key}.dataset"), revision=spec.revision)
+        files = dataset_files(folder, config=spec.config, split=split)
+    except DatasetFault as error:
+        given = error.part if getattr(spec, error.part) is not None else "dataset"
+        raise SpecError([loaded.document.fault(f"{key}.{given}", str(error), error.hint)]) from error
+    opened = [_open(loaded, f"{key}.dataset", path) for path in files]
+    ends = list(itertools.accumulate(count for _, count in opened))
+    total = ends[-1] if ends else 0
+    first = opened[0][0](0) if total and opened[0][1] else {}
+    for column, theirs in spec.columns.items():
+        if first and theirs not in first:
+            close = nearest(theirs, first)
+            hint = f"did you mean '{close}'?" if close else f"its columns are {', '.join(first)}"
+            message = f"the dataset has no column '{theirs}'"
+            raise SpecError([loaded.document.fault(f"{key}.columns.{column}", message, hint)])
+
+    def read(index: int) -> Row:
+        part = bisect.bisect_right(ends, index)
+        row = opened[part][0](index - (ends[part - 1] if part else 0))
+        return {column: row[theirs] for column, theirs in spec.columns.items()} if spec.columns else row
+
+    return read, total, f"{name}, {split}"
+
+
+def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
+    shown = _filled(loaded, key, value)
     path = loaded.base_of(key) / shown
     if path.is_file():
         return path
@@ -141,6 +165,20 @@ def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
     base = loaded.base_of(key)
     where = f" in {base}" if base != Path() else ""
     raise SpecError([loaded.document.fault(key, f"there is no file '{shown}'{where}", hint)])
+
+
+def _filled(loaded: LoadedSpec, key: str, value: str) -> str:
+    """A path or name with its constants filled in."""
+    try:
+        template = compile_template(value)
+        faults = list(_path_names(loaded, key, template))
+        if faults:
+            raise SpecError(faults)
+        shown = template.text(vars=loaded.spec.vars)
+    except TemplateError as error:
+        hint = "a path may read vars only"
+        raise SpecError([loaded.document.fault(key, f"the path cannot be filled: {error}", hint)]) from error
+    return shown
 
 
 def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fault]:

@@ -50,6 +50,7 @@ LAYERS: dict[str, int] = {
     "rlenv.endpoints": 2,
     "rlenv.users": 2,
     "rlenv.tasks": 2,
+    "rlenv.hub": 2,
     "rlenv.retrieval": 2,
     "rlenv.observe": 2,
     "rlenv.schema": 2,
