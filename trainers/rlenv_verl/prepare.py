@@ -303,8 +303,9 @@ def _seeing(model: str) -> dict[str, Any]:
 
     from rlenv.tokens import ProcessorImages
 
+    auto: Any = AutoProcessor  # it has no types
     try:
-        processor: Any = AutoProcessor.from_pretrained(model)
+        processor = auto.from_pretrained(model)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(
             f"the prompts show images, and the processor of {model} cannot be loaded to measure them"
