@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +111,25 @@ def test_mistakes_are_named_with_the_nearest_fix(given: dict[str, Any], message:
 
 def test_an_empty_section_is_the_safe_policy() -> None:
     assert failure_policy(None) == failure_policy({}) == SAFE
+
+
+def test_every_reason_that_the_source_gives_can_be_named() -> None:
+    root = Path(__file__).resolve().parents[2]
+    errors = {"EpisodeError", "ResourceError", "RewardError", "EndpointError", "PolicyError"}
+    found = set()
+    for file in [*root.glob("rlenv/**/*.py"), *root.glob("trainers/**/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name in errors:
+                found |= {
+                    item.value.value
+                    for item in node.body
+                    if isinstance(item, ast.Assign) and isinstance(item.value, ast.Constant)
+                }
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in errors:
+                found |= {
+                    keyword.value.value
+                    for keyword in node.keywords
+                    if keyword.arg == "reason" and isinstance(keyword.value, ast.Constant)
+                }
+    assert len(found) > 8
+    assert found <= set(FAULTS), "name what these mean in rlenv_verl.failure_policy.FAULTS"

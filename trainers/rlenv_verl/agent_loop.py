@@ -199,7 +199,7 @@ class RlenvAgentLoop(AgentLoopBase):
         finally:
             await episode.aclose()
         play.activity.waits_for("siblings")
-        counts = play.tokens is not None and any(play.tokens.mask) and play.policy.choice(episode.trajectory) != "mask"
+        counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
         return await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
 
     async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: _Play) -> Trajectory:
@@ -340,6 +340,11 @@ class _Play:
     actions: list[str] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
 
+    @property
+    def sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(end - start for start, end in self.tokens.turn_spans) if self.tokens is not None else 0
+
 
 class _TurnRewards(AgentLoopOutput):
     """An output whose rewards stand on their own turns.
@@ -375,7 +380,7 @@ def _figures(
         turns=int(info["turns"] or 0),
         calls=int(info["calls"] or 0),
         calls_malformed=int(info["calls_malformed"] or 0),
-        tokens=sum(play.tokens.mask) if play.tokens is not None else 0,
+        tokens=play.sampled,
         tool_s=play.metrics.get("tool_calls", 0.0),
         generate_s=play.metrics.get("generate_sequences", 0.0),
         began=began,
