@@ -31,8 +31,6 @@ FAULTS: Mapping[str, str] = {
     "worker": "a tool's worker process did not start",
     "sandbox": "the sandbox did not start",
     "code": "code was run where no tools are",
-    "image": "an image could not be read or is too large",
-    "image_token": "the policy wrote the placeholder of an image",
     "policy": "an agent or a policy behind a tool failed",
     "prompt_tokens": "the prompt is longer than data.max_prompt_length",
     "total_tokens": "the prompt leaves no room for an answer",
