@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import signal
 import sys
 import time
 from pathlib import Path
 
-from rlenv.errors import MissingExtra, UsageError
-from rlenv.retrieval.base import Retriever
+from rlenv.errors import UsageError
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,21 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 takes a free one")
     parser.add_argument("--top-k", type=int, default=3, metavar="K", help="documents where a request names no topk")
     parser.add_argument("--index", type=Path, metavar="DIR", help="where the index is kept; the user's cache folder")
-    parser.add_argument(
-        "--retriever", choices=("bm25", "dense"), default="bm25", help="by words (default), or by an encoder's vectors"
-    )
-    parser.add_argument("--encoder", metavar="MODEL", help="with dense: a folder or hub name, such as an E5")
-    parser.add_argument("--device", default="cpu", help="with dense: cpu (default), or cuda")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM comes; exit code 0 then, 2 where it cannot start."""
+    from rlenv.retrieval.bm25 import Bm25Retriever
     from rlenv.retrieval.server import application, serve
 
     if not 1 <= args.top_k <= 1_000 or not 0 <= args.port <= 65_535:
         raise UsageError("--top-k is 1 to 1000, --port 0 to 65535")
+    if not args.corpus.is_file():
+        raise UsageError(f"there is no file {args.corpus}; expected a corpus with one JSON object a line")
     begun = time.monotonic()
-    retriever = _retriever(args)
+    retriever = Bm25Retriever(args.corpus, index=args.index)
     took = time.monotonic() - begun
 
     def ready(host: str, port: int) -> None:
@@ -62,22 +58,3 @@ def run(args: argparse.Namespace) -> int:
             f"--port {args.port}: cannot listen at {args.host}: {error.strerror}; choose another, or 0 for a free one"
         ) from error
     return 0
-
-
-def _retriever(args: argparse.Namespace) -> Retriever:
-    if not args.corpus.is_file():
-        raise UsageError(f"there is no file {args.corpus}; expected a corpus with one JSON object a line")
-    if args.retriever == "bm25":
-        if args.encoder is not None:
-            raise UsageError("--encoder: only --retriever dense has one")
-        from rlenv.retrieval.bm25 import Bm25Retriever
-
-        return Bm25Retriever(args.corpus, index=args.index)
-    if args.encoder is None:
-        raise UsageError("--retriever dense needs --encoder MODEL, such as intfloat/e5-base-v2")
-    try:
-        dense = importlib.import_module("rlenv_verl.dense")
-    except ImportError as error:
-        raise MissingExtra("the dense retriever", extra="verl") from error
-    made: Retriever = dense.DenseRetriever(args.corpus, encoder=args.encoder, index=args.index, device=args.device)
-    return made

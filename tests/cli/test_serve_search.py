@@ -77,8 +77,6 @@ def test_a_taken_port_is_named(corpus: Path, tmp_path: Path, capsys: pytest.Capt
         (["nowhere.jsonl"], "there is no file nowhere.jsonl"),
         (["CORPUS", "--top-k", "0"], "--top-k is 1 to 1000"),
         (["CORPUS", "--port", "70000"], "--port 0 to 65535"),
-        (["CORPUS", "--encoder", "x"], "only --retriever dense"),
-        (["CORPUS", "--retriever", "dense"], "needs --encoder"),
     ],
 )
 def test_wrong_use_is_named(corpus: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
