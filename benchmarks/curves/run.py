@@ -67,7 +67,8 @@ class Result:
 def train(curve: Curve, folder: Path, *, seed: int, model: Path | None, shuffled: bool, limit_s: float) -> None:
     """One run by the command line, in its folder; its output goes to `folder.log`."""
     command = [sys.executable, "-m", "rlenv", "train", str(ROOT / curve.spec), "--seed", str(seed), "-o", str(folder)]
-    command += ["--steps", str(curve.steps), "--time-limit", str(limit_s), "trainer.test_freq=5", *curve.overrides]
+    command += ["--steps", str(curve.steps), "--time-limit", str(limit_s), "--validation-tasks", "100"]
+    command += ["trainer.test_freq=5", *curve.overrides]
     if model is not None:
         command += ["--model", str(model)]
     if shuffled:
