@@ -33,8 +33,16 @@ BROKEN = SPEC + '  broken: {kind: rule, python: "broken.py:score", required: tru
 class Server:
     """Stands in for veRL's client of the rollout servers: says what the test scripted."""
 
-    def __init__(self, tokenizer: Any, actions: Sequence[str | Exception], *, stop_reason: str = "completed") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        actions: Sequence[str | Exception],
+        *,
+        stop_reason: str = "completed",
+        ends: bool = True,
+    ) -> None:
         self.tokenizer, self.actions, self.stop_reason = tokenizer, list(actions), stop_reason
+        self.end_ids = [tokenizer.eos_token_id] if ends else []
         self.requests: list[dict[str, Any]] = []
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
@@ -44,7 +52,7 @@ class Server:
         action = self.actions.pop(0)
         if isinstance(action, Exception):
             raise action
-        ids = [*self.tokenizer(action, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        ids = [*self.tokenizer(action, add_special_tokens=False)["input_ids"], *self.end_ids]
         ids = ids[: sampling_params["max_tokens"]]
         return TokenOutput(
             token_ids=ids,
@@ -132,6 +140,26 @@ def test_the_whole_conversation_is_the_templates_own(verl: Any, tmp_path: Path, 
     ]
     text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False)
     assert tokenizer.decode(output.prompt_ids + output.response_ids) == text.removesuffix("\n")
+
+
+ONE_TEXT = SPEC.replace("  calculate: {kind: calculator}", "  search: {kind: calculator}\ndialect: search_r1")
+
+
+def test_an_episode_in_one_turn_is_one_text_with_the_results_masked(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    actions = ["<think> hm </think><search>6*7</search>", "<answer> 42 </answer>"]
+    output, server = run(verl, tmp_path, tokenizer, actions, spec=ONE_TEXT, ends=False)
+    check_alignment(output)
+    assert output.reward_score == 1.0
+    assert tokenizer.decode(output.response_ids) == (actions[0] + "\n\n<information>42</information>\n\n" + actions[1])
+    written = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
+    assert tokenizer.decode(written) == "".join(actions)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 6 * 7?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer.decode(output.prompt_ids) == prompt  # the template says nothing of tools
+    for request in server.requests:
+        assert request["stop"] == ["</search>", "</answer>"]
+        assert request["include_stop_str_in_output"] is True
 
 
 def test_validation_rows_may_ask_for_greedy_and_are_recorded(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
