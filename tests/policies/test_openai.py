@@ -95,6 +95,20 @@ def test_raw_text_is_sent_whole_and_read_by_the_dialect(make_environment: Any) -
     assert prompts[1] == expected + "<|im_start|>assistant\n"
 
 
+def test_raw_text_in_one_turn_ends_behind_a_closing_tag(make_environment: Any) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response({"choices": [{"text": "<answer>5</answer>"}]})
+
+    trajectory = run(make_environment(dialect="search_r1"), handler, path="/v1/completions", mode="text")
+    assert trajectory.success is True
+    assert bodies[0]["stop"] == ["</search>", "</answer>"]
+    assert bodies[0]["include_stop_str_in_output"] is True
+    assert "calculate" not in bodies[0]["prompt"]
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_passing_faults_are_tried_again(make_environment: Any, status: int) -> None:
     seen = 0
