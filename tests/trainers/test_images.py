@@ -435,3 +435,35 @@ def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monke
         monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda name: made)
         longest = measure_prompts(environment, model, splits=["train"], template_kwargs={})
     assert longest == -(-len(output.prompt_ids) * 5 // 4)
+
+
+def test_the_cpu_server_batches_requests_of_which_some_show_images(verl: Any, tmp_path: Path) -> None:
+    from rlenv_verl.cpu.server import CpuServer
+    from rlenv_verl.decode import Sampling
+
+    model, made = model_parts("Qwen3VLProcessor")
+    output, _ = run(tmp_path, made, [ANSWER], family="Qwen3VLProcessor")
+    prompt, images = output.prompt_ids, output.multi_modal_data["images"]
+    plain = made.tokenizer("How many?", add_special_tokens=False)["input_ids"]
+    greedy = Sampling(max_tokens=4, temperature=0.0)
+
+    async def ask(server: CpuServer) -> Any:
+        server.has_weights = True
+        server.start()
+        try:
+            return await asyncio.gather(
+                server.generate(prompt, greedy, images=images),
+                server.generate(plain, greedy),
+                server.generate(prompt, greedy, images=images),
+            )
+        finally:
+            await server.aclose()
+
+    with quiet():
+        (one, _), (text, _), (other, _) = asyncio.run(
+            ask(CpuServer(model, pad_id=0, max_batch=8, seed=0, processor=made))
+        )
+        assert one == other
+        assert len(text.token_ids) == 4
+        with pytest.raises(ValueError, match="from text alone"):
+            asyncio.run(ask(CpuServer(model, pad_id=0, max_batch=8, seed=0)))
