@@ -73,6 +73,8 @@ class TextDialect:
                 self._body_of = form.body_of
                 self._open, self._close = form.opens[0], closes[0]
                 self._think_open, self._think_close = self._thinking.open, self._thinking.close
+                # Both marks mostly end alike (<think>, </think>): a text without that end is searched once, not twice.
+                self._think_sign = _common_end(self._think_open, self._think_close)
 
     @property
     def same_turn(self) -> SameTurn | None:
@@ -211,8 +213,9 @@ class TextDialect:
         at = 0
         thinking = ""
         if self._think_close:
-            close = find(self._think_close)
-            if close >= 0 or find(self._think_open) >= 0:
+            sign = self._think_sign
+            if sign in text if sign else find(self._think_close) >= 0 or find(self._think_open) >= 0:
+                close = find(self._think_close)
                 opened = 0 if self._thinking_open else find(self._think_open)
                 if opened > 0 or not 0 <= opened < close:
                     return None
@@ -299,3 +302,11 @@ def _checked(text: str, call: ToolCall | MalformedCall) -> ToolCall | MalformedC
         except UnicodeEncodeError:
             return malformed(text, "the call is not valid Unicode (a lone surrogate)", call.start, call.end)
     return call
+
+
+def _common_end(one: str, other: str) -> str:
+    """The longest text that both end with."""
+    length = 0
+    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
+        length += 1
+    return one[len(one) - length :]

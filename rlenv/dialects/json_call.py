@@ -70,16 +70,24 @@ def json_call_reader(
             read = orjson.loads(body)
         except orjson.JSONDecodeError as error:
             return _reason(body, error.pos)
-        # The common call needs no further look: flat arguments, numbers of ordinary size, no key twice.
+        # The common call needs no further look: numbers of ordinary size, no key twice.
         if type(read) is dict and len(read) == 2:
             name, arguments = read.get(name_key), read.get(arguments_key)
             if type(name) is str and type(arguments) is dict and name:
+                keys = 2 + len(arguments)
                 for value in arguments.values():
                     kind = type(value)
-                    if kind not in _PLAIN and not (kind is float and -_EXACT < value < _EXACT):
+                    if kind in _PLAIN:
+                        continue
+                    if kind is dict or kind is list:
+                        inner = _count_keys(value, MAX_DEPTH - 2)
+                        if inner < 0:
+                            break
+                        keys += inner
+                    elif not -_EXACT < value < _EXACT:
                         break
                 else:
-                    if _has_keys(body, 2 + len(arguments)):
+                    if _has_keys(body, keys):
                         return name, arguments
         exact = _exact(body, read)
         return exact if isinstance(exact, str) else shaped(exact[0])
@@ -175,11 +183,11 @@ def _exact(body: str, read: Any) -> tuple[Any] | str:
         return f"the JSON cannot be read ({type(error).__name__}); expected one object"
 
 
-def _count_keys(read: Any) -> int:
-    """The keys of all objects in `read`; `_UNSURE` where a number may have lost digits, `_DEEP` beyond MAX_DEPTH."""
+def _count_keys(read: Any, levels: int = MAX_DEPTH) -> int:
+    """The keys of all objects in `read`; `_UNSURE` where a number may have lost digits, `_DEEP` beyond `levels`."""
     keys = 0
     level: Sequence[Any] = (read,)
-    for _ in range(MAX_DEPTH):
+    for _ in range(levels):
         below: list[Any] = []
         for item in level:
             if type(item) is dict:
