@@ -219,7 +219,7 @@ def forget_after(run: Run, step: int, *, validates: bool) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, wait_s: float = 30.0) -> Iterator[int]:
+def locked(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
     """Hold the run's folder for this process; gives the lock's file descriptor, for whoever holds it on.
 
     A run whose driver was killed is ended by its guard, which keeps the lock until that is done; so this waits.
