@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.errors import UsageError
+from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.figures import EpisodeFigures
 
 
@@ -89,6 +89,15 @@ def test_a_steps_metrics_hold_the_figures_of_its_episodes(queue: Queue, name: st
         "rlenv/toy/ended/resource": 1,
         "rlenv/toy/ended/turns": 1,
     }
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_reward_that_must_not_fail_ends_the_run(queue: Queue, partition: str) -> None:
+    queue.add(
+        "a", [episode(1.0), episode(None, ended="reward", stops="rewards.x could not be measured")], partition=partition
+    )
+    with pytest.raises(InvalidReward, match=r"the run ends: rewards\.x could not be measured"):
+        buffer().sample(global_steps=1, partition_id=partition, batch_size=1)
 
 
 def test_validation_is_handed_on_as_it_is(queue: Queue) -> None:

@@ -30,7 +30,7 @@ from rlenv import record
 from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment, load
 from rlenv.episode import Episode
-from rlenv.errors import EpisodeError, InvalidReward, UnsupportedTemplate
+from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
 from rlenv.observe import Cut, cut_chars
 from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv.trajectory import Trajectory
@@ -53,7 +53,7 @@ class RlenvAgentLoop(AgentLoopBase):
     A fault of the environment gives a sample that the failure policy decides on (masked, unless the run says
     otherwise), never an exception: veRL would fail the sample's whole group for one. A fault of the rollout server, of
     the spec itself or of the chat template is raised: it concerns every sample alike, and training on masked samples
-    would hide it. So is a reward term with `on_invalid: raise` that could not be measured.
+    would hide it. A reward term with `on_invalid: raise` that could not be measured stops the run through the sampler.
 
     Args (beyond veRL's own, from the agent loop's YAML):
         spec: path or name of the spec.
@@ -139,15 +139,20 @@ class RlenvAgentLoop(AgentLoopBase):
         terms = tuple(self.environment.spec.rewards)
         filler = self._filler_id()
         images: Sequence[Any] = ()
-        began = time.time()
+        began, stops = time.time(), ""
         try:
             trajectory = await self._trajectory(task, sampling, sibling, play)
             if play.tokens is not None:
                 check_places(play.tokens, images=self.encoder.images, tokenizer=self.tokenizer)
         except _ServerFault as fault:
             raise fault.cause from None
-        except (UnsupportedTemplate, InvalidReward):
+        except UnsupportedTemplate:
             raise
+        except InvalidReward as error:
+            # Raised from here it would cost a group and the run would go on: the sampler raises it where it ends it.
+            stops = str(error)
+            self._record_failure(task, RewardError.reason, stops)
+            outcome = failed_outcome(terms=terms, filler_id=filler, reason=RewardError.reason)
         except Exception as error:  # the episode's boundary: a fault of one episode may not end its group
             self._record_failure(task, CRASH, f"{type(error).__name__}: {error}")
             outcome = failed_outcome(terms=terms, filler_id=filler)
@@ -169,7 +174,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
             if task.is_validation:
                 self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
-        figures = _figures(self.environment.spec.name, task, outcome, play, terms=terms, began=began)
+        figures = _figures(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
         with_logprobs = self.settings.with_logprobs
         output = _output(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
         if images:
@@ -364,7 +369,7 @@ class _TurnRewards(AgentLoopOutput):
 
 
 def _figures(
-    spec: str, task: _Task, outcome: Outcome, play: _Play, *, terms: Sequence[str], began: float
+    spec: str, task: _Task, outcome: Outcome, play: _Play, *, terms: Sequence[str], began: float, stops: str
 ) -> EpisodeFigures:
     info = outcome.info
     return EpisodeFigures(
@@ -385,6 +390,7 @@ def _figures(
         generate_s=play.metrics.get("generate_sequences", 0.0),
         began=began,
         finished=time.time(),
+        stops=stops,
         terms={name: info[f"term_{name}"] for name in terms},
     )
 

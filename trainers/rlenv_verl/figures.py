@@ -18,7 +18,8 @@ class EpisodeFigures:
     sample out of the loss or counted it as reward 0.0 ("" where it did not). `reward` is None where there is none to
     train on. `success` and the values of `terms` are None where they were not measured. `tool_s` is the time in the
     environment (tools, users, rewards), `generate_s` the time in the rollout server, both in seconds over all turns;
-    `tokens` is how many the policy sampled. `began` and `finished` are seconds of the system's clock.
+    `tokens` is how many the policy sampled. `began` and `finished` are seconds of the system's clock. `stops` says why
+    the run has to end ("" where it has not): a term with `on_invalid: raise` could not be measured.
     """
 
     spec: str
@@ -38,6 +39,7 @@ class EpisodeFigures:
     generate_s: float = 0.0
     began: float = 0.0
     finished: float = 0.0
+    stops: str = ""
     terms: Mapping[str, float | None] = field(default_factory=dict)
 
     def as_fields(self) -> dict[str, Any]:

@@ -128,9 +128,9 @@ def outcome_of(
     )
 
 
-def failed_outcome(*, terms: Sequence[str], filler_id: int) -> Outcome:
+def failed_outcome(*, terms: Sequence[str], filler_id: int, reason: str = CRASH) -> Outcome:
     """The outcome where not even a record of an episode exists: one masked token."""
     keys = ("truncated", "turns", "calls", "calls_malformed")
     info: dict[str, float | None] = {"success": None, "invalid": 1.0, "masked": 1.0} | dict.fromkeys(keys, 0.0)
     info |= {f"term_{name}": None for name in terms}
-    return Outcome((filler_id,), (filler_id,), (0,), (0.0,), 0.0, info, ended=CRASH, masked=CRASH)
+    return Outcome((filler_id,), (filler_id,), (0,), (0.0,), 0.0, info, ended=reason, masked=reason)

@@ -17,7 +17,7 @@ import orjson
 import transfer_queue as tq  # type: ignore[import-untyped]
 from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
 
-from rlenv.errors import UsageError
+from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.figures import EpisodeFigures, step_figures, trained_tasks
 
 if TYPE_CHECKING:
@@ -89,19 +89,26 @@ class _Sampling(ReplayBuffer):
         self._trained_file = None if options["trained_file"] is None else Path(options["trained_file"])
         self._most_filtered = int(options["most_filtered_batches"])
         self._filtered = 0
-        self._asked_for = 1
+        # Asynchronous trainers look before they sample for the first time.
+        self._asked_for = int(options["train_batch_size"] or 64)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """As veRL's, with the figures of the batch's episodes among the metrics of a training step."""
+        """As veRL's, with the figures of the batch's episodes among the metrics of a training step.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured in one of the batch's episodes.
+        """
         self._filtered, self._asked_for = 0, max(1, batch_size)
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        if partition_id == "val":
-            return batch, metrics
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         groups: dict[str, list[EpisodeFigures]] = {}
         for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
             if "rlenv" in fields:
                 groups.setdefault(_uid(key), []).append(EpisodeFigures.of_fields(fields["rlenv"]))
+        if stops := {episode.stops for group in groups.values() for episode in group if episode.stops}:
+            raise InvalidReward(f"the run ends: {'; '.join(sorted(stops))}")
+        if partition_id == "val":
+            return batch, metrics
         figures = step_figures([episode for group in groups.values() for episode in group])
         if self._trained_file is not None and groups:
             entries = trained_tasks(global_steps, groups.values())
