@@ -69,6 +69,7 @@ LAYERS: dict[str, int] = {
     "rlenv.registration": 5,
     "rlenv.rollout": 5,
     "rlenv.record": 5,
+    "rlenv.replay": 5,
     "rlenv.evaluate": 5,
     "rlenv.credit": 5,
     "rlenv.groups": 5,

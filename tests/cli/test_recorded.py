@@ -1,0 +1,126 @@
+"""`rlenv replay` and `rlenv view` over recorded episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from rlenv import record
+from rlenv.cli.main import main
+from rlenv.trajectory import Failure, RewardBreakdown
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three episodes of the oracle and three of a policy that guesses."""
+    folder = tmp_path_factory.mktemp("recorded")
+    assert main(["eval", "arithmetic", "--policy", "oracle", "-n", "3", "-o", str(folder / "gold"), "--json"]) == 0
+    assert main(["eval", "arithmetic", "--policy", "random", "-n", "3", "-o", str(folder / "guess"), "--json"]) == 0
+    return folder
+
+
+def changed(recorded: Path, target: Path, **fields: object) -> Path:
+    first, *rest = record.read(recorded / "gold" / "trajectories.jsonl")
+    record.write(target, [dataclasses.replace(first, **fields), *rest])  # type: ignore[arg-type]
+    return target
+
+
+def test_the_same_environment_answers_the_same(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("gold", "guess"):
+        assert main(["replay", str(recorded / name)]) == 0
+        assert "3 of 3 episodes came out the same" in capsys.readouterr().out
+
+
+def test_what_came_out_differently_is_named_with_both_values(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(recorded / "gold"), "--set", "rewards.format.weight=0.5"]) == 1
+    assert "line 1, test/0:\n  reward: 1.1 before, 1.5 now\n" in capsys.readouterr().out
+    assert main(["replay", str(recorded / "gold"), "--set", "limits.turns=1", "--json", "-n", "1"]) == 1
+    (entry,) = json.loads(capsys.readouterr().out)["different"]
+    assert "turns: 2 before, 1 now" in entry["differences"]
+    assert "success: True before, False now" in entry["differences"]
+
+
+def test_an_observation_that_changed_is_shown(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = record.read(recorded / "gold" / "trajectories.jsonl")
+    turn = first.turns[0]
+    assert turn.observation is not None
+    message = dataclasses.replace(turn.observation.messages[0], content="another result")
+    observation = dataclasses.replace(turn.observation, messages=(message,))
+    turns = (dataclasses.replace(turn, observation=observation), *first.turns[1:])
+    file = changed(recorded, tmp_path / "t.jsonl", turns=turns)
+    assert main(["replay", str(file)]) == 1
+    said = capsys.readouterr().out
+    assert "turn 0, observation: 'another result' before, " in said
+    assert "2 of 3 episodes came out the same, 1 differently" in said
+
+
+def test_a_row_that_is_another_one_now_is_played_as_it_was_recorded(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = changed(recorded, tmp_path / "t.jsonl", task_index=1)
+    assert main(["replay", str(file)]) == 1
+    assert "  task: row 1 of split 'test' is another one now; the recorded row was played\n" in capsys.readouterr().out
+
+
+def test_an_episode_that_failed_is_not_played(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"failure": Failure("endpoint", "gone"), "reward": RewardBreakdown(None, {}), "success": None}
+    file = changed(recorded, tmp_path / "t.jsonl", **fields)
+    assert main(["replay", str(file)]) == 0
+    assert "2 of 3 episodes came out the same, 0 differently, 1 had failed" in capsys.readouterr().out
+    assert main(["replay", str(file), "-n", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gold/trajectoris.jsonl", "did you mean"),
+        ("", "has no trajectories.jsonl; name one of its files"),
+        ("nowhere", "there are no recorded trajectories"),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "view"])
+def test_a_file_that_is_not_there_is_told_with_the_nearest(
+    recorded: Path, command: str, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(recorded / name)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_environment_that_does_not_ship_has_to_be_named(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = record.read(recorded / "gold" / "trajectories.jsonl")
+    record.write(tmp_path / "t.jsonl", [dataclasses.replace(first, environment="rlenv/mine-v0")])
+    assert main(["replay", str(tmp_path / "t.jsonl")]) == 2
+    assert "recorded in rlenv/mine-v0; name the spec with --spec FILE" in capsys.readouterr().err
+    assert main(["replay", str(tmp_path / "t.jsonl"), "--spec", "arithmetic"]) == 0
+
+
+def test_view_shows_turns_calls_results_and_terms(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(recorded / "gold"), "--line", "2"]) == 0
+    said = capsys.readouterr().out
+    for part in ("test/1 · line 2", "turn 1", "calculate {", "· ok ·", "<answer>", "correct", "1.100", "terminated"):
+        assert part in said
+
+
+def test_view_picks_episodes(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(recorded / "gold"), "-n", "2"]) == 0
+    assert "2 of 3 episodes; -n shows more" in capsys.readouterr().out
+    assert main(["view", str(recorded / "gold"), "--wrong"]) == 1
+    assert "0 of 0 episodes" in capsys.readouterr().out
+    fields = {"failure": Failure("endpoint", "[gone]"), "reward": RewardBreakdown(None, {}), "success": None}
+    file = changed(recorded, tmp_path / "t.jsonl", **fields)
+    assert main(["view", str(file), "--failed"]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1 episodes" in said
+    assert "[gone]" in said
+    assert main(["view", str(file), "--line", "9"]) == 2
