@@ -17,17 +17,12 @@ from rlenv import record
 from rlenv.loader import load_spec
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
-from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
+from tests.verl_runs.driving import ROOT, SMALL, lines, train
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(900)]
 
 AT_ONCE = 3
 JUDGE_S = 0.2
-
-
-@pytest.fixture(scope="module")
-def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_policy(tmp_path_factory.mktemp("policy"), "arithmetic")
 
 
 def spec_with_judge(folder: Path, base_url: str) -> Path:
@@ -75,11 +70,11 @@ def trajectories(out: Path) -> list[Trajectory]:
     return [found for path in sorted((out / "trajectories").glob("step-*.jsonl")) for found in record.read(path)]
 
 
-def test_a_run_asks_a_judge_on_another_server(tmp_path: Path, tiny_policy: Path) -> None:
+def test_a_run_asks_a_judge_on_another_server(tmp_path: Path, policy: Path) -> None:
     out = tmp_path / "run"
     with served() as server:
         spec = spec_with_judge(tmp_path, server.base_url)
-        arguments = ["--model", str(tiny_policy), "--steps", "2", "-o", str(out), *SMALL, "trainer.test_freq=2"]
+        arguments = ["--model", str(policy), "--steps", "2", "-o", str(out), *SMALL, "trainer.test_freq=2"]
         assert train([str(spec), *arguments], tmp_path / "log") == 0, (tmp_path / "log").read_text()[-3000:]
     # 2 steps of 4 x 4 episodes and two validations of 4 tasks in two modes: every one was judged, once.
     assert len(server.requests) == 2 * 16 + 2 * 8
@@ -94,7 +89,7 @@ def test_a_run_asks_a_judge_on_another_server(tmp_path: Path, tiny_policy: Path)
     assert [step["rlenv/arithmetic/invalid"] for step in steps] == [0.0, 0.0]
 
 
-def test_a_run_asks_verls_own_reward_model(tmp_path: Path, tiny_policy: Path) -> None:
+def test_a_run_asks_verls_own_reward_model(tmp_path: Path, policy: Path) -> None:
     out = tmp_path / "run"
     # Nothing answers at the spec's own address; who judges is the model that veRL starts on devices of its own.
     spec = spec_with_judge(tmp_path, "http://127.0.0.1:9/v1")
@@ -104,7 +99,7 @@ def test_a_run_asks_verls_own_reward_model(tmp_path: Path, tiny_policy: Path) ->
         "reward.reward_model.enable_resource_pool": "true",
         "reward.reward_model.n_gpus_per_node": "1",
         "reward.reward_model.nnodes": "1",
-        "reward.reward_model.model_path": str(tiny_policy),
+        "reward.reward_model.model_path": str(policy),
         "reward.reward_model.rollout.name": "scripted_judge",
         "reward.reward_model.rollout.tensor_model_parallel_size": "1",
         "reward.reward_model.rollout.free_cache_engine": "false",
@@ -112,7 +107,7 @@ def test_a_run_asks_verls_own_reward_model(tmp_path: Path, tiny_policy: Path) ->
         "ray_kwargs.ray_init.num_gpus": "2",
         "run.reward_model": "writer",
     }
-    arguments = ["--model", str(tiny_policy), "--steps", "2", "-o", str(out), *SMALL, "trainer.test_freq=2"]
+    arguments = ["--model", str(policy), "--steps", "2", "-o", str(out), *SMALL, "trainer.test_freq=2"]
     arguments += [f"{key}={value}" for key, value in own.items()]
     assert train([str(spec), *arguments], tmp_path / "log") == 0, (out / "verl.log").read_text()[-3000:]
     found = trajectories(out)
@@ -120,6 +115,6 @@ def test_a_run_asks_verls_own_reward_model(tmp_path: Path, tiny_policy: Path) ->
     for one in found:
         term = one.reward.terms["clarity"]
         assert term.value == 0.75, term.error
-        assert term.details["judges"][0]["model"] == str(tiny_policy)
+        assert term.details["judges"][0]["model"] == str(policy)
     steps = [entry["data"] for entry in lines(out / "metrics.jsonl") if "timing_s/step" in entry["data"]]
     assert [step["rlenv/arithmetic/term/clarity"] for step in steps] == [0.75, 0.75]
