@@ -2,7 +2,7 @@
 
     python examples/search_r1/run_toy.py --out runs/search-r1-toy
 
-It takes about three minutes on two cores; every part has a time limit, and whatever it started it ends.
+Every part has a time limit, and whatever it started it ends.
 """
 
 from __future__ import annotations
