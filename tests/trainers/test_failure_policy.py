@@ -102,9 +102,10 @@ def test_a_sample_in_which_nothing_was_sampled_is_masked() -> None:
         ({"turns": "drop"}, r"failures\.turns: 'drop' is none of mask, keep, zero"),
         ({"reward": "keep"}, r"failures\.reward: keep needs a reward.* say mask .* or zero"),
         ({"faults": "keep"}, r"failures\.faults: keep needs a reward"),
+        ("mask", r"failures: expected reason: choice, such as \{turns: mask\}, not 'mask'"),
     ],
 )
-def test_mistakes_are_named_with_the_nearest_fix(given: dict[str, Any], message: str) -> None:
+def test_mistakes_are_named_with_the_nearest_fix(given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         failure_policy(given)
 

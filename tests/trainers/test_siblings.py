@@ -225,12 +225,13 @@ def test_validation_is_never_cut(verl: Any, tmp_path: Path, tokenizer: Any) -> N
     ("given", "message"),
     [
         ({"share": 0.75}, "found share; expected share and grace_s"),
+        (60, "found 60; expected share and grace_s"),
         ({"share": 0, "grace_s": 1}, r"stragglers\.share: 0 is not above 0"),
         ({"share": 75, "grace_s": 1}, r"stragglers\.share: 75 is not above 0"),
         ({"share": 0.5, "grace_s": -1}, r"stragglers\.grace_s: -1"),
     ],
 )
-def test_a_deadline_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_deadline_that_makes_no_sense_is_refused(given: Any, message: str) -> None:
     from rlenv_verl.siblings import stragglers
 
     with pytest.raises(UsageError, match=message):

@@ -90,6 +90,8 @@ def failure_policy(given: Mapping[str, str] | None) -> FailurePolicy:
     Raises:
         UsageError: no such reason or choice, or `keep` for a fault.
     """
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"failures: expected reason: choice, such as {{turns: mask}}, not {given!r:.80}")
     choices: dict[str, Choice] = {}
     for reason, choice in (given or {}).items():
         if reason not in _ALL and reason not in FAULTS and reason not in TRUNCATIONS:

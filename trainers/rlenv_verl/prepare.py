@@ -16,12 +16,14 @@ from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.source import nearest
 from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
+from rlenv_verl.failure_policy import failure_policy
 from rlenv_verl.masking import check_masking
 from rlenv_verl.names import LOOP_CLASS, agent_name
 from rlenv_verl.preset import Preset, compose, control_estimator, override
 from rlenv_verl.reward_model import check_reward_model
 from rlenv_verl.runfile import Run, SpecEntry
 from rlenv_verl.ship import Shipped, ship
+from rlenv_verl.siblings import stragglers
 from rlenv_verl.specs import TrainedSpec
 from rlenv_verl.surroundings import joining
 
@@ -213,6 +215,9 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
     run = settings.preset.run
     watches = run.get("watch")
     judge = run.get("reward_model")
+    # Mistakes are told here and not by a worker, minutes later.
+    failure_policy(run.get("failures"))
+    stragglers(run.get("stragglers"))
     return {
         "name": agent_name(spec.name),
         "_target_": LOOP_CLASS,

@@ -38,8 +38,9 @@ def stragglers(given: Mapping[str, Any] | None) -> Stragglers | None:
     """
     if given is None:
         return None
-    if set(given) != {"share", "grace_s"}:
-        raise UsageError(f"stragglers: found {', '.join(map(str, given)) or 'nothing'}; expected share and grace_s")
+    if not isinstance(given, Mapping) or set(given) != {"share", "grace_s"}:
+        found = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
+        raise UsageError(f"stragglers: found {found or 'nothing'}; expected share and grace_s")
     share, grace_s = float(given["share"]), float(given["grace_s"])
     if not 0 < share <= 1:
         raise UsageError(f"stragglers.share: {share:g} is not above 0 and at most 1, such as 0.75")
