@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ class Server:
 class Balancer:
     """veRL's load balancer in front of one server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Any) -> None:
         self.require_acquire_fields = Remote(list)
         self.require_release_fields = Remote(list)
         self.acquire_server = Remote(lambda request_id: ("server", server))
@@ -145,3 +146,53 @@ def test_an_action_whose_tokens_are_spent_when_it_is_cut_is_cut_by_its_limit(
     # The action ended at its limit, as an uncut one does; the episode judged it and went on.
     assert output.extra_fields["reward_extra_info"]["invalid"] == 0.0
     assert output.response_ids[:40] == ramble
+
+
+def test_the_cpu_server_goes_on_with_a_cut_action_once_it_has_the_new_weights(verl: Any, tiny_folder: Path) -> None:
+    """The order of calls is that of veRL's colocate_async: abort, wake up, send the weights, resume."""
+    from omegaconf import OmegaConf
+    from transformers import AutoTokenizer
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
+
+    from rlenv_verl.cpu.replica import CpuServerActor
+    from tests.trainers.test_server import Gated
+
+    with quiet():
+        tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    rollout = {"response_length": 64, "prompt_length": 64, "max_model_len": None, "max_num_seqs": 8, "seed": 0}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {**rollout, "name": "transformers_cpu"}}})
+
+    async def scenario() -> Any:
+        actor = CpuServerActor(
+            config.actor_rollout_ref.rollout,
+            SimpleNamespace(path=str(tiny_folder), tokenizer=tokenizer, processor=None),
+            0,
+        )
+        named = list(actor.server.model.state_dict().items())
+        await actor.update_weights(named, True, 1)
+        gate = Gated(actor.server.model)
+        actor.server.model = gate
+        actor.stop_ids.clear()
+        await actor.ready()
+        handle = SimpleNamespace(generate=SimpleNamespace(remote=actor.generate))
+        client = FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(handle))
+        params = {"temperature": 0.0, "logprobs": True, "max_tokens": 12}
+        async with asyncio.timeout(60):
+            asked = asyncio.create_task(client.generate("one", prompt_ids=[5, 7], sampling_params=params))
+            await asyncio.to_thread(gate.running.wait, 30)
+            cutting = asyncio.create_task(actor.abort_all_requests())
+            await asyncio.sleep(0)
+            gate.go_on.set()
+            await cutting
+            await actor.wake_up()
+            await actor.update_weights([(f"inner.{name}", tensor) for name, tensor in named], True, 2)
+            assert not asked.done()
+            await actor.resume_generation()
+            answer = await asked
+        await actor.server.aclose()
+        return answer
+
+    answer = asyncio.run(scenario())
+    assert len(answer.token_ids) == len(answer.log_probs) == 12
+    assert answer.stop_reason in ("completed", "length")
+    assert (answer.extra_fields["min_global_steps"], answer.extra_fields["max_global_steps"]) == (1, 2)
