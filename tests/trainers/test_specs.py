@@ -121,12 +121,12 @@ def test_weights_that_make_an_endless_epoch_are_refused(tmp_path: Path) -> None:
 def test_a_dry_run_of_two_specs_writes_a_loop_for_each(tmp_path: Path) -> None:
     out, sources = tmp_path / "run", [write(tmp_path, "first", 4), write(tmp_path, "second", 2)]
     argv = [*sources, "--dry-run", "-o", str(out), "--weight", "first=2", "--set", "second:limits.turns=3"]
-    assert main([*argv, "run.turn_tokens=9", "run.failures.tool_failed=keep"]) == 0
+    assert main([*argv, "run.turn_tokens=9", "run.failures.turns=mask"]) == 0
     loops = yaml.safe_load((out / "agent_loop.yaml").read_text())
     assert [loop["name"] for loop in loops] == ["rlenv/first", "rlenv/second"]
     assert [loop["spec"] for loop in loops] == sources
     assert [loop["spec_set"] for loop in loops] == [{}, {"limits.turns": 3}]
     assert [loop["turn_tokens"] for loop in loops] == [9, 9]
-    assert loops[0]["failures"] == {"tool_failed": "keep"}
+    assert loops[0]["failures"] == {"turns": "mask"}
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"] == "rlenv/first"
