@@ -28,6 +28,8 @@ def run(out: Path, policy: Path, *arguments: str, steps: int) -> dict[int, dict[
     assert weights(Path(summary["trained"])) != weights(policy)
     figures = {entry["step"]: entry["data"] for entry in lines(out / "metrics.jsonl")}
     assert sorted(step for step in figures if step > 0) == list(range(1, steps + 1))
+    # A batch whose groups each earn the same has no gradient, which a policy that can do nothing yet may well meet.
+    assert any(figures[step]["actor/grad_norm"] > 0.0 for step in range(1, steps + 1))
     # 16 episodes a step, whatever was cut, thrown away or generated ahead.
     assert all(figures[step]["rlenv/arithmetic/episodes"] == 16 for step in range(1, steps + 1))
     return figures
@@ -45,7 +47,6 @@ def test_a_rollout_of_its_own_generates_while_the_trainer_updates(tmp_path: Path
     assert figures[1]["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-3)
     for step in (1, 2, 3):
         assert 1 <= figures[step][f"{SPANS}/min"] <= figures[step][f"{SPANS}/max"] <= 4
-        assert figures[step]["actor/grad_norm"] > 0.0
 
 
 def test_a_rollout_that_takes_turns_goes_on_with_what_was_cut(tmp_path: Path, policy: Path) -> None:
@@ -54,7 +55,6 @@ def test_a_rollout_that_takes_turns_goes_on_with_what_was_cut(tmp_path: Path, po
     assert max(figures[step][f"{STALENESS}/max"] for step in (2, 3)) >= 1
     for step in (1, 2, 3):
         assert 1 <= figures[step][f"{SPANS}/min"] <= figures[step][f"{SPANS}/max"] <= 4
-        assert figures[step]["actor/grad_norm"] > 0.0
 
 
 def test_two_workers_share_a_batch_and_serve_the_same_weights(tmp_path: Path, policy: Path) -> None:
@@ -68,7 +68,6 @@ def test_two_workers_share_a_batch_and_serve_the_same_weights(tmp_path: Path, po
         # Old log-probabilities are the servers' own: were one of the two servers behind by an update, the policy would
         # be off its own samples (0.07 where all are one update old).
         assert data["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-3)
-        assert data["actor/grad_norm"] > 0.0
     shards = {file.name for file in (tmp_path / "run/checkpoints/global_step_2/actor").glob("model_world_size_*")}
     assert shards == {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"}
     log = (tmp_path / "run/verl.log").read_text(errors="replace")
