@@ -40,8 +40,7 @@ def json_schema() -> dict[str, Any]:
     properties["oracle"] = _oracle(properties["oracle"], definitions)
     properties["tasks"]["additionalProperties"] = {"$ref": "#/$defs/TaskSource"}
     definitions["TaskSource"]["oneOf"] = [
-        {"required": [key], "properties": {key: {"not": {"type": "null"}}}, **_without(key)}
-        for key in _TASK_SOURCES
+        {"required": [key], "properties": {key: {"not": {"type": "null"}}}, **_without(key)} for key in _TASK_SOURCES
     ]
     definitions["TaskSource"]["properties"]["rows"]["minItems"] = 1
     if "extends" in properties:
