@@ -252,3 +252,55 @@ def test_a_group_shares_its_seed_and_steps_differ() -> None:
 
     assert _seed(0, 5, "train", 3) == _seed(0, 5, "train", 3)
     assert len({_seed(run, step, "train", 3) for run in range(3) for step in range(9)}) == 27
+
+
+def test_verls_own_parts_are_made_once_for_the_same_configuration(
+    verl: Any, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap, ToolListWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from rlenv_verl.agent_loop import RlenvAgentLoop
+
+    (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    made: list[Any] = []
+    original: Any = AgentLoopBase.__init__
+
+    def counted(self: Any, *args: Any, **parts: Any) -> None:
+        made.append(self)
+        original(self, *args, **parts)
+
+    monkeypatch.setattr(AgentLoopBase, "__init__", counted)
+
+    def configuration(response: int) -> Any:
+        rollout = {"response_length": response, "prompt_length": 512, "calculate_log_probs": True}
+        return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+
+    async def build(config: Any, server: Any) -> Any:
+        return RlenvAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=server,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(config.data),
+            hf_model_type="qwen3",
+            tools=ToolListWrap([]),
+            spec=str(tmp_path / "spec.yaml"),
+        )
+
+    async def several() -> None:
+        first, second = Server(tokenizer, []), Server(tokenizer, [])
+        config = configuration(96)
+        with quiet():
+            loops = [await build(config, first) for _ in range(3)]
+            assert len(made) == 1
+            assert vars(loops[2]).keys() >= vars(loops[0]).keys()
+            assert all(loop.server_manager is first and loop.config is config for loop in loops)
+            assert (await build(config, second)).server_manager is second
+            other = await build(configuration(64), second)
+        assert other.settings.response_length == 64
+        assert len(made) == 3
+
+    asyncio.run(several())
