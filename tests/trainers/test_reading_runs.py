@@ -69,6 +69,15 @@ def test_nothing_to_draw_is_an_empty_text() -> None:
     assert plot_text({}) == ""
 
 
+def test_as_many_curves_as_a_run_on_many_sets_has_are_told_apart() -> None:
+    names = [f"held-out success, {mode}/set{number}" for mode in ("greedy", "sampled") for number in range(40)]
+    legend = plot_text({name: [(0, 0.0), (2, 1.0)] for name in names}).splitlines()[-len(names) :]
+    letters = [line.split()[0] for line in legend]
+    assert [line.split(maxsplit=1)[1] for line in legend] == names
+    assert len(set(letters[:62])) == 62
+    assert set(letters[62:]) == {"*"}
+
+
 def test_rows_name_their_task_and_nothing_else() -> None:
     environment = load("arithmetic")
     rows = training_rows(environment, "train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rlenv_verl.metrics import StepFigures
 __all__ = ["plot_png", "plot_text", "series"]
 
 _HEIGHT = 11
+_LETTERS = string.ascii_letters + string.digits
 
 
 def series(steps: Sequence[StepFigures]) -> dict[str, list[tuple[int, float]]]:
@@ -24,7 +26,10 @@ def series(steps: Sequence[StepFigures]) -> dict[str, list[tuple[int, float]]]:
 
 
 def plot_text(curves: Mapping[str, Sequence[tuple[int, float]]], *, width: int = 64) -> str:
-    """The curves as text; each has its own letter, and a legend stands below. Empty without any points."""
+    """The curves as text; each has its own letter (from the 63rd on a star), and a legend stands below.
+
+    Empty without any points.
+    """
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return ""
@@ -34,7 +39,7 @@ def plot_text(curves: Mapping[str, Sequence[tuple[int, float]]], *, width: int =
     letters = {}
     taken: set[str] = set()
     for name in curves:
-        letter = next(sign for sign in [name.split(", ")[-1][0], *"abcdefghijk"] if sign not in taken)
+        letter = next((sign for sign in (name.split(", ")[-1][0], *_LETTERS) if sign not in taken), "*")
         taken.add(letter)
         letters[name] = letter
     # What is measured most often is drawn first, so that the rarer held-out points stand on top of it.
