@@ -138,6 +138,11 @@ def shard_over_two_ranks(actor: Path, *, base: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    for process in ranks:
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == 0, said.decode()[-2000:]
+    try:
+        for process in ranks:
+            _, said = process.communicate(timeout=300)
+            assert process.returncode == 0, said.decode()[-2000:]
+    finally:
+        for process in ranks:
+            with process:  # closes its pipe and reaps it
+                process.kill()

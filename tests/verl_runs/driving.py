@@ -37,7 +37,8 @@ def started(arguments: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Po
             [sys.executable, "-m", "rlenv_verl.train", *arguments],
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "trainers")]),
+                # This folder too: a run's processes import stand-ins from it, by names that no package has.
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "trainers", Path(__file__).parent))),
                 "PYTHONWARNINGS": "default",
                 MARK: mark,
             },

@@ -103,7 +103,7 @@ def test_a_run_asks_verls_own_reward_model(tmp_path: Path, policy: Path) -> None
         "reward.reward_model.rollout.name": "scripted_judge",
         "reward.reward_model.rollout.tensor_model_parallel_size": "1",
         "reward.reward_model.rollout.free_cache_engine": "false",
-        "actor_rollout_ref.model.external_lib": "tests.verl_runs.scripted_judge",
+        "actor_rollout_ref.model.external_lib": "scripted_judge",
         "ray_kwargs.ray_init.num_gpus": "2",
         "run.reward_model": "writer",
     }
