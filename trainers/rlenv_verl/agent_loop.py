@@ -15,31 +15,27 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import orjson
-import torch
-from pydantic import PrivateAttr
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from rlenv import record
-from rlenv.dialects.base import SameTurn
-from rlenv.environment import Environment, load
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
-from rlenv.observe import Cut, cut_chars
-from rlenv.tokens import TokenEncoder, TokenTrajectory
+from rlenv.tokens import TokenTrajectory
 from rlenv.trajectory import Trajectory
-from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, FailurePolicy, failure_policy
-from rlenv_verl.figures import EpisodeFigures
-from rlenv_verl.images import STRAY, check_places, generation_fields, has_stray_place, image_template, processor_images
+from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
+from rlenv_verl.images import STRAY, check_places, generation_fields, has_stray_place
+from rlenv_verl.kept import cut_of, encoder_of, environment_of
 from rlenv_verl.loop_settings import loop_settings, plain
-from rlenv_verl.outcome import Outcome, failed_outcome, outcome_of
+from rlenv_verl.outcome import failed_outcome, outcome_of
 from rlenv_verl.reward_model import served_by_reward_model
+from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, output_of
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
@@ -90,15 +86,15 @@ class RlenvAgentLoop(AgentLoopBase):
         replaced = plain(spec_set)
         if reward_model is not None:
             replaced |= served_by_reward_model(self.config, endpoint=reward_model)
-        self.environment = _environment(spec, replaced)
+        self.environment = environment_of(spec, replaced)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
-        self.encoder = _encoder(
+        self.encoder = encoder_of(
             self.tokenizer, kwargs, self.environment.same_turn, self.processor, settings.processor_kwargs
         )
         # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
         stops = list(self.environment.stops)
         self.stops = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
-        self.cut = _cut(self.environment, self.encoder)
+        self.cut = cut_of(self.environment, self.encoder)
         self.seed = seed
         self.turn_tokens = turn_tokens
         self.record_dir = Path(record_dir) if record_dir is not None else None
@@ -133,7 +129,7 @@ class RlenvAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """One sample: `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added."""
         where = row["extra_info"]
-        task = _Task(
+        task = SampleTask(
             str(where["split"]),
             int(where["task"]),
             int(row.get("global_steps", 0)),
@@ -142,7 +138,7 @@ class RlenvAgentLoop(AgentLoopBase):
         )
         # Held-out figures must not depend on how fast the others of a group are, nor on what training leaves out.
         sibling = join(row.get("uid"), deadline=None if task.is_validation else self.stragglers)
-        play = _Play(Activity(self.environment.spec.name), policy=SAFE if task.is_validation else self.policy)
+        play = Play(Activity(self.environment.spec.name), policy=SAFE if task.is_validation else self.policy)
         if self.watch is not None:
             self.watch.begin(play.activity)
         try:
@@ -152,7 +148,9 @@ class RlenvAgentLoop(AgentLoopBase):
             if self.watch is not None:
                 self.watch.end(play.activity)
 
-    async def _sample(self, task: _Task, sampling: Mapping[str, Any], sibling: Sibling, play: _Play) -> AgentLoopOutput:
+    async def _sample(
+        self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
+    ) -> AgentLoopOutput:
         if task.is_greedy:
             sampling = {**sampling, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
         terms = tuple(self.environment.spec.rewards)
@@ -193,14 +191,16 @@ class RlenvAgentLoop(AgentLoopBase):
                 self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
             if task.is_validation:
                 self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
-        figures = _figures(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
+        figures = figures_of(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
         with_logprobs = self.settings.with_logprobs
-        output = _output(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
+        output = output_of(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
         if images:
             output.multi_modal_data = {"images": list(images)}
         return output
 
-    async def _trajectory(self, task: _Task, sampling: Mapping[str, Any], sibling: Sibling, play: _Play) -> Trajectory:
+    async def _trajectory(
+        self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
+    ) -> Trajectory:
         """The record of one episode, with what its group says of it."""
         # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
         seed = _seed(self.seed, -1 if task.is_validation else task.step, task.split, task.index)
@@ -226,7 +226,7 @@ class RlenvAgentLoop(AgentLoopBase):
         counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
         return await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
 
-    async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: _Play) -> Trajectory:
+    async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: Play) -> Trajectory:
         """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
         if episode.is_ended:
             return episode.trajectory
@@ -252,7 +252,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 return await episode.truncate("response_tokens")
             most = room if self.turn_tokens is None else min(self.turn_tokens, room)
             play.activity.waits_for("generation")
-            with _Timed("generate_sequences", play.metrics):
+            with Timed("generate_sequences", play.metrics):
                 answer = await self._generate(request, tokens, {**sampling, **self.stops, "max_tokens": most})
             extra = answer.extra_fields
             play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
@@ -265,7 +265,7 @@ class RlenvAgentLoop(AgentLoopBase):
             action = tokens.add_sampled(answer.token_ids, answer.log_probs)
             play.actions.append(action)
             play.activity.waits_for(STEP)
-            with _Timed("tool_calls", play.metrics):
+            with Timed("tool_calls", play.metrics):
                 step = await episode.step(action)
             if step.is_last:
                 return episode.trajectory
@@ -295,7 +295,7 @@ class RlenvAgentLoop(AgentLoopBase):
             with (self.record_dir / f"step-{step:05d}-{mode}.{os.getpid()}.jsonl").open("ab") as file:
                 record.append(file, trajectory)
 
-    def _record_failure(self, task: _Task, reason: str, message: str) -> None:
+    def _record_failure(self, task: SampleTask, reason: str, message: str) -> None:
         if self.record_dir is not None:
             self.record_dir.mkdir(parents=True, exist_ok=True)
             entry = {
@@ -310,7 +310,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 file.write(orjson.dumps(entry) + b"\n")
 
 
-async def _cut_short(episode: Episode, play: _Play) -> None:
+async def _cut_short(episode: Episode, play: Play) -> None:
     """Ends an episode that its group's deadline has interrupted, and scores what there is of it."""
     if not episode.messages:  # the prompt is what opening gives
         episode.fail(STRAGGLER, "most of the group had ended before its resources were open")
@@ -319,38 +319,12 @@ async def _cut_short(episode: Episode, play: _Play) -> None:
     await episode.truncate(STRAGGLER, action=missing[0] if missing else None)
 
 
-class _Timed:
-    """Adds the seconds of a block to veRL's metrics; veRL's own timer costs as much as a call of a tool."""
-
-    __slots__ = ("_began", "_metrics", "_name")
-
-    def __init__(self, name: str, metrics: dict[str, float]) -> None:
-        self._name, self._metrics = name, metrics
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_error: object) -> None:
-        self._metrics[self._name] = self._metrics.get(self._name, 0.0) + time.perf_counter() - self._began
-
-
 class _ServerFault(Exception):
     """Carries a fault of the rollout server past the episode's boundary."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
         super().__init__(str(cause))
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Which row is played, and when."""
-
-    split: str
-    index: int
-    step: int
-    is_validation: bool
-    is_greedy: bool
 
 
 _PARTS = (
@@ -376,138 +350,6 @@ class _Parts:
 _last_parts: _Parts | None = None
 
 
-@dataclass(slots=True)
-class _Play:
-    """What the loop learns on the way, kept outside of the episode so that a fault does not lose it."""
-
-    activity: Activity
-    policy: FailurePolicy
-    metrics: dict[str, float] = field(default_factory=dict)
-    tokens: TokenTrajectory | None = None
-    actions: list[str] = field(default_factory=list)
-    versions: list[int | None] = field(default_factory=list)
-
-    @property
-    def sampled(self) -> int:
-        """How many tokens the policy sampled."""
-        return sum(end - start for start, end in self.tokens.turn_spans) if self.tokens is not None else 0
-
-
-class _TurnRewards(AgentLoopOutput):
-    """An output whose rewards stand on their own turns.
-
-    veRL's `as_dict` puts `reward_score` on the response's last token. The field it fills, `rm_scores`, has one entry
-    a token: with the same sum, rewards of turns stand where they were earned, for estimators and critics that look.
-    """
-
-    _token_rewards: tuple[float, ...] = PrivateAttr(default=())
-
-    def as_dict(self) -> dict[str, Any]:
-        """As veRL's own, with the rewards of turns in `rm_scores`."""
-        fields: dict[str, Any] = super().as_dict()
-        if self._token_rewards:
-            fields["rm_scores"] = torch.tensor(self._token_rewards, dtype=torch.float32)
-        return fields
-
-
-def _figures(
-    spec: str, task: _Task, outcome: Outcome, play: _Play, *, terms: Sequence[str], began: float, stops: str
-) -> EpisodeFigures:
-    info = outcome.info
-    return EpisodeFigures(
-        spec,
-        task.split,
-        task.index,
-        outcome.ended,
-        masked=outcome.masked,
-        zeroed=outcome.zeroed,
-        reward=None if outcome.masked else outcome.reward,
-        success=info["success"],
-        is_invalid=bool(info["invalid"]),
-        turns=int(info["turns"] or 0),
-        calls=int(info["calls"] or 0),
-        calls_malformed=int(info["calls_malformed"] or 0),
-        tokens=play.sampled,
-        tool_s=play.metrics.get("tool_calls", 0.0),
-        generate_s=play.metrics.get("generate_sequences", 0.0),
-        began=began,
-        finished=time.time(),
-        stops=stops,
-        terms={name: info[f"term_{name}"] for name in terms},
-    )
-
-
-def _output(
-    outcome: Outcome, play: _Play, figures: EpisodeFigures, *, first_version: int, with_logprobs: bool
-) -> AgentLoopOutput:
-    versions = [version for version in play.versions if version is not None]
-    output = _TurnRewards(
-        prompt_ids=list(outcome.prompt_ids),
-        response_ids=list(outcome.response_ids),
-        response_mask=list(outcome.mask),
-        response_logprobs=list(outcome.logprobs) if with_logprobs else None,
-        reward_score=outcome.reward,
-        num_turns=int(outcome.info["turns"] or 0),
-        metrics=AgentLoopMetrics.model_validate(play.metrics),
-        extra_fields={
-            "reward_extra_info": dict(outcome.info),
-            "rlenv": figures.as_fields(),
-            "turn_scores": list(outcome.turn_rewards),
-            "tool_rewards": [],
-            # veRL computes staleness from these and needs numbers, also where nothing was generated.
-            "global_steps": max(versions, default=first_version),
-            "min_global_steps": min(versions, default=first_version),
-            "max_global_steps": max(versions, default=first_version),
-        },
-    )
-    output._token_rewards = outcome.token_rewards
-    return output
-
-
 def _seed(*parts: object) -> int:
     """A seed of 31 bits, the same in every process (`hash` of a str is not)."""
     return zlib.crc32("/".join(str(part) for part in parts).encode()) & 0x7FFFFFFF
-
-
-# veRL builds one loop object a sample. Compiling a spec and deriving a template's program take milliseconds to
-# seconds, so both are kept for the life of the process.
-_ENVIRONMENTS: dict[bytes, Environment] = {}
-_ENCODERS: dict[tuple[int, int, bytes, SameTurn | None], tuple[Any, TokenEncoder]] = {}
-
-
-def _environment(spec: str, spec_set: Mapping[str, Any]) -> Environment:
-    key = orjson.dumps([spec, spec_set])
-    if key not in _ENVIRONMENTS:
-        _ENVIRONMENTS[key] = load(spec, set=spec_set or None)
-    return _ENVIRONMENTS[key]
-
-
-def _encoder(
-    tokenizer: Any,
-    template_kwargs: Mapping[str, Any],
-    same_turn: SameTurn | None,
-    processor: Any,
-    processor_kwargs: Mapping[str, Any],
-) -> TokenEncoder:
-    key = (id(tokenizer), id(processor), orjson.dumps([template_kwargs, processor_kwargs]), same_turn)
-    if key not in _ENCODERS:
-        encoder = TokenEncoder(
-            tokenizer,
-            chat_template=image_template(processor),
-            template_kwargs=template_kwargs,
-            same_turn=same_turn,
-            images=processor_images(processor, processor_kwargs),
-        )
-        # The tokenizer and the processor are kept beside the encoder: their ids stay taken as long as the entry lives.
-        _ENCODERS[key] = ((tokenizer, processor), encoder)
-    return _ENCODERS[key][1]
-
-
-def _cut(environment: Environment, encoder: TokenEncoder) -> Cut:
-    """How results are cut: by the spec's characters, and by its tokens as the policy's tokenizer counts them."""
-    spec = environment.spec.observation
-    by_chars = cut_chars(spec.model_copy(update={"max_tokens": None}))
-    if spec.max_tokens is None:
-        return lambda text: by_chars(text)  # a cut of the loop's own: limits are then counted in tokens
-    by_tokens = encoder.cut(max_tokens=spec.max_tokens, keep=spec.keep)
-    return lambda text: by_tokens(by_chars(text))
