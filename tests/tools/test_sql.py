@@ -194,7 +194,10 @@ def test_a_cartesian_join_ends_in_time(folder: Path, access: str) -> None:
     slow, then = results(
         folder, f"SELECT count(*) FROM {joined}", "SELECT count(*) FROM toy", access=access, timeout_s=0.1
     )
-    assert (slow.outcome, slow.text) == ("timeout", "the tool query did not end within 0.1 s")
+    # Whichever of the two that hold the limit looks at the clock first: the call's own, or the query's.
+    said = ("the tool query did not end within 0.1 s", "the query did not end within its time")
+    assert slow.outcome == "timeout"
+    assert slow.text in said
     assert then.text == "count(*)\n4"
 
 

@@ -82,12 +82,12 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.verl
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(560)
 def test_verl_trains_two_steps_and_leaves_nothing_running(tiny_folder: Path, tmp_path: Path) -> None:
     """Unmodified veRL with Ray, FSDP and the rollout server, on the shipped environment."""
     out, mark = tmp_path / "run", uuid4().hex
     arguments = ["--preset", "cpu", "--model", str(tiny_folder), "--steps", "2", "--validation-tasks", "4"]
-    arguments += ["--time-limit", "180", "-o", str(out), "trainer.test_freq=2", "data.train_batch_size=4"]
+    arguments += ["--time-limit", "420", "-o", str(out), "trainer.test_freq=2", "data.train_batch_size=4"]
     arguments += ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4"]
     done = subprocess.run(
         [sys.executable, "-m", "rlenv_verl.train", "arithmetic", *arguments],
@@ -99,7 +99,7 @@ def test_verl_trains_two_steps_and_leaves_nothing_running(tiny_folder: Path, tmp
         },
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=520,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
