@@ -62,6 +62,34 @@ class Server:
         )
 
 
+def configuration(*, response: int = 96, prompt: int = 512) -> Any:
+    """The part of veRL's configuration that the loop reads."""
+    from omegaconf import OmegaConf
+
+    rollout = {"response_length": response, "prompt_length": prompt, "calculate_log_probs": True}
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+
+
+def build(config: Any, server: Any, tokenizer: Any, **options: Any) -> Any:
+    """A loop object, with its parts wrapped anew as veRL wraps them for each."""
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    from rlenv_verl.agent_loop import RlenvAgentLoop
+
+    return RlenvAgentLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=server,
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+        hf_model_type="qwen3",
+        tools=ToolListWrap([]),
+        **options,
+    )
+
+
 def run(
     verl: Any,
     tmp_path: Path,
@@ -76,32 +104,14 @@ def run(
     **server: Any,
 ) -> tuple[Any, Server]:
     """One sample through the loop, built as veRL builds it."""
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.agent_loop import RlenvAgentLoop
-
     (tmp_path / "spec.yaml").write_text(spec, encoding="utf-8")
-    rollout = {"response_length": response, "prompt_length": prompt, "calculate_log_probs": True}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    config = configuration(response=response, prompt=prompt)
     fake = Server(tokenizer, actions, **server)
 
     async def sample() -> Any:
         with quiet():
-            loop = RlenvAgentLoop(
-                trainer_config=DictConfigWrap(config),
-                server_manager=fake,
-                tokenizer=tokenizer,
-                processor=None,
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                hf_model_type="qwen3",
-                tools=ToolListWrap([]),
-                spec=str(tmp_path / "spec.yaml"),
-                record_dir=str(tmp_path / "records"),
-                turn_tokens=40,
-            )
+            options = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40}
+            loop = build(config, fake, tokenizer, spec=str(tmp_path / "spec.yaml"), **options)
         where = {"index": 0, "split": "train", "task": 0, "greedy": greedy, "is_validation": validation}
         return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=5, raw_prompt=[])
 
@@ -257,11 +267,7 @@ def test_a_group_shares_its_seed_and_steps_differ() -> None:
 def test_verls_own_parts_are_made_once_for_the_same_configuration(
     verl: Any, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.agent_loop import RlenvAgentLoop
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
     made: list[Any] = []
@@ -273,33 +279,18 @@ def test_verls_own_parts_are_made_once_for_the_same_configuration(
 
     monkeypatch.setattr(AgentLoopBase, "__init__", counted)
 
-    def configuration(response: int) -> Any:
-        rollout = {"response_length": response, "prompt_length": 512, "calculate_log_probs": True}
-        return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
-
-    async def build(config: Any, server: Any) -> Any:
-        return RlenvAgentLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=server,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=RLHFDataset,
-            data_config=DictConfigWrap(config.data),
-            hf_model_type="qwen3",
-            tools=ToolListWrap([]),
-            spec=str(tmp_path / "spec.yaml"),
-        )
+    spec = str(tmp_path / "spec.yaml")
 
     async def several() -> None:
         first, second = Server(tokenizer, []), Server(tokenizer, [])
-        config = configuration(96)
+        config = configuration()
         with quiet():
-            loops = [await build(config, first) for _ in range(3)]
+            loops = [build(config, first, tokenizer, spec=spec) for _ in range(3)]
             assert len(made) == 1
             assert vars(loops[2]).keys() >= vars(loops[0]).keys()
             assert all(loop.server_manager is first and loop.config is config for loop in loops)
-            assert (await build(config, second)).server_manager is second
-            other = await build(configuration(64), second)
+            assert build(config, second, tokenizer, spec=spec).server_manager is second
+            other = build(configuration(response=64), second, tokenizer, spec=spec)
         assert other.settings.response_length == 64
         assert len(made) == 3
 

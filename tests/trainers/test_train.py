@@ -76,6 +76,15 @@ def test_wrong_use_is_told_before_anything_starts(
     assert message in capsys.readouterr().err.replace("\n", "")
 
 
+def test_a_trainer_that_there_is_not_gives_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["arithmetic", "--trainer", "trl", "--dry-run"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "invalid choice: 'trl'" in said
+    assert "choose from 'verl'" in said
+
+
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path)]) == 2
