@@ -18,10 +18,15 @@ _GRACE_S = 0.1
 
 
 class Expired(Exception):
-    """The time limit was reached. `stray` is the task of a coroutine that would not end, None where it ended."""
+    """The time limit was reached. `stray` is the task of a coroutine that would not end, None where it ended.
 
-    def __init__(self, stray: asyncio.Task[Any] | None) -> None:
+    `reason` says what the time went to, in the words of `rlenv.reasons`: `late` where nobody knows, `busy` where the
+    call never began, `timeout` where its own work took it.
+    """
+
+    def __init__(self, stray: asyncio.Task[Any] | None, *, reason: str = "late") -> None:
         self.stray = stray
+        self.reason = reason
         super().__init__()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class Job:
     """
 
     __slots__ = (
+        "_clock",
+        "_cpu_began",
         "after",
         "arguments",
         "done",
@@ -54,6 +57,30 @@ class Job:
         self.is_withdrawn = False
         self.is_left_behind = False
         self.after: Callable[[], None] | None = None
+        self._clock: int | None = None
+        self._cpu_began = 0.0
+
+    @property
+    def has_begun(self) -> bool:
+        """True once a thread has taken the call up."""
+        return self._clock is not None
+
+    def begin(self) -> None:
+        """Called in the thread that runs the call, as it takes it up."""
+        self._cpu_began = time.thread_time()
+        self._clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else 0
+
+    def cpu_s(self) -> float:
+        """Processor seconds that the call has used, from any thread; 0.0 before it began and where nobody counts them.
+
+        The clock of a thread that has ended is gone, so that only one that runs can be asked.
+        """
+        if not self._clock or not self.is_running or self.is_ended:
+            return 0.0
+        try:
+            return time.clock_gettime(self._clock) - self._cpu_began
+        except OSError:
+            return 0.0
 
 
 class _Mailbox:
@@ -115,6 +142,7 @@ def _next_job(state: _State) -> tuple[Job, _Mailbox] | None:
 
 
 def _run(job: Job) -> None:
+    job.begin()
     try:
         job.result = job.function(*job.arguments)
     except BaseException as error:  # handed to the caller whatever it is; a worker thread has nobody else to tell

@@ -370,7 +370,10 @@ class Episode:
             return await self.environment.executor.run(calls, context)
         results = await self.environment.executor.run(calls[:allowed], context)
         text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
-        left_out = tuple(ToolResult(call.name or "", text, "skipped", call_id=call.id) for call in calls[allowed:])
+        left_out = tuple(
+            ToolResult(call.name or "", text, "skipped", call_id=call.id, reason="skipped", whose="policy")
+            for call in calls[allowed:]
+        )
         return results + left_out
 
     def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:

@@ -23,6 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rlenv.reasons import Whose
+from rlenv.reasons import whose as whose_failure
+
 __all__ = [
     "EndpointError",
     "EpisodeError",
@@ -125,7 +128,8 @@ class ToolFailed(RlenvError):
     `text` is shown to the model as it stands: short, and without tracebacks, paths or secrets. `reason` is a stable
     word for counting (`failed`, `timeout`, …). `retryable` is true where the same call may succeed a little later (a
     server that was busy or gone), false where it would fail again (a statement that is wrong). `details` (JSON) are
-    kept in the trajectory and not shown.
+    kept in the trajectory and not shown. `whose` says whose failure it is, for rewards: by `rlenv.reasons.WHOSE` where
+    it is not given, and for a word that stands not there the infrastructure's if retryable, else the policy's.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class ToolFailed(RlenvError):
         reason: str = "failed",
         retryable: bool = False,
         details: Mapping[str, object] | None = None,
+        whose: Whose | None = None,
     ) -> None:
+        self.whose: Whose = whose if whose is not None else whose_failure(reason, retryable=retryable)
         self.text = text
         self.details = details
         self.reason = reason

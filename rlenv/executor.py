@@ -16,6 +16,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv._arguments import ArgumentCheck, nearest
+from rlenv._bounded import bounded, cut_middle, encodable, size
 from rlenv._coercion import coerced
 from rlenv._deadline import Expired, drive
 from rlenv._quick import quick
@@ -25,6 +26,7 @@ from rlenv.calls.guard import Guard, Notes
 from rlenv.calls.policy import policy_of
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.reasons import whose
 from rlenv.secrets import logger, redact, redact_value
 from rlenv.spec import CallsSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
@@ -40,8 +42,18 @@ _log = logger("rlenv.tools")
 _LOG_EVERY_S = 1.0
 _MAX_ERROR_CHARS = 2_000
 
+_MAX_NOTES_CHARS = 65_536
+_MAX_REWARD_VALUE = 16_000_000
+"""A value that only a reward reads is not kept; it is bounded for the reader's sake alone."""
+
 _FailedOutcome = Literal["failed", "timeout", "bad_arguments"]
-_OUTCOME_OF_REASON: dict[str, _FailedOutcome] = {"timeout": "timeout", "bad_arguments": "bad_arguments"}
+_OUTCOME_OF_REASON: dict[str, _FailedOutcome] = {
+    "timeout": "timeout",
+    "late": "timeout",
+    "stalled": "timeout",
+    "busy": "timeout",
+    "bad_arguments": "bad_arguments",
+}
 
 
 class _Places:
@@ -157,7 +169,8 @@ class Executor:
     Args:
         tools: the tools by the name that the model calls.
         calls: the defaults for tools that set no limits of their own.
-        max_chars: a longer text is cut to its head and tail at once, and a longer text as value with it.
+        max_chars: a longer text is cut to its head and tail at once, and a value that takes more is not kept: the
+            result's details say so under `left_out`. Details are cut to a bound of their own.
         threads: blocking calls that run at once, over all tools; threads are started when they are needed.
         max_left_behind: calls of one tool that were given up and still run, at which further calls are refused.
 
@@ -281,7 +294,7 @@ class Executor:
     def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Entry | _Pending:
         """The result of a call that needs no waiting, or what has to be awaited."""
         if isinstance(call, MalformedCall):
-            return ToolResult(call.name or "", call.reason, "malformed", None, call.id)
+            return _refused(call.name or "", call.reason, "malformed", call.id)
         entry = self._entries.get(call.name)
         if entry is None:
             return self._unknown(call)
@@ -292,10 +305,10 @@ class Executor:
                     fitting = ToolCall(call.name, taken.arguments, call.id, call.start, call.end)
                     return _Pending(entry, fitting, {"coerced": list(taken.names)})
                 text = f"bad arguments for {call.name}: {entry.check.explain(arguments)}"
-                return ToolResult(call.name, text, "bad_arguments", None, call.id)
+                return _refused(call.name, text, "bad_arguments", call.id)
         except ValueError as error:  # what no JSON text can hold, or nested too deep to check
             text = f"bad arguments for {call.name}: they cannot be read as JSON ({error})"
-            return ToolResult(call.name, text, "bad_arguments", None, call.id)
+            return _refused(call.name, text, "bad_arguments", call.id)
         tool = entry.tool
         if not entry.is_inline:
             return entry
@@ -313,7 +326,7 @@ class Executor:
             raise
         except (Exception, SystemExit) as error:
             return self._broken(entry, call, error, started)
-        return self._ended(entry, call, output, started)
+        return self._ended(entry, call, output, started, context)
 
     async def _waiting(
         self, entry: _Entry, call: ToolCall, context: ToolContext, index: int, notes: Notes | None
@@ -345,9 +358,9 @@ class Executor:
                     limit=limit,
                     notes=notes,
                 )
-            result = self._ended(entry, call, output, started)
-        except Expired:
-            result = self._late(entry, call, started, context)
+            result = self._ended(entry, call, output, started, context)
+        except Expired as expired:
+            result = self._late(entry, call, started, context, expired.reason)
         except ToolFailed as failure:
             result = self._failed(failure, call, started)
         except EpisodeError:
@@ -381,7 +394,7 @@ class Executor:
             finally:
                 timer.cancel()
             if not has_place:
-                raise Expired(None)
+                raise Expired(None, reason="busy")
         try:
             within = _until(context, limit)
             if entry.shared is None and not held_s:
@@ -396,12 +409,12 @@ class Executor:
         limit = context.deadline
         place = None
         if entry.shared is not None and (place := await entry.shared.take(until=limit)) is None:
-            raise Expired(None)
+            raise Expired(None, reason="busy")
         try:
             if held_s:
                 await asyncio.sleep(min(held_s, max(limit - time.monotonic(), 0)))
             if time.monotonic() >= limit:
-                raise Expired(None)
+                raise Expired(None, reason="injected" if held_s else "late")
             return await self._run(entry, arguments, context)
         finally:
             if entry.shared is not None and place is not None:
@@ -431,6 +444,7 @@ class Executor:
             raise
 
     async def _in_thread(self, entry: _Entry, arguments: dict[str, Any], context: ToolContext) -> Any:
+        began = time.monotonic()
         job = self._pool.submit(entry.tool.run, arguments, context)
         timer = job.done.get_loop().call_later(context.deadline - time.monotonic(), _wake, job.done)
         try:
@@ -443,7 +457,9 @@ class Executor:
                 if not self._pool.give_up(job, after=entry.has_ended):
                     entry.has_ended()
         if not job.is_ended:
-            raise Expired(None)
+            # A thread that was at work most of the time has used it up; one that waited, or got no processor, has not.
+            was_at_work = job.cpu_s() >= (time.monotonic() - began) / 2
+            raise Expired(None, reason="timeout" if was_at_work else "late" if job.has_begun else "busy")
         if job.error is not None:
             raise job.error
         return job.result
@@ -455,39 +471,54 @@ class Executor:
             raise job.error
         return job.result
 
-    def _ended(self, entry: _Entry, call: ToolCall, output: Any, started: float) -> ToolResult:
+    def _ended(self, entry: _Entry, call: ToolCall, output: Any, started: float, context: ToolContext) -> ToolResult:
         if type(output) is not ToolOutput:
             error = TypeError(f"a tool's run returned a {type(output).__name__}, not a ToolOutput")
             return self._broken(entry, call, error, started)
-        text, value = redact(output.text), redact_value(output.value)
+        if type(output.text) is not str:
+            error = TypeError(f"a tool's text was a {type(output.text).__name__}, not a str")
+            return self._broken(entry, call, error, started)
+        text, value, details = encodable(redact(output.text)), redact_value(output.value), output.details
         if len(text) > self._max_chars:
-            text = _cut(text, self._max_chars)
-        if isinstance(value, (str, bytes)) and len(value) > self._max_chars:
-            value = text if isinstance(value, str) else None
-        details = redact_value(output.details)
+            text = cut_middle(text, self._max_chars)
+        if details is not None:
+            details = bounded(redact_value(details), _MAX_NOTES_CHARS)
+        if value is output.text:
+            value = text
+        elif value is not None:
+            # What a reward asks for is read once and not kept, so that only its reader has to be spared.
+            limit = self._max_chars if context.turn >= 0 else _MAX_REWARD_VALUE
+            if size(value, limit) > limit:
+                value = text if isinstance(value, str) else None
+                details = {**(details or {}), "left_out": f"a value of more than {limit} characters"}
+            elif isinstance(value, str):
+                value = encodable(value)
         return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
-        text = _cut(redact(failure.text), _MAX_ERROR_CHARS)
-        details = redact_value(failure.details)
-        return ToolResult(call.name, text, outcome, None, call.id, time.monotonic() - started, (), details)
+        text = cut_middle(encodable(redact(str(failure.text))), _MAX_ERROR_CHARS)
+        details = bounded(redact_value(failure.details), _MAX_NOTES_CHARS) if failure.details is not None else None
+        took = time.monotonic() - started
+        return _result(call.name, text, outcome, None, call.id, took, (), details, failure.reason, failure.whose)
 
-    def _late(self, entry: _Entry, call: ToolCall, started: float, context: ToolContext) -> ToolResult:
+    def _late(
+        self, entry: _Entry, call: ToolCall, started: float, context: ToolContext, reason: str = "late"
+    ) -> ToolResult:
         if started + entry.timeout_s <= context.deadline:
             text = f"the tool {call.name} did not end within {entry.timeout_s:g} s"
         else:
             text = f"the tool {call.name} was stopped: the {context.bounded_by}'s time is up"
-        return ToolResult(call.name, text, "timeout", None, call.id, time.monotonic() - started)
+        took = time.monotonic() - started
+        return _result(call.name, text, "timeout", None, call.id, took, (), None, reason, whose(reason))
 
     def _unknown(self, call: ToolCall) -> ToolResult:
         known = list(self._entries)
-        name = _cut(call.name, 100)
+        name = cut_middle(call.name, 100)
         listed = f"available: {', '.join(known)}" if known else "no tools are available"
         text = f"there is no tool '{name}'{nearest(name, known)}"
-        return ToolResult(
-            name, f"{text} {listed}" if text.endswith("?") else f"{text}; {listed}", "unknown_tool", None, call.id
-        )
+        text = f"{text} {listed}" if text.endswith("?") else f"{text}; {listed}"
+        return _refused(name, text, "unknown_tool", call.id)
 
     def _broken(self, entry: _Entry, call: ToolCall, error: BaseException, started: float) -> ToolResult:
         ended = time.monotonic()
@@ -497,7 +528,8 @@ class Executor:
             entry.logged_at, entry.unlogged = ended, 0
         else:
             entry.unlogged += 1
-        return ToolResult(call.name, f"the tool {call.name} failed", "failed", None, call.id, ended - started)
+        text, took = f"the tool {call.name} failed", ended - started
+        return _result(call.name, text, "failed", None, call.id, took, (), None, "bug", whose("bug"))
 
 
 def _until(context: ToolContext, deadline: float) -> ToolContext:
@@ -514,14 +546,11 @@ def _until(context: ToolContext, deadline: float) -> ToolContext:
     )
 
 
-def _cut(text: str, limit: int) -> str:
-    """`text` within `limit` characters: its head and its tail, and how much is left out between them."""
-    if len(text) <= limit:
-        return text
-    gap = f"\n… ({len(text) - limit} characters left out) …\n"
-    keep = max(limit - len(gap), 0)
-    tail = keep // 2
-    return text[: keep - tail] + gap + (text[-tail:] if tail else "")
+def _refused(
+    name: str, text: str, outcome: Literal["unknown_tool", "bad_arguments", "malformed"], call_id: str | None
+) -> ToolResult:
+    """A call that never reached a tool: the policy wrote it so."""
+    return ToolResult(name, text, outcome, None, call_id, reason=outcome, whose="policy")
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

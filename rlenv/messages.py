@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlenv.reasons import Whose
+
 __all__ = ["Image", "MalformedCall", "Message", "Observation", "ParsedAction", "Role", "ToolCall", "ToolResult"]
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -80,7 +82,8 @@ class ToolResult:
     `text` is what the model sees. `outcome` says how the call ended; everything but `ok` is shown as an error.
     `value` is the structured value behind the text (None where there is none), for rewards. `seconds` is the wall
     time of the call including waiting for a place. `details` says what policies did to the call, None where nothing:
-    `faults` (put in on purpose), `attempts`, `cached`, `coerced` (argument names), `breaker`.
+    `faults` (put in on purpose), `attempts`, `cached`, `coerced` (argument names), `breaker`. `reason` is the word of a
+    failure and `whose` says whose failure it is (see `rlenv.reasons`; both "" where the call went well).
     """
 
     name: str
@@ -91,6 +94,8 @@ class ToolResult:
     seconds: float = 0.0
     images: tuple[Image, ...] = ()
     details: Mapping[str, Any] | None = None
+    reason: str = ""
+    whose: Whose | Literal[""] = ""
 
     @property
     def is_error(self) -> bool:

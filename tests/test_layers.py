@@ -17,6 +17,7 @@ PACKAGE = ROOT / "rlenv"
 LAYERS: dict[str, int] = {
     "rlenv": 6,  # the package itself re-exports the top, lazily
     "rlenv.errors": 0,
+    "rlenv.reasons": 0,
     "rlenv.source": 0,
     "rlenv.yamltree": 0,
     "rlenv.yamlwords": 0,
@@ -28,6 +29,7 @@ LAYERS: dict[str, int] = {
     "rlenv.secrets": 0,
     "rlenv._chat": 0,
     "rlenv._plain": 0,
+    "rlenv._bounded": 0,
     "rlenv._threads": 0,
     "rlenv._quick": 0,
     "rlenv._hosted": 0,

@@ -135,7 +135,7 @@ class Guard:
         if self._rate is not None:
             wait = self._rate.take(until=limit)
             if wait is None:
-                raise ToolFailed(f"the tool {self._name} is busy: too many calls wait for it", reason="timeout")
+                raise ToolFailed(f"the tool {self._name} is busy: too many calls wait for it", reason="busy")
             if wait > 0:
                 await asyncio.sleep(wait)
         breaker = self._breaker
@@ -148,14 +148,19 @@ class Guard:
         try:
             output = await self._run(attempt, limit, fault)
         except ToolFailed as failure:
-            if failure.retryable:
+            # What one policy writes must not take the tool from all the others: only the tool's own faults count.
+            if failure.whose == "policy":
+                breaker.succeeded()
+            elif failure.whose == "infrastructure" or failure.retryable:
                 breaker.failed()
             else:
-                breaker.succeeded()
+                breaker.abandoned()
             raise
-        except Expired:
+        except Expired as expired:
+            if expired.reason == "timeout":
+                breaker.succeeded()
             # A call that came with little of its episode's time left says nothing about the tool.
-            if time.monotonic() - began >= self._time_s / 2:
+            elif time.monotonic() - began >= self._time_s / 2:
                 breaker.failed()
             else:
                 breaker.abandoned()
@@ -171,7 +176,7 @@ class Guard:
 
     async def _run(self, attempt: Try, limit: float, fault: Fault | None) -> ToolOutput:
         if fault is not None and fault.kind == "error":
-            raise ToolFailed(f"the tool {self._name} failed", retryable=True)
+            raise ToolFailed(f"the tool {self._name} failed", reason="injected", retryable=True)
         return await attempt(limit, fault.seconds if fault is not None else 0.0)
 
 

@@ -1,0 +1,51 @@
+"""Why a call failed, and whose doing that is: the words that a failure carries from a tool to the reward.
+
+A reward turns a failed call into a number only where the failure is the policy's. The table says so for every word
+that rlenv uses; `tests/attack/test_reasons.py` goes through it with every term.
+
+    the policy's          its own call cannot be done, or its own work used up what it may use: a number
+    the infrastructure's  the call would have gone well on another day: the reward is invalid
+    unclear               a call did not end, or a server gave up on it, and either may be at fault: a term that needs
+                          to know asks the same tool something that is known to work
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+__all__ = ["WHOSE", "Whose", "whose"]
+
+Whose = Literal["policy", "infrastructure", "unclear"]
+
+WHOSE: Final[Mapping[str, Whose]] = MappingProxyType(
+    {
+        "failed": "policy",  # the tool says that this call cannot be done as it is written
+        "timeout": "policy",  # its own work used up its time: processor time was measured, or the tool counted
+        "memory": "policy",  # its own work used up its memory
+        "too_large": "policy",  # it asked for more than may be kept
+        "bad_arguments": "policy",
+        "malformed": "policy",
+        "unknown_tool": "policy",
+        "skipped": "policy",  # over a limit of the spec
+        "late": "unclear",  # it did not end in time, and nobody measured why
+        "server_error": "unclear",  # a server answered with a fault of its own (HTTP 5xx, an internal error)
+        "stalled": "infrastructure",  # its worker had the time and not the processor
+        "busy": "infrastructure",  # no place, or no turn under the rate, in its time
+        "rate_limited": "infrastructure",
+        "unavailable": "infrastructure",  # no connection, or one that ended in the middle
+        "server_down": "infrastructure",
+        "server_died": "infrastructure",
+        "breaker_open": "infrastructure",
+        "injected": "infrastructure",  # a fault that the spec puts in on purpose
+        "worker": "infrastructure",  # a worker process could not be started, or something ended it from outside
+        "bug": "infrastructure",  # the tool raised what it does not declare
+    }
+)
+"""Whose failure each reason is. `skipped` and what comes before it are also outcomes of a `ToolResult`."""
+
+
+def whose(reason: str, *, retryable: bool = False) -> Whose:
+    """Whose failure `reason` is; a plug-in's own word is the infrastructure's where the failure is `retryable`."""
+    return WHOSE.get(reason) or ("infrastructure" if retryable else "policy")
