@@ -30,6 +30,7 @@ __all__ = ["Episode", "Step"]
 
 _INVALID = frozenset({"unknown_tool", "bad_arguments", "malformed"})
 _NOTHING = Observation()
+_CALL_SHARE = 0.3
 _message, _observation, _turn, _tool_context = quick(Message), quick(Observation), quick(Turn), quick(ToolContext)
 
 
@@ -408,8 +409,10 @@ class Episode:
         )
 
     async def _call_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        # A reward is measured after the episode's own time is over, so its calls get a budget of their own.
-        deadline = time.monotonic() + self.environment.spec.limits.reward_s
+        # A reward is measured after the episode's own time is over, so its calls get a budget of their own. Three fit
+        # into it one after the other: the policy's, one that is known to work, and the policy's again, so that a call
+        # that never ends cannot use up the time in which its fault is found.
+        deadline = time.monotonic() + _CALL_SHARE * self.environment.spec.limits.reward_s
         context = self._tool_context(deadline)
         (result,) = await self.environment.executor.run((ToolCall(name, arguments),), context)
         return result

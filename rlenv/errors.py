@@ -129,7 +129,7 @@ class ToolFailed(RlenvError):
     word for counting (`failed`, `timeout`, …). `retryable` is true where the same call may succeed a little later (a
     server that was busy or gone), false where it would fail again (a statement that is wrong). `details` (JSON) are
     kept in the trajectory and not shown. `whose` says whose failure it is, for rewards: by `rlenv.reasons.WHOSE` where
-    it is not given, and for a word that stands not there the infrastructure's if retryable, else the policy's.
+    it is not given; what is retryable is never the policy's.
     """
 
     def __init__(

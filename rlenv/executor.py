@@ -42,7 +42,7 @@ _log = logger("rlenv.tools")
 _LOG_EVERY_S = 1.0
 _MAX_ERROR_CHARS = 2_000
 
-_MAX_NOTES_CHARS = 65_536
+_MAX_NOTES_CHARS = 262_144
 _MAX_REWARD_VALUE = 16_000_000
 """A value that only a reward reads is not kept; it is bounded for the reader's sake alone."""
 
@@ -482,7 +482,7 @@ class Executor:
         if len(text) > self._max_chars:
             text = cut_middle(text, self._max_chars)
         if details is not None:
-            details = bounded(redact_value(details), _MAX_NOTES_CHARS)
+            details = _bounded_details(details)
         if value is output.text:
             value = text
         elif value is not None:
@@ -498,7 +498,7 @@ class Executor:
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
         text = cut_middle(encodable(redact(str(failure.text))), _MAX_ERROR_CHARS)
-        details = bounded(redact_value(failure.details), _MAX_NOTES_CHARS) if failure.details is not None else None
+        details = _bounded_details(failure.details) if failure.details is not None else None
         took = time.monotonic() - started
         return _result(call.name, text, outcome, None, call.id, took, (), details, failure.reason, failure.whose)
 
@@ -544,6 +544,14 @@ def _until(context: ToolContext, deadline: float) -> ToolContext:
         context.bounded_by,
         context.run_calls,
     )
+
+
+def _bounded_details(details: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a tool says about its call, redacted and within bounds: it is kept, and nobody is shown it."""
+    clean: Mapping[str, Any] = redact_value(details)
+    if size(clean, _MAX_NOTES_CHARS) <= _MAX_NOTES_CHARS:
+        return clean
+    return {**bounded(clean, _MAX_NOTES_CHARS), "left_out": f"details of more than {_MAX_NOTES_CHARS} characters"}
 
 
 def _refused(

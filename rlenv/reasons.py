@@ -47,5 +47,9 @@ WHOSE: Final[Mapping[str, Whose]] = MappingProxyType(
 
 
 def whose(reason: str, *, retryable: bool = False) -> Whose:
-    """Whose failure `reason` is; a plug-in's own word is the infrastructure's where the failure is `retryable`."""
-    return WHOSE.get(reason) or ("infrastructure" if retryable else "policy")
+    """Whose failure `reason` is: by the table, and the policy's for a word that stands not there.
+
+    What is `retryable`, and so would have gone well a little later, is never the policy's.
+    """
+    found = WHOSE.get(reason, "policy")
+    return "infrastructure" if retryable and found == "policy" else found

@@ -47,13 +47,16 @@ def parse(line: bytes | str) -> Trajectory:
 
 
 def nested(result: ToolResult) -> Trajectory | None:
-    """The trajectory of the episode that an agent played inside a call, None where the call was no agent's.
+    """The trajectory of the episode that an agent played inside a call.
+
+    None where the call was no agent's, or the trajectory was too long to be kept whole.
 
     Raises:
         UsageError: what is kept in its place is not a trajectory.
     """
-    kept = (result.details or {}).get("trajectory")
-    if kept is None:
+    details = result.details or {}
+    kept = details.get("trajectory")
+    if kept is None or "left_out" in details:
         return None
     try:
         return _adapter().validate_python(kept)

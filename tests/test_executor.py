@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,6 +288,94 @@ def test_a_huge_result_is_cut_at_once_to_its_head_and_tail() -> None:
 
 def test_a_long_failure_text_is_cut() -> None:
     assert len(one(executor(raises(ToolFailed("x" * 1_000_000))[0]), "inline").text) <= 2_000
+
+
+def reasons(*results: ToolResult) -> list[tuple[str, str]]:
+    return [(result.reason, result.whose) for result in results]
+
+
+def test_a_call_that_went_well_has_no_reason() -> None:
+    assert reasons(one(executor(fake_tool("t", echo)), "t")) == [("", "")]
+
+
+def test_a_call_that_no_tool_took_is_the_policys() -> None:
+    runner = executor(fake_tool("t", echo, parameters=NUMBER))
+    calls = [ToolCall("x", {}), ToolCall("t", {"n": "one"}), MalformedCall("{", "no JSON")]
+    results = run(runner.run(calls, context()))
+    assert reasons(*results) == [("unknown_tool", "policy"), ("bad_arguments", "policy"), ("malformed", "policy")]
+
+
+@pytest.mark.parametrize("index", range(3), ids=["inline", "async", "thread"])
+def test_a_declared_failure_keeps_its_reason_and_whose_it_is(index: int) -> None:
+    refused = ToolFailed("no", reason="rate_limited", retryable=True)
+    for error, expected in [
+        (ToolFailed("no"), ("failed", "policy")),
+        (refused, ("rate_limited", "infrastructure")),
+        (ToolFailed("no", reason="mine", whose="unclear"), ("mine", "unclear")),
+        (ValueError("a bug"), ("bug", "infrastructure")),
+    ]:
+        tool = raises(error)[index]
+        assert reasons(one(executor(tool), tool.name)) == [expected]
+
+
+@pytest.mark.parametrize("name", ["hang_async", "stubborn", "hang_thread"])
+def test_whose_failure_a_call_is_that_only_waited_is_not_known(name: str) -> None:
+    gate = Gate()
+    result = one(executor(*hanging(gate)), name)
+    gate.unblock()
+    assert reasons(result) == [("late", "unclear")]
+
+
+def test_a_call_that_found_no_place_in_its_time_is_not_the_policys() -> None:
+    async def work() -> tuple[ToolResult, ...]:
+        gate = Gate()
+        runner = executor(*hanging(gate), concurrency=1)
+        first = asyncio.ensure_future(runner.run([ToolCall("hang_async", {})], context()))
+        await asyncio.sleep(0)
+        assert gate.started == ["hang_async"]
+        found = await runner.run([ToolCall("hang_async", {})], context(seconds=0.01))
+        await first
+        return found  # type: ignore[no-any-return]
+
+    assert reasons(*run(work())) == [("busy", "infrastructure")]
+
+
+@ALL_MODES
+def test_a_value_that_takes_more_than_its_text_may_is_not_kept(tool: Tool) -> None:
+    rows = [["cell"] * 100] * 1_000
+    told = replace(tool, run=_later(rows) if tool.mode == "async" else lambda arguments, call: ToolOutput("t", rows))
+    runner = executor(told, max_chars=10_000)
+    (result,) = run(runner.run([ToolCall("t", {})], replace(context(), turn=0)))
+    assert result.value is None
+    assert one(runner, "t").value == rows  # a call that a reward makes is read once, and not kept
+    assert "10000 characters" in result.details["left_out"]  # type: ignore[index]
+
+
+def _later(value: Any) -> Any:
+    async def later(arguments: Mapping[str, Any], call: Any) -> ToolOutput:
+        return ToolOutput("t", value)
+
+    return later
+
+
+def test_details_are_cut_to_a_bound() -> None:
+    noisy = {"calls": [{"arguments": "x" * 1_000_000}] * 400}
+    told = executor(fake_tool("t", lambda arguments: ToolOutput("t", None, (), noisy)))
+    for result in (one(told, "t"), one(executor(raises(ToolFailed("no", details=noisy))[0]), "inline")):
+        assert len(repr(result.details)) < 1_000_000
+        assert "left_out" in (result.details or {})
+
+
+def test_lone_surrogates_leave_no_tool() -> None:
+    result = one(executor(fake_tool("t", lambda arguments: "a\ud800b")), "t")
+    assert (result.text, result.value) == ("a\ufffdb", "a\ufffdb")
+    assert one(executor(raises(ToolFailed("a\udfffb"))[0]), "inline").text == "a\ufffdb"
+
+
+def test_a_tool_whose_text_is_no_text_fails(caplog: pytest.LogCaptureFixture) -> None:
+    tool = fake_tool("t", lambda arguments: ToolOutput([1], None))  # type: ignore[arg-type]
+    assert reasons(one(executor(tool), "t")) == [("bug", "infrastructure")]
+    assert "not a str" in caplog.text
 
 
 # Hangs. `hang_async` and `hang_thread` end only when the test lets them.

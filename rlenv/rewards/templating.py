@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import RewardContext
-from rlenv.templates import TemplateError, compile_template, compile_value, texts_in
+from rlenv.templates import Template, TemplateError, compile_template, compile_value, texts_in
 
-__all__ = ["compile_accepted", "compile_for_context"]
+__all__ = ["UnfitAnswer", "compile_accepted", "compile_for_context"]
 
 _NAMES = frozenset(("task", "vars", "resources", "answer", "item"))
 _COLUMN = re.compile(r"\{\{\s*task\.([A-Za-z_]\w*)\s*\}\}", re.ASCII)
+
+
+class UnfitAnswer(RewardError):
+    """A template over `answer` cannot be filled from this answer, and all else that it reads is there.
+
+    The policy wrote the answer, so that this is worth what a wrong answer is worth: a term that let it pass as
+    something that could not be measured would let the policy choose when it is masked.
+    """
 
 
 def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAMES) -> Callable[..., Any]:
@@ -26,11 +34,12 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
 
     Returns:
         A function of a RewardContext (and `item`) that gives the filled value; raises RewardError where a name
-        is undefined.
+        is undefined, and UnfitAnswer where the answer is all that stands in the way.
 
     Raises:
         UsageError: a template does not compile or reads another name.
     """
+    over_answer: list[Template] = []
     for source in texts_in(value):
         if "{" not in source:
             continue
@@ -41,19 +50,53 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         if unknown := sorted(template.names - names):
             known = ", ".join(sorted(names))
             raise UsageError(f"{where}: '{source}' reads '{unknown[0]}', which is not known here; there are: {known}")
+        if "answer" in template.names:
+            over_answer.append(template)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):
         return _column(column[1], where)
     fill = compile_value(value)
 
     def filled(context: RewardContext, item: Any = None) -> Any:
+        values = {
+            "task": context.task,
+            "vars": context.vars,
+            "resources": context.resources,
+            "answer": context.answer,
+            "item": item,
+        }
         try:
-            return fill(
-                task=context.task, vars=context.vars, resources=context.resources, answer=context.answer, item=item
-            )
+            return fill(**values)
         except TemplateError as error:
+            if context.answer is not None and any(_fails_by_answer(template, values) for template in over_answer):
+                raise UnfitAnswer(f"{where}: the answer does not fit: {error}") from error
             raise RewardError(f"{where}: {error}") from error
 
     return filled
+
+
+def _fails_by_answer(template: Template, values: Mapping[str, Any]) -> bool:
+    """Whether filling `template` fails although everything that it reads beside `answer` is there."""
+    if not all(_is_there(path, values) for path in template.paths if path[0] != "answer"):
+        return False
+    try:
+        template.value(**values)
+    except TemplateError:
+        return True
+    return False
+
+
+def _is_there(path: tuple[str, ...], values: Mapping[str, Any]) -> bool:
+    found: Any = values
+    for name in path:
+        if isinstance(found, Mapping):
+            if name not in found and not hasattr(found, name):
+                return False
+            found = found[name] if name in found else getattr(found, name)
+        elif hasattr(found, name):
+            found = getattr(found, name)
+        else:
+            return False
+    return True
 
 
 def compile_accepted(expect: Any, *, where: str = "expect") -> Callable[[RewardContext], tuple[Any, ...]]:

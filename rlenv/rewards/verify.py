@@ -1,23 +1,25 @@
 """The kind `verify`: runs a tool on what the policy produced and compares the result with the gold one.
 
-Source: eq. 3 of RL-Factory, R = g(T_verify(a), y_expected). A failure of the policy's own call is the policy's and
-worth 0; a failure of the gold call, or of what both stand on, leaves the term invalid.
+Source: eq. 3 of RL-Factory, R = g(T_verify(a), y_expected). A failure of the policy's call is worth 0 where it is the
+policy's; a failure of the gold call, or of what both stand on, leaves the term invalid. Where a call did not end, or a
+server gave up on it, nobody can say from that call alone whose failure it is: the tool is asked something that is known
+to work, and if it answers, the policy's call once more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlenv.errors import RewardError, UsageError
-from rlenv.messages import ToolResult
+from rlenv.messages import ToolCall, ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.comparators import Comparator, CompareSpec, Named, Side, compile_comparator
 from rlenv.rewards.gold import GoldCache
-from rlenv.rewards.templating import compile_for_context
+from rlenv.rewards.templating import UnfitAnswer, compile_for_context
 from rlenv.spec import Float, Int, RewardSpec, Spec, Text
 
 __all__ = ["KIND", "ExpectSpec", "VerifySpec"]
@@ -43,8 +45,9 @@ class ExpectSpec(Spec):
 class VerifySpec(RewardSpec):
     """Runs a tool on what the policy produced and compares the result with the expected one.
 
-    No answer, a call that the tool refuses, that fails or that takes too long is worth 0. Where the gold call fails
-    in any way the term is invalid.
+    No answer, one that the arguments cannot be filled from, and a call that the tool refuses, that fails or that uses
+    up its time are worth 0. Where the gold call fails in any way, or the policy's for a reason that is not its own (a
+    server that is down, an open breaker), the term is invalid.
     """
 
     kind: Literal["verify"]
@@ -71,15 +74,22 @@ class _Verify:
     compare: Comparator
     reads_answer: bool
     cache: GoldCache
+    example: Mapping[str, Any] | None
+    may_repeat: bool
 
     async def measure(self, context: RewardContext) -> Measured:
         if context.answer is None and self.reads_answer:
             return Measured(0.0, "no answer")
-        arguments = self.arguments(context)
+        try:
+            arguments = self.arguments(context)
+        except UnfitAnswer as error:
+            return Measured(0.0, str(error), {"outcome": "unfit"})
         gold = asyncio.ensure_future(self._golds(context))
         try:
             result = await context.call(self.tool, arguments)
             golds = await gold
+            if result.whose == "unclear":
+                result = await self._again(result, arguments, context)
         finally:
             if not gold.done():
                 gold.cancel()
@@ -94,12 +104,55 @@ class _Verify:
                 "expected": [gold.text[:_KEPT_CHARS] for gold in golds[:_KEPT_GOLDS]],
             }
         }
-        if result.outcome in ("failed", "timeout", "bad_arguments"):
-            return Measured(0.0, result.text, {"outcome": result.outcome, **seen})
-        if result.outcome != "ok":
-            raise RewardError(f"the tool '{self.tool}' was not run: {result.outcome}: {result.text:.200}")
-        best = self._best(Side(result.text, result.value, arguments), golds)
-        return Measured(best.value, best.evidence, {**best.details, **seen})
+        if result.outcome == "ok":
+            best = self._best(Side(result.text, result.value, arguments), golds)
+            return Measured(best.value, best.evidence, {**best.details, **seen})
+        # A result that does not say whose it is was made by other hands than the executor's, and by what it declares.
+        if result.whose in ("policy", "") and result.outcome in ("failed", "timeout", "bad_arguments"):
+            told = {"outcome": result.outcome} | ({"reason": result.reason} if result.reason else {})
+            return Measured(0.0, result.text, {**told, **seen})
+        raise RewardError(
+            f"the tool '{self.tool}' was not run: {result.outcome} ({result.reason or 'no reason'}): {result.text:.200}"
+        )
+
+    async def _again(self, failed: ToolResult, arguments: Mapping[str, Any], context: RewardContext) -> ToolResult:
+        """The policy's call once more, after the tool has answered one that is known to work.
+
+        A call that fails twice around one that works fails by what it asks: it counts as the policy's. Otherwise the
+        answer of the second try counts.
+
+        Raises:
+            RewardError: the tool does not answer the known call either, or there is none to ask it.
+        """
+        known = self._known_call(context)
+        if known is None or not self.may_repeat:
+            raise RewardError(
+                f"the tool '{self.tool}' gave no answer ({failed.reason}: {failed.text:.200}), and whether the call or "
+                f"the tool is at fault cannot be tried: "
+                + ("it changes state" if not self.may_repeat else "give the tool an `example`")
+            )
+        control = await context.call(self.tool, known)
+        if control.outcome != "ok":
+            raise RewardError(
+                f"the tool '{self.tool}' gave no answer, neither to the policy's call ({failed.reason}) nor to one "
+                f"that is known to work ({control.reason or control.outcome}): {control.text:.200}"
+            )
+        second = await context.call(self.tool, arguments)
+        return replace(second, whose="policy") if second.whose == "unclear" else second
+
+    def _known_call(self, context: RewardContext) -> Mapping[str, Any] | None:
+        """Arguments to which the tool has an answer: the gold ones, its example, or a call of this episode's own."""
+        if self.is_call:
+            for item in self.alternatives(context):
+                for arguments in self._spread(self.expected(context, item=item)):
+                    return arguments
+        if self.example is not None:
+            return self.example
+        for turn in reversed(context.turns):
+            for call, result in zip(turn.parsed.calls, turn.results, strict=False):
+                if isinstance(call, ToolCall) and call.name == self.tool and result.outcome == "ok":
+                    return call.arguments
+        return None
 
     def _best(self, mine: Side, golds: Sequence[Side]) -> Measured:
         best = Measured(0.0, mine.text)
@@ -181,6 +234,8 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         compare=compile_comparator(spec.compare, context),
         reads_answer=_reads_answer(spec.arguments),
         cache=GoldCache(),
+        example=tool.example,
+        may_repeat=not tool.mutates,
     )
     return Term(name=name, spec=spec, measure_async=verify.measure)
 

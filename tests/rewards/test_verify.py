@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import pytest
 
 from rlenv.errors import ResourceError, RewardError, UsageError
 from rlenv.messages import ToolResult
+from rlenv.reasons import WHOSE, whose
 from rlenv.rewards.base import Measured, Term
+from rlenv.rewards.templating import UnfitAnswer
 from rlenv.testing.rewards import compile_term, reward_context
 from rlenv.tools.base import Tool
 
@@ -308,3 +310,75 @@ def test_a_gold_call_of_a_tool_that_changes_state_is_refused() -> None:
     with pytest.raises(UsageError, match="changes state"):
         verify(tool)
     assert run(verify(tool, expect={"value": [[1]]}), Calls({"mine": [[1]]})).value == 1.0
+
+
+def failed(reason: str, *, outcome: Any = "failed") -> ToolResult:
+    return ToolResult("query", f"it failed: {reason}", outcome, reason=reason, whose=whose(reason))
+
+
+@dataclass
+class InTurn:
+    """A tool that answers the calls for one text by turns."""
+
+    results: Mapping[str, list[Any]]
+    asked: list[str] = field(default_factory=list)
+
+    async def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        self.asked.append(arguments["sql"])
+        left = self.results[arguments["sql"]]
+        found = left.pop(0) if len(left) > 1 else left[0]
+        return found if isinstance(found, ToolResult) else ToolResult("query", str(found), value=found)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in WHOSE if WHOSE[reason] == "infrastructure"])
+def test_a_call_that_failed_for_a_reason_of_the_infrastructures_is_no_number(reason: str) -> None:
+    with pytest.raises(RewardError, match=reason):
+        run(verify(), Calls({"mine": failed(reason), "gold": [[1]]}))
+
+
+@pytest.mark.parametrize("reason", [reason for reason in WHOSE if WHOSE[reason] == "unclear"])
+def test_a_call_that_fails_twice_around_one_that_works_is_the_policys(reason: str) -> None:
+    calls = InTurn({"mine": [failed(reason)], "gold": [[[1]]]})
+    measured = run(verify(), calls)
+    assert measured.value == 0.0
+    assert measured.details["reason"] == reason
+    assert calls.asked == ["mine", "gold", "gold", "mine"]
+
+
+@pytest.mark.parametrize("reason", [reason for reason in WHOSE if WHOSE[reason] == "unclear"])
+def test_a_right_answer_is_right_where_a_server_failed_once(reason: str) -> None:
+    assert run(verify(), InTurn({"mine": [failed(reason), [[1]]], "gold": [[[1]]]})).value == 1.0
+
+
+def test_a_tool_that_answers_no_known_call_either_is_no_number() -> None:
+    calls = InTurn({"mine": [failed("late")], "gold": [[[1]], failed("late")]})
+    with pytest.raises(RewardError, match="known to work"):
+        run(verify(), calls)
+
+
+def test_without_a_known_call_an_unclear_failure_is_no_number() -> None:
+    with pytest.raises(RewardError, match="example"):
+        run(verify(expect={"value": [[1]]}), Calls({"mine": failed("late")}))
+    with_example = verify(replace(QUERY, example={"sql": "known"}), expect={"value": [[1]]})
+    assert run(with_example, Calls({"mine": failed("late"), "known": 1})).value == 0.0
+
+
+def test_a_tool_that_changes_state_is_not_asked_again() -> None:
+    term = verify(replace(QUERY, mutates=True, example={"sql": "known"}), expect={"value": [[1]]})
+    calls = Calls({"mine": failed("late"), "known": 1})
+    with pytest.raises(RewardError, match="changes state"):
+        run(term, calls)
+    assert calls.asked == ["mine"]
+
+
+def test_an_answer_from_which_the_arguments_cannot_be_filled_is_zero() -> None:
+    term = verify(arguments={"sql": "{{ answer.split(',')[1] }}"})
+    assert run(term, Calls({"gold": [[1]]}), answer="no comma").value == 0.0
+    assert run(term, Calls({"gold": [[1]], "b": [[1]]}), answer="a,b").value == 1.0
+
+
+def test_arguments_that_a_row_cannot_fill_are_no_number_whatever_the_answer_is() -> None:
+    term = verify(arguments={"sql": "{{ answer.split(',')[1] ~ task.missing }}"})
+    with pytest.raises(RewardError) as raised:
+        run(term, Calls({"gold": [[1]]}), answer="no comma")
+    assert not isinstance(raised.value, UnfitAnswer)

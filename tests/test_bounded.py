@@ -1,0 +1,86 @@
+"""What is kept of a call has a bound, and what does not fit is said to be missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlenv._bounded import bounded, cut_middle, encodable, size
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=40,
+)
+
+
+def nested(depth: int) -> Any:
+    value: Any = "core"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@given(JSON)
+def test_a_small_value_is_kept_as_it_is(value: Any) -> None:
+    assert bounded(value, 1_000_000) is value
+
+
+@given(JSON, st.integers(min_value=100, max_value=2_000))
+def test_what_is_kept_is_json_within_a_few_times_its_bound(value: Any, limit: int) -> None:
+    kept = bounded([value] * 50, limit)
+    assert len(json.dumps(kept, ensure_ascii=False)) <= 4 * limit + 2_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 10_000_000,
+        ["x" * 1_000] * 10_000,
+        {str(number): "x" * 1_000 for number in range(10_000)},
+        [[["x" * 100] * 100] * 100] * 10,
+        nested(5_000),
+        {"k" * 1_000_000: 1},
+        10**100_000,
+        [10**3_000] * 1_000,
+        b"x" * 1_000_000,
+        list(range(1_000_000)),
+    ],
+    ids=["text", "list", "object", "tree", "deep", "long key", "integer", "integers", "bytes", "numbers"],
+)
+def test_a_huge_value_is_cut_and_says_so(value: Any) -> None:
+    kept = bounded(value, 10_000)
+    text = json.dumps(kept, ensure_ascii=False)
+    assert len(text) < 50_000
+    assert "…" in text
+
+
+def test_looking_at_a_size_ends_at_the_limit() -> None:
+    class Endless(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("its length was enough")
+
+    assert size(Endless([1] * 100_000), 1_000) > 1_000
+
+
+def test_a_text_is_cut_in_the_middle() -> None:
+    cut = cut_middle("a" * 500 + "b" * 500, 200)
+    assert len(cut) <= 200
+    assert cut.startswith("aaa")
+    assert cut.endswith("bbb")
+    assert "left out" in cut
+
+
+@given(st.text(alphabet=st.characters(codec=None)))  # surrogates too
+def test_every_text_can_be_encoded_afterwards(text: str) -> None:
+    encodable(text).encode()
+
+
+def test_only_lone_surrogates_are_replaced() -> None:
+    assert encodable("a\ud800b ü 😀") == "a\ufffdb ü 😀"
+    same = "plain ü 😀"
+    assert encodable(same) is same

@@ -1,0 +1,63 @@
+"""What is known of a call while its thread runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+
+import pytest
+
+from rlenv._threads import ThreadPool
+
+LIMIT_S = 60.0
+
+
+def spin(until: threading.Event, at_work: threading.Event) -> None:
+    """Works until told to stop, and says when it has used some processor time."""
+    while not until.is_set():
+        sum(range(1_000))
+        if time.thread_time() > 0.05:
+            at_work.set()
+
+
+def wait(until: threading.Event, at_work: threading.Event) -> None:
+    at_work.set()
+    until.wait(LIMIT_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no clocks of their own that another may read here")
+def test_the_processor_time_of_a_call_can_be_read_while_it_runs() -> None:
+    async def work() -> None:
+        pool = ThreadPool(size=2)
+        until = threading.Event()
+        events = [threading.Event(), threading.Event()]
+        spins, waits = pool.submit(spin, until, events[0]), pool.submit(wait, until, events[1])
+        for event in events:
+            await asyncio.to_thread(event.wait, LIMIT_S)
+        assert spins.has_begun
+        assert spins.cpu_s() > 0.04
+        assert waits.cpu_s() < spins.cpu_s()
+        until.set()
+        await asyncio.gather(spins.done, waits.done)
+        assert spins.cpu_s() == 0.0  # its thread serves others now
+        pool.close()
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+def test_a_call_that_waits_for_a_thread_has_not_begun() -> None:
+    async def work() -> None:
+        pool = ThreadPool(size=1)
+        until, at_work = threading.Event(), threading.Event()
+        first, second = pool.submit(wait, until, at_work), pool.submit(int)
+        await asyncio.to_thread(at_work.wait, LIMIT_S)
+        assert first.has_begun
+        assert not second.has_begun
+        assert second.cpu_s() == 0.0
+        until.set()
+        await asyncio.gather(first.done, second.done)
+        pool.close()
+
+    asyncio.run(asyncio.wait_for(work(), LIMIT_S))
