@@ -77,7 +77,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         if endpoint is not None:
             endpoints[name] = endpoint
 
-    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path)}
+    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path), "roots": loaded.roots}
     resources: dict[str, Resource] = {}
     for name, entry in spec.resources.items():
         path = f"resources.{name}"

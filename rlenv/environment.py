@@ -19,6 +19,7 @@ from rlenv.images import UnreadableImage, image_of, listed
 from rlenv.loader import LoadedSpec, load_spec
 from rlenv.messages import Image, MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.observe import Cut, cut_chars, shower
+from rlenv.paths import RefusedPath, finder
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
 from rlenv.secrets import redact
@@ -198,10 +199,11 @@ class Environment:
         found: list[Image] = []
         for index, template in enumerate(self.parts.images):
             base = self.loaded.base_of(f"prompt.images.{index}")
-            value = template.value(**values)
             try:
-                found += [image_of(one, file=base.joinpath) for one in listed(value)]
-            except UnreadableImage as error:
+                value = template.value(**values)
+                find = finder(template, base=base, roots=self.loaded.roots, **values)
+                found += [image_of(one, file=find) for one in listed(value)]
+            except (UnreadableImage, RefusedPath) as error:
                 raise EpisodeError(
                     f"prompt.images.{index} ({template.source.strip()}): {error}", reason="image"
                 ) from error

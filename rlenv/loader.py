@@ -45,6 +45,11 @@ class LoadedSpec:
         """The folder that a relative path under the dotted key refers to; see `SourceDocument.base_of`."""
         return self.document.base_of(path)
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders of `roots`: rows may name paths below them."""
+        return tuple(self.base_of(f"roots.{index}") / root for index, root in enumerate(self.spec.roots))
+
 
 def load_document(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
     """Reads a spec file, what it extends and the overrides in `set` (values by dotted path).

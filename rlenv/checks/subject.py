@@ -125,7 +125,7 @@ def _compile(subject: Subject) -> None:
         endpoint = attempt(path, endpoint_spec, lambda n=name, s=endpoint_spec: compile_endpoint(n, s))  # type: ignore[misc]
         if endpoint is not None:
             endpoints[name] = endpoint
-    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path)}
+    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path), "roots": loaded.roots}
     for name, resource_spec in spec.resources.items():
         path = f"resources.{name}"
         context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, resource_spec), **more)
