@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import sys
 
-from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
 from rlenv.drive import context_of

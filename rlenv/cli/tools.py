@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from dataclasses import fields
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.loader import load_spec
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         for tool in environment.parts.tools.values()
     ]
     if args.json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        write_json(rows, indent=2)
         return 0
     console = Console()
     for row in rows:
@@ -124,8 +124,8 @@ def _call(args: argparse.Namespace, environment: Environment) -> int:
     if not isinstance(arguments, dict):
         raise UsageError(f"--call {name}: the arguments are a JSON object, not {type(arguments).__name__}")
     result = asyncio.run(_run(args, environment, ToolCall(name, arguments)))
-    sys.stdout.write(result.text + "\n")
-    sys.stderr.write(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n")
+    write(result.text + "\n")
+    write_error(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n")
     return 1 if result.is_error else 0
 
 

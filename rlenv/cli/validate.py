@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-import orjson
-from rich.console import Console
 from rich.markup import escape
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write_json
 from rlenv.errors import Fault
 from rlenv.shipped import find
 from rlenv.validate import validate
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """0 where no fault was found, 1 otherwise."""
     report = validate([find(file) for file in args.files], set=overrides(args.set))
     if args.json:
-        sys.stdout.write(orjson.dumps(report.as_dict(), option=orjson.OPT_INDENT_2).decode() + "\n")
+        write_json(report.as_dict(), indent=2)
         return 0 if report.is_valid else 1
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
     for fault in report.faults:

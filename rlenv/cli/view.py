@@ -6,12 +6,13 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rlenv.cli.console import Console
 from rlenv.cli.recorded import read_recorded
 from rlenv.errors import UsageError
 from rlenv.messages import ToolCall

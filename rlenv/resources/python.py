@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from rlenv._hosted import Hosted
 from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, ResourceError, UsageError
-from rlenv.functions import import_function, named_parameters
+from rlenv.functions import failure, import_function, named_parameters
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import logger
@@ -156,8 +156,8 @@ class PythonResource:
             yield
         except EpisodeError:
             raise
-        except Exception as error:  # an author's function may fail in any way
-            message = f"the resource '{self.name}' cannot be opened: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # an author's function may fail in any way
+            message = f"the resource '{self.name}' cannot be opened: {failure(error)}"
             raise ResourceError(message) from error
 
     @contextlib.contextmanager
@@ -165,7 +165,7 @@ class PythonResource:
         # The episode is over and its reward stands; what was opened before this still has to be closed.
         try:
             yield
-        except Exception as error:  # an author's function may fail in any way
+        except (Exception, SystemExit) as error:  # an author's function may fail in any way
             _log.warning("resource '%s' cannot be closed", self.name, exc_info=error)
 
 

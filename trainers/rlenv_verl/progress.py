@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from rlenv.cli.console import Console
 from rlenv_verl.metrics import StepFigures
 from rlenv_verl.watch import read_waits, wait_line
 

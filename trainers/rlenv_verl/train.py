@@ -14,8 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
