@@ -13,6 +13,7 @@ from rlenv.calls.attach import governed
 from rlenv.dialects.base import Dialect
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
+from rlenv.paths import read_file
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.scoring import Scorer
@@ -154,8 +155,8 @@ def _dialect(loaded: LoadedSpec) -> Dialect:
 
     path = loaded.base_of("dialect.chat_template") / given.chat_template
     try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        source = read_file(path).decode()
+    except (OSError, ValueError) as error:
         raise UsageError(f"chat_template {path} cannot be read ({type(error).__name__}); give a .jinja file") from error
     return TemplatedDialect(dialect, source, name=path.name)
 

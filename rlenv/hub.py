@@ -150,7 +150,7 @@ def _configs(folder: Path) -> list[_Config]:
         if not re.search(r"^configs[ \t]*:", text, re.MULTILINE):
             return []  # what is broken there is none of ours
         raise _unreadable(error.faults[0].message) from error
-    node = tree.value.get("configs") if tree is not None else None
+    node = tree.value.get("configs") if tree is not None and isinstance(tree.value, dict) else None
     entries = node.value if node is not None and isinstance(node.value, list) else []
     return [_config(index, entry.value) for index, entry in enumerate(entries) if _has_files(entry.value)]
 

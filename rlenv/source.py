@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import Fault, SpecError
+from rlenv.paths import is_file, is_folder, names_in, read_file
 from rlenv.yamltree import Node, Span, parse_text
 
 __all__ = ["SourceDocument", "Span", "nearest", "override_value", "parse_override", "parse_source", "read_source"]
 
 PathLike = str | tuple[str | int, ...]
 
+_MAX_EXTENDS = 64
 _LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
 
 
@@ -165,12 +167,12 @@ def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
 
 def _read_text(path: Path, shown: str) -> str:
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         raise SpecError([Fault(shown, 1, 1, "", "there is no such file", _near_file(path))]) from None
-    except IsADirectoryError:
-        raise SpecError([Fault(shown, 1, 1, "", "found a folder; expected a YAML file")]) from None
     except (OSError, ValueError) as error:
+        if is_folder(path):
+            raise SpecError([Fault(shown, 1, 1, "", "found a folder; expected a YAML file")]) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {reason}")]) from error
     try:
@@ -184,11 +186,7 @@ def _read_text(path: Path, shown: str) -> str:
 
 
 def _near_file(path: Path) -> str:
-    try:
-        others = sorted(item.name for item in path.parent.iterdir())
-    except OSError:
-        return ""
-    close = nearest(path.name, others)
+    close = nearest(path.name, names_in(path.parent))
     return f"did you mean '{close}'?" if close else ""
 
 
@@ -266,8 +264,11 @@ def read_source(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None =
 
 
 def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown: str) -> Node:
-    real = path.resolve()
     files.append(path)
+    try:
+        real = path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a circle of links
+        raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {error}")]) from error
     root = parse_text(_read_text(path, shown), file=shown, base=path.parent)
     assert isinstance(root.value, dict)
     extends = root.value.get("extends")
@@ -277,15 +278,19 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
         raise _fault_at(extends.span, "extends", "expected the path of another spec", "write extends: ./base.yaml")
     target = path.parent / extends.value
     seen = (*chain, real)
+    if not is_file(target):
+        hint = _near_file(target) or "the path is relative to this file"
+        raise _fault_at(extends.span, "extends", f"there is no file '{extends.value[:200]}'", hint)
     if target.resolve() in seen:
         names = [*(item.name for item in seen[seen.index(target.resolve()) :]), target.name]
         circle = " -> ".join(names)
         raise _fault_at(
             extends.span, "extends", f"the specs extend each other in a circle: {circle}", "remove one of the 'extends'"
         )
-    if not target.is_file():
-        hint = _near_file(target) or "the path is relative to this file"
-        raise _fault_at(extends.span, "extends", f"there is no file '{extends.value}'", hint)
+    if len(chain) >= _MAX_EXTENDS:
+        raise _fault_at(
+            extends.span, "extends", f"more than {_MAX_EXTENDS} specs extend each other", "merge some of them"
+        )
     below = _read_tree(target, chain=seen, files=files, shown=os.path.normpath(target))
     assert isinstance(below.value, dict)
     below.value.pop("extends", None)
@@ -293,7 +298,11 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
 
 
 def _merge(below: Node, above: Node) -> Node:
+    """`above` over `below`, key by key; an entry of another `kind` replaces the one below as a whole."""
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    kinds = [node.value["kind"].value if "kind" in node.value else None for node in (below, above)]
+    if kinds[1] is not None and kinds[0] != kinds[1]:
         return above
     merged = dict(below.value)
     for key, child in above.value.items():

@@ -1,4 +1,4 @@
-"""Datasets are other people's: what their README, files and rows say costs bounded time and memory, and leads nowhere."""
+"""Datasets are other people's: their README, files and rows cost bounded time and memory, and lead nowhere."""
 
 from __future__ import annotations
 
