@@ -14,6 +14,15 @@ from rlenv.source import SourceDocument
 __all__ = ["Salvaged", "salvage"]
 
 _ROUNDS = 8
+# What stands in for a required key while the rest is checked; nothing that is found at such a key is shown.
+_STAND_INS: dict[str, Any] = {
+    "rlenv": 1,
+    "name": "unnamed",
+    "tasks": {"unnamed": {"rows": [{}]}},
+    "prompt": {"user": "…"},
+    "rewards": {"unnamed": {"kind": "rule", "rule": "answered"}},
+}
+_READ_BY = {"tasks": ("prompt", "resources", "rewards", "oracle", "tools", "user"), "rewards": ("success",)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +36,12 @@ class Salvaged:
         """True where a fault of the rest may only stand because something was taken out."""
         for path in self.removed:
             name = path.rpartition(".")[2]
-            if fault.path == path or fault.path.startswith(f"{path}.") or f"'{name}'" in fault.message + fault.hint:
+            if fault.path == path or fault.path.startswith(f"{path}."):
+                return True
+            # Without its tasks nothing can be said of what reads a row, and so on.
+            if path in _READ_BY and fault.path.startswith(_READ_BY[path]):
+                return True
+            if path not in _STAND_INS and f"'{name}'" in fault.message + fault.hint:
                 return True
         return False
 
@@ -40,8 +54,14 @@ def salvage(document: SourceDocument, faults: Sequence[Fault]) -> Salvaged | Non
     removed: dict[str, None] = {}
     for _ in range(_ROUNDS):
         paths = {_existing(document, fault.path) for fault in faults}
-        if () in paths:
-            return None
+        if () in paths:  # what the whole document needs: something stands in for it
+            missing = {fault.path for fault in faults if not _existing(document, fault.path)}
+            stands = {name: _STAND_INS[name] for name in missing & _STAND_INS.keys() if not document.has(name)}
+            if not stands:
+                return None
+            removed.update(dict.fromkeys(stands))
+            document = document.with_values(stands)
+            paths.discard(())
         for path in sorted(paths, key=len):
             # A value that was at fault again although it is gone is required: the entry around it goes.
             removed[".".join(map(str, path))] = None

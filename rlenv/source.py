@@ -132,6 +132,20 @@ class SourceDocument:
         dotted = {text: keys for text, keys in self._dotted.items() if stays(keys)}
         return SourceDocument(self.path, data, self.files, names, values, dotted)
 
+    def with_values(self, values: Mapping[str, Any]) -> SourceDocument:
+        """This document with `values` at its top, standing where the document does."""
+        span = self._values[()]
+        root = _build(values, span)
+        fresh = _flatten(root, self.path, self.files)
+        return SourceDocument(
+            self.path,
+            {**self.data, **fresh.data},
+            self.files,
+            {**self._keys, **{keys: span for keys, span in fresh._keys.items() if keys}},
+            {**self._values, **{keys: span for keys, span in fresh._values.items() if keys}},
+            {**self._dotted, **{text: keys for text, keys in fresh._dotted.items() if keys}},
+        )
+
     def _resolve(self, path: PathLike) -> tuple[str | int, ...]:
         if isinstance(path, tuple):
             return path
