@@ -11,9 +11,10 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlenv.templates import Template
+if TYPE_CHECKING:
+    from rlenv.templates import Template
 
 __all__ = ["RefusedPath", "finder", "is_file", "is_folder", "leads_out", "names_in", "read_file", "real"]
 
@@ -56,12 +57,12 @@ def read_file(path: Path, *, most: int = MAX_SPEC_BYTES) -> bytes:
     """
     # Opening a pipe that nobody writes into waits, unless it is told not to.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
             raise ValueError("it is no regular file")
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most // 1_000_000:,} MB")
-    return content
+        if state.st_size > most:
+            raise ValueError(f"it has more than {most // 1_000_000:,} MB")
+        return file.read(state.st_size)
 
 
 def real(path: Path) -> Path:

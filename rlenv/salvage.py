@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ _STAND_INS: dict[str, Any] = {
     "prompt": {"user": "…"},
     "rewards": {"unnamed": {"kind": "rule", "rule": "answered"}},
 }
-_READ_BY = {"tasks": ("prompt", "resources", "rewards", "oracle", "tools", "user"), "rewards": ("success",)}
+_OF_ROWS = re.compile(r"\b(?:rows?|splits?|columns?|task)\b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class Salvaged:
             if fault.path == path or fault.path.startswith(f"{path}."):
                 return True
             # Without its tasks nothing can be said of what reads a row, and so on.
-            if path in _READ_BY and fault.path.startswith(_READ_BY[path]):
+            if path == "tasks" and _OF_ROWS.search(fault.message + fault.hint):
+                return True
+            if path == "rewards" and fault.path == "success":
                 return True
             if path not in _STAND_INS and f"'{name}'" in fault.message + fault.hint:
                 return True
@@ -100,19 +103,29 @@ def _without(document: SourceDocument, paths: Iterable[tuple[str | int, ...]]) -
     data = copy.deepcopy(dict(document.data))
     gone = set(paths)
     for path in sorted(gone, key=lambda keys: (len(keys), [str(key) for key in keys]), reverse=True):
-        parent: Any = data
-        for key in path[:-1]:
-            parent = parent[key]
+        parent = _inside(data, path[:-1])
         if isinstance(parent, list):
             # The places of later items must not move: the whole list goes instead.
             _remove(data, path[:-1])
             gone.add(path[:-1])
-        else:
+        elif isinstance(parent, dict):  # what is longer goes first, and may have taken it along
             parent.pop(path[-1], None)
     return document.without(gone, data)
 
 
+def _inside(data: Any, path: Sequence[Any]) -> Any:
+    """What stands at `path`, None where nothing does any more."""
+    for key in path:
+        if (isinstance(data, dict) and key in data) or (
+            isinstance(data, list) and isinstance(key, int) and key < len(data)
+        ):
+            data = data[key]
+        else:
+            return None
+    return data
+
+
 def _remove(data: Any, path: Sequence[str | int]) -> None:
-    for key in path[:-1]:
-        data = data[key]
-    data.pop(path[-1], None)
+    parent = _inside(data, path[:-1])
+    if isinstance(parent, dict):
+        parent.pop(path[-1], None)

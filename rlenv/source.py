@@ -17,13 +17,14 @@ from typing import Any
 
 from rlenv.errors import Fault, SpecError
 from rlenv.paths import is_file, is_folder, names_in, read_file
-from rlenv.yamltree import Node, Span, parse_text
+from rlenv.yamltree import MAX_DEPTH, Node, Span, parse_text
 
 __all__ = ["SourceDocument", "Span", "nearest", "override_value", "parse_override", "parse_source", "read_source"]
 
 PathLike = str | tuple[str | int, ...]
 
 _MAX_EXTENDS = 64
+_MAX_WORDS = 2_000
 _LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
 
 
@@ -118,7 +119,7 @@ class SourceDocument:
         span = self.key_span(keys) if at == "key" else self.value_span(keys)
         number, column = span.inside(find, line) if at == "value" else (span.line, span.column)
         dotted = ".".join(map(str, keys)) if shown is None else shown
-        return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
+        return Fault(span.file, number, column, _short(dotted), _short(message), _short(hint), span.quote(number))
 
     def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
         """This document with `data`, in which nothing stands at or below `paths` any more."""
@@ -156,6 +157,11 @@ class SourceDocument:
         return (*self._resolve(head), tail) if head else (path,) if path else ()
 
 
+def _short(text: str) -> str:
+    """A text of a fault, without the middle of what a long value adds to it."""
+    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS // 2]} … {text[-_MAX_WORDS // 2 :]}"
+
+
 def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
     keys: dict[tuple[str | int, ...], Span] = {}
     values: dict[tuple[str | int, ...], Span] = {}
@@ -176,7 +182,7 @@ def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
 
 
 def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
-    return SpecError([Fault(span.file, span.line, span.column, path, message, hint, span.quote(span.line))])
+    return SpecError([Fault(span.file, span.line, span.column, path, _short(message), hint, span.quote(span.line))])
 
 
 def _read_text(path: Path, shown: str) -> str:
@@ -315,8 +321,8 @@ def _merge(below: Node, above: Node) -> Node:
     """`above` over `below`, key by key; an entry of another `kind` replaces the one below as a whole."""
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
         return above
-    kinds = [node.value["kind"].value if "kind" in node.value else None for node in (below, above)]
-    if kinds[1] is not None and kinds[0] != kinds[1]:
+    kind, other = below.value.get("kind"), above.value.get("kind")
+    if other is not None and (kind is None or kind.value != other.value):
         return above
     merged = dict(below.value)
     for key, child in above.value.items():
@@ -335,6 +341,8 @@ def _override(root: Node, path: str, value: Any) -> None:
         raise refuse("found an empty key; expected keys joined by dots", "for example: limits.turns")
     if path == "extends":
         raise refuse("'extends' cannot be overridden", "write a small spec that extends the other file")
+    if len(parts) > MAX_DEPTH:
+        raise refuse(f"nested deeper than {MAX_DEPTH} levels", "for example: limits.turns")
     node = root
     for depth, part in enumerate(parts):
         is_last = depth == len(parts) - 1

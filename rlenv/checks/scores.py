@@ -64,6 +64,7 @@ _SHARES = frozenset(
     """answered contains exact_match f1 json_match json_schema math_equal numeric_match regex sql_match tool_called
     valid_calls""".split()
 )
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _MOST_COMBINATIONS = 20_000
 
 
@@ -90,9 +91,7 @@ def _impossible(subject: Subject, path: str, source: str) -> Iterator[Fault]:
         expression = compile_expression(source, names=terms)
     except ExpressionError:
         return  # reported already
-    constants = {
-        float(number) for number in re.findall(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", source)
-    }
+    constants = {float(number) for number in _NUMBER.findall(source)}
     intervals = {name: _interval(terms[name]) for name in expression.names}
     marks = sorted({0.0, 1.0, *constants, *(end for pair in intervals.values() for end in pair if math.isfinite(end))})
     # Every order of terms and constants is met: at each mark, between two, and beyond the last.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlenv import dialects, registry
@@ -58,6 +58,14 @@ def _dialect(subject: Subject) -> Iterator[Fault]:
         yield subject.document.fault(place, f"there is no dialect '{name}'", hint)
     except UsageError as error:
         yield subject.document.fault("dialect", *split_message(str(error)))
+    if not isinstance(given, str):
+        calls = subject.document.get("dialect.calls")
+        listed = isinstance(calls, list)
+        for index, form in enumerate(calls if listed else [calls]):
+            if isinstance(form, Mapping) and form.get("open") and form.get("open") == form.get("close"):
+                path = f"dialect.calls.{index}.close" if listed else "dialect.calls.close"
+                message = "a call closes as it opens, so that its end is never found"
+                yield subject.document.fault(path, message, "write another text, such as </call>")
 
 
 def _answer(subject: Subject) -> Iterator[Fault]:
@@ -109,8 +117,9 @@ def _report_by(subject: Subject) -> Iterator[Fault]:
             continue
         lacking = len(split.rows) - split.columns.get(source.report_by, 0)
         if lacking:
-            close = nearest(source.report_by, split.columns)
-            hint = f"did you mean '{close}'?" if close else f"its columns: {', '.join(split.columns) or 'none'}"
+            others = [column for column in split.columns if column != source.report_by]
+            close = nearest(source.report_by, others)
+            hint = f"did you mean '{close}'?" if close else f"fill it in, or name one of: {', '.join(others) or 'none'}"
             message = f"{lacking} of {len(split.rows)} rows of split '{name}' lack the column '{source.report_by}'"
             yield subject.document.fault(f"tasks.{name}.report_by", message, hint)
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     for row in rows:
         console.print(
-            f"[bold]{row['name']}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
+            f"[bold]{escape(row['name'])}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
             f"at most {row['concurrency']} at once{', mutates' if row['mutates'] else ''}[/dim]"
         )
         for key, value in row["policy"].items():
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         for name, schema in row["parameters"].get("properties", {}).items():
             kind = schema.get("type", "any")
             note = schema.get("description", "")
-            console.print(f"  [cyan]{name}[/cyan]: {kind}{'' if name in required else ' (optional)'}  {escape(note)}")
+            optional = "" if name in required else " (optional)"
+            console.print(f"  [cyan]{escape(name)}[/cyan]: {escape(str(kind))}{optional}  {escape(str(note))}")
     return 0
 
 
@@ -119,7 +120,7 @@ def _call(args: argparse.Namespace, environment: Environment) -> int:
     name, raw = args.call
     try:
         arguments = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--call {name}: the arguments are not JSON ({error})") from error
     if not isinstance(arguments, dict):
         raise UsageError(f"--call {name}: the arguments are a JSON object, not {type(arguments).__name__}")
