@@ -7,12 +7,14 @@ memory nor a second reading. Every row is a mapping with text keys; columns are 
 from __future__ import annotations
 
 import bisect
+import contextvars
 import csv
 import hashlib
 import inspect
 import itertools
 import json
 import re
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -223,6 +225,7 @@ MAX_ROW_BYTES = 64_000_000
 _PIECE = 1 << 20
 _MAX_QUOTE = 20_000
 _MAX_MADE_ROWS = 1_000_000
+_MAX_MADE_S = 600.0
 _MAX_PARQUET_ROWS = 100_000_000
 _MAX_MADE_CHARS = 2_000_000_000
 _LONG_NUMBER = re.compile(rb"\d{19}")
@@ -374,26 +377,50 @@ def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) ->
         check_positional(function, target=target, gives=())
     except UsageError as error:
         raise refuse(*_split(str(error))) from error
-    try:
-        made = function()
-        if inspect.iscoroutine(made):
-            made.close()
-            raise refuse(f"'{target}' is a coroutine function; expected one that returns rows", "write def")
-        if not isinstance(made, Iterable) or isinstance(made, (str, bytes, Mapping)):
-            raise refuse(f"'{target}' gave a {type(made).__name__}; expected an iterable of mappings", "return a list")
-        rows: list[Row] = []
-        chars = 0
-        for index, row in enumerate(itertools.islice(made, most)):
-            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-                raise refuse(f"row {index} of '{target}' is no mapping with text keys", "yield {'question': …}")
-            rows.append(row)
-            chars += size(row, _MAX_MADE_CHARS)
-            if (most is None and index >= _MAX_MADE_ROWS) or chars > _MAX_MADE_CHARS:
-                what = f"{_MAX_MADE_ROWS:,} rows" if chars <= _MAX_MADE_CHARS else f"{_MAX_MADE_CHARS:,} characters"
-                hint = "add 'limit: N', or write the rows to a .jsonl file, which is read as it is needed"
-                raise refuse(f"'{target}' gives more than {what}, which are kept in memory; does it end?", hint)
-    except SpecError:
-        raise
-    except (Exception, SystemExit) as error:  # an author's function may fail in any way
-        raise refuse(f"'{target}' failed: {failure(error)}", "call it by itself to see why") from error
+    rows: list[Row] = []
+    failed: list[BaseException] = []
+    is_given_up = threading.Event()
+
+    def make() -> None:
+        try:
+            for row in _made(function, target, most, refuse):
+                if is_given_up.is_set():
+                    return
+                rows.append(row)
+        except BaseException as error:  # an author's function may fail in any way; whoever waits is told
+            failed.append(error)
+
+    # In a thread, so that waiting for it ends. It knows what the caller's context holds.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(make,), daemon=True, name="rlenv-rows")
+    thread.start()
+    thread.join(_MAX_MADE_S)
+    if thread.is_alive():
+        is_given_up.set()
+        hint = "write the rows to a .jsonl file once, and name that"
+        raise refuse(f"'{target}' gave {len(rows):,} rows in {_MAX_MADE_S:g} s and did not end", hint)
+    if failed and isinstance(failed[0], (SpecError, KeyboardInterrupt)):
+        raise failed[0]
+    if failed:
+        raise refuse(f"'{target}' failed: {failure(failed[0])}", "call it by itself to see why") from failed[0]
     return rows
+
+
+def _made(
+    function: Callable[..., Any], target: str, most: int | None, refuse: Callable[[str, str], SpecError]
+) -> Iterator[Row]:
+    made = function()
+    if inspect.iscoroutine(made):
+        made.close()
+        raise refuse(f"'{target}' is a coroutine function; expected one that returns rows", "write def")
+    if not isinstance(made, Iterable) or isinstance(made, (str, bytes, Mapping)):
+        raise refuse(f"'{target}' gave a {type(made).__name__}; expected an iterable of mappings", "return a list")
+    chars = 0
+    for index, row in enumerate(itertools.islice(made, most)):
+        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+            raise refuse(f"row {index} of '{target}' is no mapping with text keys", "yield {'question': …}")
+        yield row
+        chars += size(row, _MAX_MADE_CHARS)
+        if (most is None and index >= _MAX_MADE_ROWS) or chars > _MAX_MADE_CHARS:
+            what = f"{_MAX_MADE_ROWS:,} rows" if chars <= _MAX_MADE_CHARS else f"{_MAX_MADE_CHARS:,} characters"
+            hint = "add 'limit: N', or write the rows to a .jsonl file, which is read as it is needed"
+            raise refuse(f"'{target}' gives more than {what}, which are kept in memory; does it end?", hint)

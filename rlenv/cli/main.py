@@ -73,9 +73,11 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
         may_exit: the command reads its own arguments, and ends the program where they are wrong.
     """
     assert callable(run)
-    sys.excepthook = show_traceback
+    hook, sys.excepthook = sys.excepthook, show_traceback  # for a bug, which leaves this function
     try:
-        return int(run())
+        code = int(run())
+        sys.excepthook = hook
+        return code
     except SystemExit as error:
         if may_exit:
             raise

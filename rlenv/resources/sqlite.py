@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 from rlenv._threads import Job, ThreadPool
 from rlenv.errors import ResourceError, ToolFailed, UsageError
-from rlenv.paths import RefusedPath
+from rlenv.paths import RefusedPath, read_file
 from rlenv.registry import Kind
 from rlenv.resources._sqlite import Connection, NotQuick, Rows
 from rlenv.resources.base import ResourceContext
@@ -40,6 +40,7 @@ _MAX_SOURCES = 256
 _MAX_IDLE = 4
 _MAX_IDLE_BYTES = 256_000_000
 _PAUSE_S = 0.02
+_OTHER_FILES = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)  # VACUUM INTO attaches as well
 # Shared by all databases: a statement always ends at its deadline, so threads come back.
 _threads = ThreadPool(size=64)
 
@@ -385,8 +386,11 @@ def _address(path: Path) -> str:
 
 
 def _built(script: Path) -> sqlite3.Connection:
+    """A database in memory from a script, which reaches no other file: a row may name it."""
     raw = sqlite3.connect(":memory:")
-    raw.executescript(script.read_text(encoding="utf-8"))
+    raw.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _OTHER_FILES else sqlite3.SQLITE_OK)
+    raw.executescript(read_file(script).decode())
+    raw.set_authorizer(None)
     return raw
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -98,15 +99,19 @@ def _copy(source: Path, target: Path, allowed: Sequence[Path] | None) -> None:
     """Copies a folder, its links as links.
 
     Raises:
-        RefusedPath: a link leads out of `allowed`; None where the author named the folder.
+        RefusedPath: a link leads out of `allowed` (None where the author named the folder), or there is a pipe or a
+            device.
         OSError, shutil.Error: what cannot be copied.
     """
-    if allowed is not None:
-        for folder, folders, files in os.walk(source):
-            for name in (*folders, *files):
-                path = Path(folder, name)
-                if path.is_symlink() and leads_out(path, allowed):
+    for folder, folders, files in os.walk(source):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                if allowed is not None and leads_out(path, allowed):
                     raise RefusedPath(f"the link '{path.relative_to(source)}' leads out of the folder")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a device would be copied for ever
+                raise RefusedPath(f"'{path.relative_to(source)}' is no file and no folder")
     shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
 
 

@@ -202,7 +202,8 @@ def test_a_pipe_among_the_files_is_left_out(dataset: Path) -> None:
 
 MADE = {
     "without end": ("def rows():\n    while True: yield {'question': 'q', 'answer': 1}", "does it end?"),
-    "of growing rows": ("def rows():\n    while True: yield {'question': 'q' * 100_000_000}", "does it end?"),
+    "of growing rows": ("def rows():\n    while True: yield {'question': 'q' * 1_000_000}", "does it end?"),
+    "that hangs": ("import threading\ndef rows(): threading.Event().wait()", "did not end"),
     "that ends the program": ("import sys\ndef rows(): sys.exit(0)", "failed: SystemExit: 0"),
     "with an argument": ("def rows(split): return []", "is called with nothing by position"),
     "that is async": ("async def rows(): return []", "is a coroutine function"),
@@ -218,6 +219,8 @@ def test_a_function_of_rows_ends_and_says_what_is_wrong(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlenv.tasks._MAX_MADE_ROWS", 1_000)
+    monkeypatch.setattr("rlenv.tasks._MAX_MADE_CHARS", 10_000_000)
+    monkeypatch.setattr("rlenv.tasks._MAX_MADE_S", 600.0 if "hangs" not in name else 0.05)
     text, says = MADE[name]
     (tmp_path / "f.py").write_text(text)
     (tmp_path / "ds").mkdir()

@@ -211,3 +211,44 @@ def test_pipes_and_devices_are_no_files(tmp_path: Path, folder: Path) -> None:
     message, _ = _opened(load(_written(folder, {**GOOD, "image": "images/pipe.png"})))
     assert message is not None
     assert "no regular file" in message
+
+
+@pytest.mark.parametrize(
+    "statement", ["ATTACH '{out}' AS other", "VACUUM INTO '{out}'", "ATTACH 'file:{out}?mode=rwc' AS o"]
+)
+def test_a_script_that_a_row_names_reaches_no_other_file(statement: str, tmp_path: Path) -> None:
+    out = tmp_path / "written"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.sql").write_text(f"create table t (x); {statement.format(out=out)};")
+    (tmp_path / "env.yaml").write_text(
+        "rlenv: 1\nname: script\ntasks: {train: {rows: [{db: a, answer: 1}]}}\nprompt: {user: x}\n"
+        "resources: {db: {kind: sqlite, init: 'data/{{ task.db }}.sql'}}\n"
+        "rewards: {r: {kind: rule, rule: numeric_match}}\n"
+    )
+
+    async def play() -> str:
+        async with load(tmp_path / "env.yaml") as environment, environment.start() as episode:
+            assert episode.failure is not None
+            return episode.failure.reason
+
+    assert asyncio.run(play()) == "resource"
+    assert not out.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_folder_with_a_pipe_is_not_copied(folder: Path) -> None:
+    os.mkfifo(folder / "projects/good/pipe")
+    message, _ = _opened(load(_written(folder, GOOD)))
+    assert message is not None
+    assert "is no file and no folder" in message
+
+
+def test_a_resource_gives_the_folder_below_which_a_row_names_an_image(folder: Path) -> None:
+    (folder / "projects/good/own.png").write_bytes(b"copied image")
+    for name, fits in (("own.png", True), ("../../../../private/photo.png", False), ("/etc/hostname", False)):
+        path = _written(folder, {**GOOD, "image": name})
+        path.write_text(path.read_text().replace('"{{ task.image }}"', '"{{ resources.work.path }}/{{ task.image }}"'))
+        message, seen = _opened(load(path))
+        assert (message is None) is fits
+        assert (b"copied image" in seen) is fits
+        assert not any(b"PRIVATE" in content for content in seen)
