@@ -13,10 +13,13 @@ from rlenv.calls.attach import governed
 from rlenv.dialects.base import Dialect
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
+from rlenv.functions import failure
+from rlenv.paths import read_file
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.scoring import Scorer
 from rlenv.secrets import redact
+from rlenv.source import nearest
 from rlenv.spec import EnvSpec
 from rlenv.templates import Template, compile_template
 from rlenv.tools.base import CompileContext, Tool
@@ -66,7 +69,9 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
                 faults.append(missing_variable(loaded.document, path, error))
             else:
                 faults.append(loaded.document.fault(path, redact(str(error))))
-            return None
+        except Exception as error:  # a factory of a plug-in may fail in any way
+            faults.append(loaded.document.fault(path, f"it cannot be compiled: {redact(failure(error))}"))
+        return None
 
     def bases(path: str, entry: Any) -> dict[str, Path]:
         return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
@@ -77,7 +82,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         if endpoint is not None:
             endpoints[name] = endpoint
 
-    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path)}
+    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path), "roots": loaded.roots}
     resources: dict[str, Resource] = {}
     for name, entry in spec.resources.items():
         path = f"resources.{name}"
@@ -145,17 +150,22 @@ def nester(outer: Path) -> Callable[..., Any]:
 
 def _dialect(loaded: LoadedSpec) -> Dialect:
     given = loaded.spec.dialect
-    if isinstance(given, str):
-        return dialects.get(given)
-    dialect = dialects.inline(given)
+    try:
+        if isinstance(given, str):
+            return dialects.get(given)
+        dialect = dialects.inline(given)
+    except KeyError as error:
+        close = nearest(str(error.args[0]), registry.names("dialects"))
+        hint = f"; did you mean '{close}'?" if close else ""
+        raise UsageError(f"there is no dialect '{error.args[0]}'{hint}") from error
     if given.chat_template is None:
         return dialect
     from rlenv.tokens.templated import TemplatedDialect
 
     path = loaded.base_of("dialect.chat_template") / given.chat_template
     try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        source = read_file(path).decode()
+    except (OSError, ValueError) as error:
         raise UsageError(f"chat_template {path} cannot be read ({type(error).__name__}); give a .jinja file") from error
     return TemplatedDialect(dialect, source, name=path.name)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from rlenv.episode import Episode
-from rlenv.errors import EpisodeError
+from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
 from rlenv.messages import Message
-from rlenv.policies.base import Policy, PolicyContext
+from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.trajectory import Trajectory
 
 __all__ = ["context_of", "drive"]
@@ -28,6 +28,24 @@ def context_of(episode: Episode) -> PolicyContext:
     )
 
 
+def _started(episode: Episode, policy: Policy) -> PolicySession:
+    try:
+        return policy.start(context_of(episode))
+    except (InvalidReward, EpisodeError):
+        raise
+    except RlenvError as error:
+        raise PolicyError(str(error)) from error
+
+
+async def _acted(session: PolicySession, messages: list[Message]) -> str | Message:
+    try:
+        return await session.act(messages)
+    except (InvalidReward, EpisodeError):
+        raise
+    except RlenvError as error:  # a script that is over, a template that a result does not fill: this episode's
+        raise PolicyError(str(error)) from error
+
+
 async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajectory:
     """Lets `policy` act until the open `episode` ends.
 
@@ -35,12 +53,12 @@ async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajecto
     """
     if episode.is_ended:
         return episode.trajectory
-    session = policy.start(context_of(episode))
     messages = list(episode.messages)
     try:
         async with asyncio.timeout(limit_s):
+            session = _started(episode, policy)
             while True:
-                action = await session.act(messages)
+                action = await _acted(session, messages)
                 messages.append(action if isinstance(action, Message) else Message("assistant", action))
                 step = await episode.step(action)
                 if step.is_last:

@@ -19,11 +19,13 @@ from rlenv.images import UnreadableImage, image_of, listed
 from rlenv.loader import LoadedSpec, load_spec
 from rlenv.messages import Image, MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.observe import Cut, cut_chars, shower
+from rlenv.paths import RefusedPath, finder
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.rewards import answer as answers
 from rlenv.secrets import redact
 from rlenv.spec import EnvSpec
 from rlenv.tasks import load_tasks, spread
+from rlenv.templates import Template, TemplateError
 
 __all__ = ["Environment", "load"]
 
@@ -167,14 +169,18 @@ class Environment:
             cut: how long results are cut, such as by a bound tokenizer's tokens; by characters otherwise.
 
         Raises:
-            UsageError: no such split or row.
+            UsageError: no such split or row. The episode of a row that cannot be read fails as it opens.
         """
         split = split if split is not None else next(iter(self.spec.tasks))
         if isinstance(task, int):
             rows = self.tasks(split)
             if not 0 <= task < len(rows):
                 raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(rows) - 1}, not {task}")
-            return Episode(self, rows[task], split, task, seed, cut or self._cut)
+            try:
+                row = rows[task]
+            except SpecError as error:  # the others are played all the same
+                return Episode(self, {}, split, task, seed, cut or self._cut, refused=str(error))
+            return Episode(self, row, split, task, seed, cut or self._cut)
         return Episode(self, task, split, -1, seed, cut or self._cut)
 
     def is_text_only(self, cut: Cut) -> bool:
@@ -185,23 +191,25 @@ class Environment:
         """The first messages of an episode.
 
         Raises:
-            EpisodeError: an image of the prompt is not there (`reason` is "image").
+            EpisodeError: an image of the prompt is not there (`reason` is "image"), or the row does not fill a template
+                ("prompt").
         """
         values = {"task": task, "resources": resources, "vars": self.spec.vars}
         images = self._prompt_images(values) if self.parts.images else ()
-        user = Message("user", redact(self.parts.user.text(**values)), images=images)
+        user = Message("user", redact(_filled("prompt.user", self.parts.user, values)), images=images)
         if self.parts.system is None:
             return (user,)
-        return (Message("system", redact(self.parts.system.text(**values))), user)
+        return (Message("system", redact(_filled("prompt.system", self.parts.system, values))), user)
 
     def _prompt_images(self, values: Mapping[str, Any]) -> tuple[Image, ...]:
         found: list[Image] = []
         for index, template in enumerate(self.parts.images):
             base = self.loaded.base_of(f"prompt.images.{index}")
-            value = template.value(**values)
             try:
-                found += [image_of(one, file=base.joinpath) for one in listed(value)]
-            except UnreadableImage as error:
+                value = template.value(**values)
+                find = finder(template, base=base, roots=self.loaded.roots, **values)
+                found += [image_of(one, file=find) for one in listed(value)]
+            except (UnreadableImage, RefusedPath, TemplateError) as error:
                 raise EpisodeError(
                     f"prompt.images.{index} ({template.source.strip()}): {error}", reason="image"
                 ) from error
@@ -246,3 +254,10 @@ class Environment:
             raise
         future.set_result((True, handle))
         return handle
+
+
+def _filled(place: str, template: Template, values: Mapping[str, Any]) -> str:
+    try:
+        return template.text(**values)
+    except TemplateError as error:
+        raise EpisodeError(f"{place} cannot be filled from this row: {error}", reason="prompt") from error

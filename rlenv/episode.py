@@ -75,6 +75,8 @@ class Episode:
     messages: tuple[Message, ...] = ()
     """The prompt; set by opening."""
     turns: list[Turn] = field(default_factory=list)
+    refused: str = ""
+    """Why the row cannot be read; such an episode fails as it opens."""
     _stack: AsyncExitStack | None = None
     _scope: Scope | None = None
     _resources: Mapping[str, Any] = field(default_factory=dict)
@@ -106,6 +108,9 @@ class Episode:
         self._is_open = True
         self._started = time.monotonic()
         environment = self.environment
+        if self.refused:
+            self._fail(Failure("task", self.refused))
+            return
         try:
             if environment.parts.resources:
                 self._stack = AsyncExitStack()

@@ -40,6 +40,7 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 _WORDS = ("and", "or", "not")
 _MAX_DEPTH = 64
+_MAX_CHARS = 4_000
 
 
 class ExpressionError(UsageError):
@@ -85,6 +86,8 @@ class _Parser:
         self.tokens: list[tuple[str, str, int]] = []
         self.index = 0
         position = 0
+        if len(source) > _MAX_CHARS:
+            raise ExpressionError(f"more than {_MAX_CHARS} characters", source=f"{source[:40]}…", position=0)
         while source[position:].strip():
             match = _TOKEN.match(source, position)
             if match is None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -101,17 +101,25 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
             hint = f"add '{name}: …'"
             faults.append(document.fault(path, f"the key '{name}' is missing", hint, at="key", shown=shown))
         elif kind == "extra_forbidden":
-            owner = _owner(model, path[len(base) : -1])
+            owner = _owner(model, path[len(base) : -1], document, base)
             faults.append(unknown_key(document, path, keys_of(owner) if owner is not None else ()))
         else:
             entry = wrong.setdefault(path, _Expectation(document.get(path), [], []))
             wanted, hint = _expected(detail, entry.value)
-            if not hint and wanted == "a mapping" and (owner := _owner(model, path[len(base) :])) is not None:
+            if (
+                not hint
+                and wanted == "a mapping"
+                and (owner := _owner(model, path[len(base) :], document, base)) is not None
+            ):
                 hint = f"write a mapping with keys such as: {listed(keys_of(owner), most=4)}"
             if wanted not in entry.wanted:
                 entry.wanted.append(wanted)
                 entry.hints.append(hint)
+    deeper = {fault.path for fault in faults} | {".".join(map(str, path)) for path in wrong}
     for path, entry in wrong.items():
+        dotted = ".".join(map(str, path))
+        if isinstance(entry.value, (Mapping, list)) and any(other.startswith(f"{dotted}.") for other in deeper):
+            continue  # it may be a mapping: what is wrong in it is said
         own = [text for text in entry.wanted if text.startswith("=")]
         if own:
             faults.append(document.fault(path, own[0][1:], entry.hints[entry.wanted.index(own[0])]))
@@ -130,11 +138,13 @@ def _locate(document: SourceDocument, base: Path, loc: tuple[int | str, ...]) ->
     return path
 
 
-def _owner(model: type[Spec], path: Path) -> type[Spec] | None:
-    """The class of the mapping at `path` below a `model`."""
+def _owner(model: type[Spec], path: Path, document: SourceDocument, base: Path) -> type[Spec] | None:
+    """The class of the mapping at `path` below a `model`, which stands at `base`."""
     current: Any = model
     is_key = False
+    at = base
     for part in path:
+        at = (*at, part)
         if is_key:  # a name that the author chose, in a mapping of specs
             is_key = False
             continue
@@ -145,8 +155,18 @@ def _owner(model: type[Spec], path: Path) -> type[Spec] | None:
             current = field.annotation
             is_key = get_origin(current) is Mapping
         specs = _specs_in(current)
-        current = specs[0] if specs else None
+        current = _meant(specs, document.get(at)) if specs else None
     return current if isinstance(current, type) and issubclass(current, Spec) else None
+
+
+def _meant(specs: list[type[Spec]], value: Any) -> type[Spec]:
+    """The one of several classes that a mapping says it is, by a key with one word for each (`by: number`)."""
+    if isinstance(value, Mapping):
+        for spec in specs:
+            for name, field in spec.model_fields.items():
+                if get_origin(field.annotation) is Literal and value.get(name) in get_args(field.annotation):
+                    return spec
+    return specs[0]
 
 
 def _specs_in(annotation: Any) -> list[type[Spec]]:

@@ -17,6 +17,7 @@ import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlenv._visible import visible
 from rlenv.environment import Environment, load
 from rlenv.episode import Episode, Step
 from rlenv.errors import UsageError
@@ -154,7 +155,7 @@ class TextEnv(gymnasium.Env[str, str]):
         """The conversation so far: as text for `ansi`, written to stdout for `human`."""
         text = "".join(self._text)
         if self.render_mode == "human":
-            sys.stdout.write(text + "\n")
+            sys.stdout.write(visible(text) + "\n")
             return None
         return text if self.render_mode == "ansi" else None
 

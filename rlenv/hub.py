@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra, SpecError, UsageError
+from rlenv.paths import is_file, leads_out, read_file
 from rlenv.source import nearest
+from rlenv.yamltree import Node, parse_text
 
 __all__ = ["DatasetFault", "dataset_files", "dataset_folder"]
 
 _KINDS = (".parquet", ".jsonl", ".csv")
+_MAX_README = 4_000_000
+_MAX_PATTERNS = 1_000
+_MAX_NAME = 1_000
 # The hub takes these words for each other where files are called by them.
 _WORDS = {
     "train": ("train", "training"),
@@ -109,57 +115,168 @@ def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]
         close = nearest(split, splits)
         hint = f"did you mean '{close}'?" if close else f"write 'split: {next(iter(splits), 'NAME')}'"
         raise DatasetFault("split", f"there is no split '{split}'; there are {', '.join(splits) or 'none'}", hint)
+    allowed = _folders(folder)
+    for name in splits[split]:
+        if leads_out(folder / name, allowed):
+            raise DatasetFault("dataset", f"its file '{name}' is a link that leads out of it", "copy the file there")
     return [folder / name for name in splits[split]]
 
 
-def _configs(folder: Path) -> list[Mapping[str, Any]]:
-    """The configurations that README.md lists with their files; empty where it lists none."""
-    readme = folder / "README.md"
-    if not readme.is_file():
-        return []
-    import yaml
+def _folders(folder: Path) -> list[Path]:
+    """Where a dataset's files may lie: in its folder, and in the blobs of the hub's cache, which it links to."""
+    root = folder.resolve()
+    return [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]
 
-    found = re.match(r"\ufeff?---\s*\n(.*?)\n---", readme.read_text(encoding="utf-8"), re.DOTALL)
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """One configuration: the patterns of each split's files."""
+
+    name: str
+    is_default: bool
+    splits: Mapping[str, Sequence[str]]
+
+
+def _configs(folder: Path) -> list[_Config]:
+    """The configurations that README.md lists with their files; empty where it lists none.
+
+    Raises:
+        DatasetFault: it lists some, and not as the hub's layout says.
+    """
+    text = _front_matter(folder)
     try:
-        data = yaml.safe_load(found[1]) if found else None
-    except yaml.YAMLError:
-        return []
-    configs = data.get("configs") if isinstance(data, dict) else None
-    entries = configs if isinstance(configs, list) else []
-    return [entry for entry in entries if isinstance(entry, dict) and "data_files" in entry]
+        tree = parse_text(text, file="README.md", base=folder) if text.strip() else None
+    except SpecError as error:
+        if not re.search(r"^configs[ \t]*:", text, re.MULTILINE):
+            return []  # what is broken there is none of ours
+        raise _unreadable(error.faults[0].message) from error
+    node = tree.value.get("configs") if tree is not None and isinstance(tree.value, dict) else None
+    entries = node.value if node is not None and isinstance(node.value, list) else []
+    return [_config(index, entry.value) for index, entry in enumerate(entries) if _has_files(entry.value)]
 
 
-def _declared(configs: Iterable[Mapping[str, Any]], config: str | None, listed: list[str]) -> dict[str, list[str]]:
-    by_name = {str(entry.get("config_name", "default")): entry for entry in configs}
-    chosen = _choose(
-        list(by_name), config, default=[str(e["config_name"]) for e in by_name.values() if e.get("default")]
-    )
-    entry = by_name[chosen]
-    inside = str(entry.get("data_dir") or "")
-    files = entry["data_files"]
-    pairs = (
-        [(str(item["split"]), item["path"]) for item in files]
-        if isinstance(files, list) and all(isinstance(item, dict) for item in files)
-        else [("train", files)]
-    )
+def _unreadable(why: str) -> DatasetFault:
+    return DatasetFault("dataset", f"its README.md cannot be read: {why}", "mend the list under 'configs:' in it")
+
+
+def _front_matter(folder: Path) -> str:
+    readme = folder / "README.md"
+    if not is_file(readme):
+        return ""
+    if leads_out(readme, _folders(folder)):
+        raise _unreadable("it is a link that leads out of the dataset")
+    try:
+        lines = read_file(readme, most=_MAX_README).decode("utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:  # bytes that are no UTF-8 too
+        raise _unreadable(str(error)) from error
+    if lines[0].rstrip() != "---":
+        return ""
+    end = next((index for index, line in enumerate(lines[1:], 1) if line.startswith("---")), None)
+    return "\n".join(lines[1:end]) if end is not None else ""
+
+
+def _has_files(value: Any) -> bool:
+    return isinstance(value, dict) and "data_files" in value
+
+
+def _config(index: int, value: Mapping[str, Node]) -> _Config:
+    place = f"configs.{index}"
+    inside = PurePosixPath(_text(value.get("data_dir"), f"{place}.data_dir", default=""))
+    files = value["data_files"].value
+    named = isinstance(files, list) and bool(files) and all(isinstance(item.value, dict) for item in files)
+    splits: dict[str, Sequence[str]] = {}
+    for number, item in enumerate(files if named else ()):
+        at = f"{place}.data_files.{number}"
+        split = _text(item.value.get("split"), f"{at}.split", default="train")
+        splits[split] = _patterns(item.value.get("path"), inside, f"{at}.path")
+    if not named:
+        splits["train"] = _patterns(value["data_files"], inside, f"{place}.data_files")
+    default = value.get("default")
+    name = _text(value.get("config_name"), f"{place}.config_name", default="default")
+    return _Config(name, default is not None and default.value is True, splits)
+
+
+def _patterns(node: Node | None, inside: PurePosixPath, place: str) -> Sequence[str]:
+    value = node.value if node is not None else None
+    found = [_text(item, place) for item in value] if isinstance(value, list) else [_text(node, place)]
+    if len(found) > _MAX_PATTERNS:
+        raise _unreadable(f"{place} has {len(found)} patterns; expected at most {_MAX_PATTERNS}")
+    return [str(inside / glob) for glob in found]
+
+
+def _text(node: Node | None, place: str, *, default: str | None = None) -> str:
+    value = node.value if node is not None else default
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)  # a configuration called 2024
+    if not isinstance(value, str) or len(value) > _MAX_NAME:
+        raise _unreadable(f"{place} is no short text")
+    return value
+
+
+def _declared(configs: Iterable[_Config], config: str | None, listed: list[str]) -> dict[str, list[str]]:
+    by_name = {one.name: one for one in configs}
+    chosen = _choose(list(by_name), config, default=[one.name for one in by_name.values() if one.is_default])
     splits: dict[str, list[str]] = {}
-    for split, globs in pairs:
-        patterns = [str(PurePosixPath(inside) / glob) for glob in ([globs] if isinstance(globs, str) else globs)]
-        splits[split] = [name for name in listed if any(_matches(name, pattern) for pattern in patterns)]
+    for split, patterns in by_name[chosen].splits.items():
+        globs = [Glob(pattern) for pattern in patterns]
+        splits[split] = [name for name in listed if any(glob.matches(name) for glob in globs)]
     return splits
 
 
-def _matches(name: str, pattern: str) -> bool:
-    """As the hub's globs: `*` stays within a folder, `**` does not."""
-    loose = "".join(
-        {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
-        for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    )
-    return (
-        name == pattern
-        or re.fullmatch(loose, name) is not None
-        or ("[" in pattern and fnmatch.fnmatchcase(name, pattern))
-    )
+class Glob:
+    """A pattern as the hub's: `*` stays within a folder, `**` does not, `[ab]` is one of these characters.
+
+    Matching takes at most the pattern's length times the name's, whatever either says.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._parts = re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", pattern, re.DOTALL)
+        first = next((index for index, part in enumerate(self._parts) if len(part) > 1 or part in "*?"), None)
+        self._prefix = "".join(self._parts[:first])
+
+    def matches(self, name: str) -> bool:
+        """Whether the whole of `name` fits."""
+        if name == self._text:
+            return True
+        if not name.startswith(self._prefix):
+            return False
+        # The places in the pattern that the name may have come to so far, and the `**/` that it may be inside of.
+        places, inside = self._open({0}), set[int]()
+        for character in name:
+            places, inside = self._after(places, inside, character)
+            if not places and not inside:
+                return False
+        return len(self._parts) in places
+
+    def _open(self, places: set[int]) -> set[int]:
+        """With the places behind parts that may stand for nothing."""
+        waiting = list(places)
+        while waiting:
+            place = waiting.pop()
+            if place < len(self._parts) and self._parts[place] in ("*", "**", "**/") and place + 1 not in places:
+                places.add(place + 1)
+                waiting.append(place + 1)
+        return places
+
+    def _after(self, places: set[int], inside: set[int], character: str) -> tuple[set[int], set[int]]:
+        folders = {place for place in places if place < len(self._parts) and self._parts[place] == "**/"} | inside
+        found = {place + 1 for place in folders} if character == "/" else set()
+        for place in places:
+            part = self._parts[place] if place < len(self._parts) else "**/"
+            if part == "**" or (part == "*" and character != "/"):
+                found.add(place)
+            elif part not in ("*", "**/") and _is_one(part, character):
+                found.add(place + 1)
+        return self._open(found), folders
+
+
+def _is_one(part: str, character: str) -> bool:
+    if part == "?":
+        return character != "/"
+    if len(part) == 1:
+        return part == character
+    return fnmatch.fnmatchcase(character, part)
 
 
 def _by_name(listed: list[str], config: str | None) -> dict[str, list[str]]:

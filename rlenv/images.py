@@ -10,6 +10,7 @@ import base64
 import binascii
 import io
 import mimetypes
+import stat
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -73,10 +74,13 @@ def mime_of(path: Path) -> str:
     """
     mime = mimetypes.guess_type(path.name)[0]
     try:
-        if mime is None or not mime.startswith("image/") or path.stat().st_size > MAX_BYTES:
-            raise UnreadableImage("the image is of no kind that can be sent, or too large")
-    except OSError as error:
+        state = path.stat()
+    except (OSError, ValueError) as error:
         raise UnreadableImage("the image is not there") from error
+    if mime is None or not mime.startswith("image/") or state.st_size > MAX_BYTES:
+        raise UnreadableImage("the image is of no kind that can be sent, or too large")
+    if not stat.S_ISREG(state.st_mode):  # a pipe or a device would be read for ever
+        raise UnreadableImage("the image is no regular file")
     return mime
 
 

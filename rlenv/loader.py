@@ -45,6 +45,11 @@ class LoadedSpec:
         """The folder that a relative path under the dotted key refers to; see `SourceDocument.base_of`."""
         return self.document.base_of(path)
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders of `roots`: rows may name paths below them."""
+        return tuple(self.base_of(f"roots.{index}") / root for index, root in enumerate(self.spec.roots))
+
 
 def load_document(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
     """Reads a spec file, what it extends and the overrides in `set` (values by dotted path).
@@ -120,10 +125,16 @@ def type_document(document: SourceDocument) -> EnvSpec:
 
 
 def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
-    """Faults by file (the document's own first), then by place, without repeats."""
+    """Faults by file (overrides first, then the document's own), then by place, without repeats."""
     ranks = {os.fspath(file): rank for rank, file in enumerate(document.files)}
     unique = dict.fromkeys(faults)
-    return sorted(unique, key=lambda fault: (ranks.get(fault.file, len(ranks)), fault.file, fault.line, fault.column))
+
+    def place(fault: Fault) -> tuple[int, str, int, int]:
+        # What was given on the command line is most likely what is wrong.
+        rank = -1 if fault.file.startswith("--set ") else ranks.get(fault.file, len(ranks))
+        return (rank, fault.file, fault.line, fault.column)
+
+    return sorted(unique, key=place)
 
 
 def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec:

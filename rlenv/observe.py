@@ -9,7 +9,7 @@ import orjson
 
 from rlenv.messages import ToolResult
 from rlenv.spec import ObservationSpec
-from rlenv.templates import Template
+from rlenv.templates import Template, TemplateError
 
 __all__ = ["Cut", "Show", "cut_chars", "shower"]
 
@@ -59,14 +59,17 @@ def shower(spec: ObservationSpec, template: Template | None, constants: Mapping[
     if template is not None:
 
         def by_template(result: ToolResult, task: Mapping[str, Any], turn: int) -> str:
-            return template.text(
-                result=result.text,
-                tool=result.name,
-                is_error=result.is_error,
-                task=task,
-                turn=turn,
-                vars=constants,
-            )
+            try:
+                return template.text(
+                    result=result.text,
+                    tool=result.name,
+                    is_error=result.is_error,
+                    task=task,
+                    turn=turn,
+                    vars=constants,
+                )
+            except TemplateError:  # a result that the author did not think of: the policy chose it, and must not fail
+                return result.text
 
         return by_template
     return lambda result, task, turn: result.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,15 @@ from rlenv.source import SourceDocument
 __all__ = ["Salvaged", "salvage"]
 
 _ROUNDS = 8
+# What stands in for a required key while the rest is checked; nothing that is found at such a key is shown.
+_STAND_INS: dict[str, Any] = {
+    "rlenv": 1,
+    "name": "unnamed",
+    "tasks": {"unnamed": {"rows": [{}]}},
+    "prompt": {"user": "…"},
+    "rewards": {"unnamed": {"kind": "rule", "rule": "answered"}},
+}
+_OF_ROWS = re.compile(r"\b(?:rows?|splits?|columns?|task)\b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +37,14 @@ class Salvaged:
         """True where a fault of the rest may only stand because something was taken out."""
         for path in self.removed:
             name = path.rpartition(".")[2]
-            if fault.path == path or fault.path.startswith(f"{path}.") or f"'{name}'" in fault.message + fault.hint:
+            if fault.path == path or fault.path.startswith(f"{path}."):
+                return True
+            # Without its tasks nothing can be said of what reads a row, and so on.
+            if path == "tasks" and _OF_ROWS.search(fault.message + fault.hint):
+                return True
+            if path == "rewards" and fault.path == "success":
+                return True
+            if path not in _STAND_INS and f"'{name}'" in fault.message + fault.hint:
                 return True
         return False
 
@@ -40,8 +57,14 @@ def salvage(document: SourceDocument, faults: Sequence[Fault]) -> Salvaged | Non
     removed: dict[str, None] = {}
     for _ in range(_ROUNDS):
         paths = {_existing(document, fault.path) for fault in faults}
-        if () in paths:
-            return None
+        if () in paths:  # what the whole document needs: something stands in for it
+            missing = {fault.path for fault in faults if not _existing(document, fault.path)}
+            stands = {name: _STAND_INS[name] for name in missing & _STAND_INS.keys() if not document.has(name)}
+            if not stands:
+                return None
+            removed.update(dict.fromkeys(stands))
+            document = document.with_values(stands)
+            paths.discard(())
         for path in sorted(paths, key=len):
             # A value that was at fault again although it is gone is required: the entry around it goes.
             removed[".".join(map(str, path))] = None
@@ -80,19 +103,29 @@ def _without(document: SourceDocument, paths: Iterable[tuple[str | int, ...]]) -
     data = copy.deepcopy(dict(document.data))
     gone = set(paths)
     for path in sorted(gone, key=lambda keys: (len(keys), [str(key) for key in keys]), reverse=True):
-        parent: Any = data
-        for key in path[:-1]:
-            parent = parent[key]
+        parent = _inside(data, path[:-1])
         if isinstance(parent, list):
             # The places of later items must not move: the whole list goes instead.
             _remove(data, path[:-1])
             gone.add(path[:-1])
-        else:
+        elif isinstance(parent, dict):  # what is longer goes first, and may have taken it along
             parent.pop(path[-1], None)
     return document.without(gone, data)
 
 
+def _inside(data: Any, path: Sequence[Any]) -> Any:
+    """What stands at `path`, None where nothing does any more."""
+    for key in path:
+        if (isinstance(data, dict) and key in data) or (
+            isinstance(data, list) and isinstance(key, int) and key < len(data)
+        ):
+            data = data[key]
+        else:
+            return None
+    return data
+
+
 def _remove(data: Any, path: Sequence[str | int]) -> None:
-    for key in path[:-1]:
-        data = data[key]
-    data.pop(path[-1], None)
+    parent = _inside(data, path[:-1])
+    if isinstance(parent, dict):
+        parent.pop(path[-1], None)

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
+from rlenv._visible import visible
 from rlenv.errors import MissingVariable, UsageError
 
 __all__ = ["leave_open", "logger", "names_in", "redact", "redact_value", "resolve", "resolve_value"]
@@ -179,17 +180,15 @@ def _redacted(value: Any) -> Any:
 
 
 class _Filter(logging.Filter):
-    """Redacts records, tracebacks included, before any handler sees them."""
+    """Redacts records, tracebacks included, before any handler sees them; nothing in them acts on a terminal."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if _known.pattern is None:
-            return True
         message = record.getMessage()
-        if (clean := redact(message)) != message:
+        if (clean := visible(redact(message))) != message:
             record.msg, record.args = clean, ()
         if record.exc_info and record.exc_info[0] is not None:
             shown = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-            if (clean := redact(shown)) != shown:
+            if (clean := visible(redact(shown))) != shown:
                 # The exception itself would be formatted again, by a handler of its own making.
                 record.exc_info, record.exc_text = None, clean
         return True

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 
 from rlenv.errors import UsageError
+from rlenv.paths import is_file, is_folder
 
 __all__ = ["find", "shipped"]
 
@@ -29,12 +30,12 @@ def find(name: str | Path) -> Path:
         UsageError: neither exists; the message names the nearest.
     """
     path = Path(name)
-    if path.is_file():
+    if is_file(path):
         return path
     known = shipped()
     if str(name) in known:
         return known[str(name)]
-    nearby = [str(item) for item in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    nearby = [str(item) for item in path.parent.glob("*.y*ml")] if is_folder(path.parent) else []
     close = difflib.get_close_matches(str(name), [*nearby, *known], n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'?" if close else f"shipped: {', '.join(known)}"
-    raise UsageError(f"no spec at '{name}'; {hint}")
+    raise UsageError(f"no spec at '{str(name)[:200]}'; {hint}")

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import Fault, SpecError
-from rlenv.yamltree import Node, Span, parse_text
+from rlenv.paths import is_file, is_folder, names_in, read_file
+from rlenv.yamltree import MAX_DEPTH, Node, Span, parse_text
 
 __all__ = ["SourceDocument", "Span", "nearest", "override_value", "parse_override", "parse_source", "read_source"]
 
 PathLike = str | tuple[str | int, ...]
 
+_MAX_EXTENDS = 64
+_MAX_WORDS = 2_000
 _LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
 
 
@@ -116,7 +119,7 @@ class SourceDocument:
         span = self.key_span(keys) if at == "key" else self.value_span(keys)
         number, column = span.inside(find, line) if at == "value" else (span.line, span.column)
         dotted = ".".join(map(str, keys)) if shown is None else shown
-        return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
+        return Fault(span.file, number, column, _short(dotted), _short(message), _short(hint), span.quote(number))
 
     def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
         """This document with `data`, in which nothing stands at or below `paths` any more."""
@@ -130,6 +133,20 @@ class SourceDocument:
         dotted = {text: keys for text, keys in self._dotted.items() if stays(keys)}
         return SourceDocument(self.path, data, self.files, names, values, dotted)
 
+    def with_values(self, values: Mapping[str, Any]) -> SourceDocument:
+        """This document with `values` at its top, standing where the document does."""
+        span = self._values[()]
+        root = _build(values, span)
+        fresh = _flatten(root, self.path, self.files)
+        return SourceDocument(
+            self.path,
+            {**self.data, **fresh.data},
+            self.files,
+            {**self._keys, **{keys: span for keys, span in fresh._keys.items() if keys}},
+            {**self._values, **{keys: span for keys, span in fresh._values.items() if keys}},
+            {**self._dotted, **{text: keys for text, keys in fresh._dotted.items() if keys}},
+        )
+
     def _resolve(self, path: PathLike) -> tuple[str | int, ...]:
         if isinstance(path, tuple):
             return path
@@ -138,6 +155,11 @@ class SourceDocument:
             return found
         head, _, tail = path.rpartition(".")
         return (*self._resolve(head), tail) if head else (path,) if path else ()
+
+
+def _short(text: str) -> str:
+    """A text of a fault, without the middle of what a long value adds to it."""
+    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS // 2]} … {text[-_MAX_WORDS // 2 :]}"
 
 
 def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
@@ -160,17 +182,17 @@ def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
 
 
 def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
-    return SpecError([Fault(span.file, span.line, span.column, path, message, hint, span.quote(span.line))])
+    return SpecError([Fault(span.file, span.line, span.column, path, _short(message), hint, span.quote(span.line))])
 
 
 def _read_text(path: Path, shown: str) -> str:
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         raise SpecError([Fault(shown, 1, 1, "", "there is no such file", _near_file(path))]) from None
-    except IsADirectoryError:
-        raise SpecError([Fault(shown, 1, 1, "", "found a folder; expected a YAML file")]) from None
     except (OSError, ValueError) as error:
+        if is_folder(path):
+            raise SpecError([Fault(shown, 1, 1, "", "found a folder; expected a YAML file")]) from None
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {reason}")]) from error
     try:
@@ -184,11 +206,7 @@ def _read_text(path: Path, shown: str) -> str:
 
 
 def _near_file(path: Path) -> str:
-    try:
-        others = sorted(item.name for item in path.parent.iterdir())
-    except OSError:
-        return ""
-    close = nearest(path.name, others)
+    close = nearest(path.name, names_in(path.parent))
     return f"did you mean '{close}'?" if close else ""
 
 
@@ -266,8 +284,11 @@ def read_source(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None =
 
 
 def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown: str) -> Node:
-    real = path.resolve()
     files.append(path)
+    try:
+        real = path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a circle of links
+        raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {error}")]) from error
     root = parse_text(_read_text(path, shown), file=shown, base=path.parent)
     assert isinstance(root.value, dict)
     extends = root.value.get("extends")
@@ -277,15 +298,19 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
         raise _fault_at(extends.span, "extends", "expected the path of another spec", "write extends: ./base.yaml")
     target = path.parent / extends.value
     seen = (*chain, real)
+    if not is_file(target):
+        hint = _near_file(target) or "the path is relative to this file"
+        raise _fault_at(extends.span, "extends", f"there is no file '{extends.value[:200]}'", hint)
     if target.resolve() in seen:
         names = [*(item.name for item in seen[seen.index(target.resolve()) :]), target.name]
         circle = " -> ".join(names)
         raise _fault_at(
             extends.span, "extends", f"the specs extend each other in a circle: {circle}", "remove one of the 'extends'"
         )
-    if not target.is_file():
-        hint = _near_file(target) or "the path is relative to this file"
-        raise _fault_at(extends.span, "extends", f"there is no file '{extends.value}'", hint)
+    if len(chain) >= _MAX_EXTENDS:
+        raise _fault_at(
+            extends.span, "extends", f"more than {_MAX_EXTENDS} specs extend each other", "merge some of them"
+        )
     below = _read_tree(target, chain=seen, files=files, shown=os.path.normpath(target))
     assert isinstance(below.value, dict)
     below.value.pop("extends", None)
@@ -293,7 +318,11 @@ def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown:
 
 
 def _merge(below: Node, above: Node) -> Node:
+    """`above` over `below`, key by key; an entry of another `kind` replaces the one below as a whole."""
     if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    kind, other = below.value.get("kind"), above.value.get("kind")
+    if other is not None and (kind is None or kind.value != other.value):
         return above
     merged = dict(below.value)
     for key, child in above.value.items():
@@ -312,6 +341,8 @@ def _override(root: Node, path: str, value: Any) -> None:
         raise refuse("found an empty key; expected keys joined by dots", "for example: limits.turns")
     if path == "extends":
         raise refuse("'extends' cannot be overridden", "write a small spec that extends the other file")
+    if len(parts) > MAX_DEPTH:
+        raise refuse(f"nested deeper than {MAX_DEPTH} levels", "for example: limits.turns")
     node = root
     for depth, part in enumerate(parts):
         is_last = depth == len(parts) - 1

@@ -376,6 +376,9 @@ class EnvSpec(Spec):
     """Another spec to start from: mappings merge, everything else is replaced."""
     vars: Mapping[str, Any] = Field(default_factory=dict)
     """Constants for templates and paths: `{{ vars.name }}`."""
+    roots: tuple[Text, ...] = ()
+    """Folders, relative to the spec, below which rows may name paths too; `/` for anywhere. A path that a row fills in
+    otherwise stays in the folder that the spec writes before it: `data` in `data/{{ task.db }}.sqlite`."""
     tasks: Annotated[Mapping[str, TaskSource], Field(min_length=1)]
     """Splits by name, such as train and test."""
     prompt: PromptSpec

@@ -7,9 +7,14 @@ memory nor a second reading. Every row is a mapping with text keys; columns are 
 from __future__ import annotations
 
 import bisect
+import contextvars
 import csv
 import hashlib
+import inspect
 import itertools
+import json
+import re
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +22,12 @@ from typing import Any, overload
 
 import orjson
 
+from rlenv._bounded import size
 from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
-from rlenv.functions import import_function
+from rlenv.functions import check_positional, failure, import_function
 from rlenv.hub import DatasetFault, dataset_files, dataset_folder
 from rlenv.loader import LoadedSpec
+from rlenv.paths import is_file, is_folder, names_in
 from rlenv.source import nearest
 from rlenv.spec import DatasetSpec
 from rlenv.templates import Template, TemplateError, compile_template
@@ -147,24 +154,24 @@ def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tup
 def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
     shown = _filled(loaded, key, value)
     path = loaded.base_of(key) / shown
-    if path.is_file():
+    if is_file(path):
         return path
-    if path.is_dir():
+    if is_folder(path):
         found = f"'{shown}' is a folder; expected a .jsonl, .csv or .parquet file"
-        inside = sorted(item.name for item in path.iterdir() if item.suffix in (".jsonl", ".csv", ".parquet"))
+        inside = [name for name in names_in(path) if name.endswith((".jsonl", ".csv", ".parquet"))]
         hint = f"did you mean '{value.rstrip('/')}/{inside[0]}'?" if inside else "name a file in it"
         raise SpecError([loaded.document.fault(key, found, hint)])
     folder = path.parent
-    while not folder.is_dir():
+    while not is_folder(folder) and folder != folder.parent:
         folder = folder.parent
-    wanted = path.relative_to(folder).parts[0]
-    close = nearest(wanted, sorted(item.name for item in folder.iterdir()))
+    wanted = next(iter(path.relative_to(folder).parts), "")
+    close = nearest(wanted, names_in(folder)) if wanted else None
     hint = "paths are relative to the file that names them"
     if close:
         hint = f"did you mean '{value.replace(wanted, close) if wanted in value else close}'?"
     base = loaded.base_of(key)
     where = f" in {base}" if base != Path() else ""
-    raise SpecError([loaded.document.fault(key, f"there is no file '{shown}'{where}", hint)])
+    raise SpecError([loaded.document.fault(key, f"there is no file '{shown[:200]}'{where}", hint)])
 
 
 def _filled(loaded: LoadedSpec, key: str, value: str) -> str:
@@ -193,6 +200,14 @@ def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fa
 
 
 def _open(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
+    try:
+        return _opened(loaded, key, path)
+    except OSError as error:
+        why = f"'{path.name}' cannot be read: {error.strerror or error}"
+        raise SpecError([loaded.document.fault(key, why, "check the file and its rights")]) from error
+
+
+def _opened(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         return _jsonl(path)
@@ -205,28 +220,47 @@ def _open(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row
     raise SpecError([loaded.document.fault(key, found, "convert it to .jsonl: one JSON object a line")])
 
 
+MAX_ROW_BYTES = 64_000_000
+"""A longer line of a file of rows is a broken one."""
+_PIECE = 1 << 20
+_MAX_QUOTE = 20_000
+_MAX_MADE_ROWS = 1_000_000
+_MAX_MADE_S = 600.0
+_MAX_PARQUET_ROWS = 100_000_000
+_MAX_MADE_CHARS = 2_000_000_000
+_LONG_NUMBER = re.compile(rb"\d{19}")
+
+
 def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
-    return SpecError([Fault(str(path), line, column, "", message, hint, quote)])
+    return SpecError([Fault(str(path), line, column, "", message, hint, quote if len(quote) <= _MAX_QUOTE else "")])
 
 
 def _jsonl(path: Path) -> tuple[Callable[[int], Row], int]:
     starts, lines = array("Q"), array("Q")
-    position = 0
+    position = begin = 0
+    number, is_blank = 1, True
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                starts.append(position)
+        while line := file.readline(_PIECE):  # in pieces: a line may be as long as the file
+            if is_blank and not line.isspace():
+                starts.append(begin)
                 lines.append(number)
+                is_blank = False
             position += len(line)
+            if line.endswith(b"\n"):
+                number, is_blank, begin = number + 1, True, position
 
     def read(index: int) -> Row:
         with path.open("rb") as file:
             file.seek(starts[index])
-            line = file.readline()
+            line = file.readline(MAX_ROW_BYTES + 1)
+        if len(line) > MAX_ROW_BYTES:
+            found = f"the row has more than {MAX_ROW_BYTES // 1_000_000} MB"
+            raise _broken(path, lines[index], 1, found, "", "name large things in files of their own")
         if starts[index] == 0:
             line = line.removeprefix(b"\xef\xbb\xbf")
         try:
-            row = orjson.loads(line)
+            # orjson makes a float of an integer beyond 64 bits.
+            row = orjson.loads(line) if _LONG_NUMBER.search(line) is None else _exact(line)
         except orjson.JSONDecodeError as error:
             shown = line.decode(errors="replace").rstrip("\r\n")
             column = min(error.colno, len(shown) + 1)
@@ -241,6 +275,24 @@ def _jsonl(path: Path) -> tuple[Callable[[int], Row], int]:
         return row
 
     return read, len(starts)
+
+
+def _exact(line: bytes) -> Any:
+    """The row with its integers as they stand, however long.
+
+    Raises:
+        orjson.JSONDecodeError: an integer is longer than Python reads.
+    """
+    try:
+        return json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from error
+    except (ValueError, RecursionError) as error:  # more digits than Python reads, nested too deep, no UTF-8
+        raise orjson.JSONDecodeError(str(error), "", 0) from error
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _csv(path: Path) -> list[Row]:
@@ -286,16 +338,31 @@ def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], 
     except ImportError as error:
         raise MissingExtra("reading .parquet files", extra="parquet") from error
     try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        found = f"'{path.name}' cannot be read as parquet: {error}"
+        with pyarrow.parquet.ParquetFile(path) as file:
+            count = file.metadata.num_rows
+            if count > _MAX_PARQUET_ROWS:
+                found = f"'{path.name}' says that it has {count:,} rows; expected at most {_MAX_PARQUET_ROWS:,}"
+                raise SpecError([loaded.document.fault(key, found, "write it as several files, or as .jsonl")])
+            table = file.read()
+    except SpecError:
+        raise
+    except Exception as error:  # a hostile or broken file meets decoders of many kinds
+        found = f"'{path.name}' cannot be read as parquet: {failure(error)}"
         raise SpecError([loaded.document.fault(key, found, "write the file again")]) from error
 
     def read(index: int) -> Row:
-        row: Row = table.slice(index, 1).to_pylist()[0]
+        try:
+            row: Row = table.slice(index, 1).to_pylist()[0]
+        except Exception as error:  # a value that Python has no word for, such as a date beyond its years
+            raise _broken(path, index + 1, 1, f"row {index + 1} cannot be read: {failure(error)}", "", "") from error
         return row
 
     return read, table.num_rows
+
+
+def _split(text: str) -> tuple[str, str]:
+    message, _, hint = text.partition("; ")
+    return message, hint
 
 
 def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) -> list[Row]:
@@ -305,18 +372,55 @@ def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) ->
     try:
         function = import_function(target, base=loaded.base_of(key))
     except UsageError as error:
-        message, _, hint = str(error).partition("; ")
-        raise refuse(message, hint) from error
+        raise refuse(*_split(str(error))) from error
     try:
-        made = function()
-        if not isinstance(made, Iterable) or isinstance(made, (str, bytes, Mapping)):
-            raise refuse(f"'{target}' gave a {type(made).__name__}; expected an iterable of mappings", "return a list")
-        rows = list(itertools.islice(made, most))
-    except SpecError:
-        raise
-    except Exception as error:  # an author's function may fail in any way
-        raise refuse(f"'{target}' failed: {type(error).__name__}: {error}", "call it by itself to see why") from error
-    for index, row in enumerate(rows):
+        check_positional(function, target=target, gives=())
+    except UsageError as error:
+        raise refuse(*_split(str(error))) from error
+    rows: list[Row] = []
+    failed: list[BaseException] = []
+    is_given_up = threading.Event()
+
+    def make() -> None:
+        try:
+            for row in _made(function, target, most, refuse):
+                if is_given_up.is_set():
+                    return
+                rows.append(row)
+        except BaseException as error:  # an author's function may fail in any way; whoever waits is told
+            failed.append(error)
+
+    # In a thread, so that waiting for it ends. It knows what the caller's context holds.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(make,), daemon=True, name="rlenv-rows")
+    thread.start()
+    thread.join(_MAX_MADE_S)
+    if thread.is_alive():
+        is_given_up.set()
+        hint = "write the rows to a .jsonl file once, and name that"
+        raise refuse(f"'{target}' gave {len(rows):,} rows in {_MAX_MADE_S:g} s and did not end", hint)
+    if failed and isinstance(failed[0], (SpecError, KeyboardInterrupt)):
+        raise failed[0]
+    if failed:
+        raise refuse(f"'{target}' failed: {failure(failed[0])}", "call it by itself to see why") from failed[0]
+    return rows
+
+
+def _made(
+    function: Callable[..., Any], target: str, most: int | None, refuse: Callable[[str, str], SpecError]
+) -> Iterator[Row]:
+    made = function()
+    if inspect.iscoroutine(made):
+        made.close()
+        raise refuse(f"'{target}' is a coroutine function; expected one that returns rows", "write def")
+    if not isinstance(made, Iterable) or isinstance(made, (str, bytes, Mapping)):
+        raise refuse(f"'{target}' gave a {type(made).__name__}; expected an iterable of mappings", "return a list")
+    chars = 0
+    for index, row in enumerate(itertools.islice(made, most)):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
             raise refuse(f"row {index} of '{target}' is no mapping with text keys", "yield {'question': …}")
-    return rows
+        yield row
+        chars += size(row, _MAX_MADE_CHARS)
+        if (most is None and index >= _MAX_MADE_ROWS) or chars > _MAX_MADE_CHARS:
+            what = f"{_MAX_MADE_ROWS:,} rows" if chars <= _MAX_MADE_CHARS else f"{_MAX_MADE_CHARS:,} characters"
+            hint = "add 'limit: N', or write the rows to a .jsonl file, which is read as it is needed"
+            raise refuse(f"'{target}' gives more than {what}, which are kept in memory; does it end?", hint)

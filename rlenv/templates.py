@@ -20,11 +20,33 @@ from rlenv.errors import RlenvError
 
 __all__ = ["Template", "TemplateError", "compile_template", "compile_value", "expression", "texts_in"]
 
+_OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 
+_MAX_PRODUCT = 10_000_000
+_MAX_POWER_BITS = 100_000
+
+
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which `task.items` is the column called items: data comes before a mapping's own methods."""
+    """The sandbox, in which `task.items` is the column called items: data comes before a mapping's own methods.
+
+    Products and powers are bounded, so that no template takes all memory or never ends for one short line.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_POWER_BITS:
+                raise OverflowError("the power is too large")
+            return left**right
+        for one, times in ((left, right), (right, left)):
+            if isinstance(times, int) and isinstance(one, (str, list, tuple)) and len(one) * times > _MAX_PRODUCT:
+                raise OverflowError("the product is too large")
+            if isinstance(one, int) and one.bit_length() > _MAX_POWER_BITS:
+                raise OverflowError("the product is too large")
+        return left * right
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, Mapping) and attribute in obj:
@@ -52,6 +74,29 @@ class Template:
     paths: frozenset[tuple[str, ...]]
     _text: Callable[..., str]
     _value: Callable[..., Any] | None
+    _head: Callable[..., str] | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """True where it reads nothing but what is the spec's own: no row, model or server has a say in it."""
+        return self.names <= _OWN
+
+    def folder(self, **values: Any) -> str:
+        """The folder part of what stands before the first thing that is not the spec's own.
+
+        `data/` of `data/db-{{ task.name }}.sqlite`, "" where it begins with such a thing.
+
+        Raises:
+            TemplateError: a constant in that part is not there.
+        """
+        try:
+            text = self._head(**values) if self._head is not None else ""
+        except RlenvError:
+            raise
+        except Exception as error:
+            raise TemplateError(_reason(error)) from error
+        head, slash, _ = text.rpartition("/")
+        return head + slash
 
     def text(self, **values: Any) -> str:
         """The rendered text.
@@ -61,10 +106,10 @@ class Template:
         """
         try:
             return self._text(**values)
-        except jinja2.TemplateError as error:
-            raise TemplateError(str(error)) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise TemplateError(f"{type(error).__name__}: {error}") from error
+        except RlenvError:
+            raise
+        except Exception as error:  # an author's template meets rows and resources of any kind
+            raise TemplateError(_reason(error)) from error
 
     def value(self, **values: Any) -> Any:
         """The expression's own value where the template is one expression, the rendered text otherwise.
@@ -76,10 +121,10 @@ class Template:
             return self.text(**values)
         try:
             result = self._value(**values)
-        except jinja2.TemplateError as error:
-            raise TemplateError(str(error)) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise TemplateError(f"{type(error).__name__}: {error}") from error
+        except RlenvError:
+            raise
+        except Exception as error:  # an author's template meets rows and resources of any kind
+            raise TemplateError(_reason(error)) from error
         if isinstance(result, jinja2.Undefined):
             raise TemplateError(f"{self.source.strip()} is undefined")
         return result
@@ -147,6 +192,43 @@ def _plain(tree: nodes.Template) -> list[str | tuple[str, ...]] | None:
     return pieces
 
 
+def _head(tree: nodes.Template) -> Callable[..., str] | None:
+    """Renders what stands before the first thing that is not the spec's own; None where nothing does."""
+    found: list[nodes.Expr] = []
+    for output in tree.body:
+        for node in output.nodes if isinstance(output, nodes.Output) else (output,):
+            for piece in _pieces(node):
+                if not isinstance(piece, nodes.Expr) or not meta.find_undeclared_variables(_tree([piece])) <= _OWN:
+                    return _rendering(found)
+                found.append(piece)
+    return _rendering(found)
+
+
+def _pieces(node: nodes.Node) -> Iterator[nodes.Node]:
+    """The parts of `a ~ b` and `a + b`, in order; the node itself otherwise."""
+    if isinstance(node, nodes.Concat):
+        for part in node.nodes:
+            yield from _pieces(part)
+    elif isinstance(node, nodes.Add):
+        yield from _pieces(node.left)
+        yield from _pieces(node.right)
+    else:
+        yield node
+
+
+def _rendering(found: list[nodes.Expr]) -> Callable[..., str] | None:
+    if not found:
+        return None
+    code = _environment.compile(_tree(found))
+    return jinja2.Template.from_code(_environment, code, _environment.globals.copy()).render
+
+
+def _tree(found: list[nodes.Expr]) -> nodes.Template:
+    tree = nodes.Template([nodes.Output(list(found), lineno=1)], lineno=1)
+    tree.set_environment(_environment)
+    return tree
+
+
 def _quick(tree: nodes.Template, text: Callable[..., str], value: Callable[..., Any] | None) -> tuple[Any, Any]:
     """Renders what is only text and entries of mappings without Jinja, which takes some 20 µs a template.
 
@@ -189,10 +271,23 @@ def compile_template(source: str) -> Template:
         compiled = _environment.from_string(source)
         single = _SINGLE.fullmatch(source)
         value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
+        text, value = _quick(tree, compiled.render, value)
+        names = frozenset(meta.find_undeclared_variables(tree))
+        return Template(source, names, _paths(tree), text, value, _head(tree))
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(error.message or "syntax error", line=error.lineno) from error
-    text, value = _quick(tree, compiled.render, value)
-    return Template(source, frozenset(meta.find_undeclared_variables(tree)), _paths(tree), text, value)
+    except Exception as error:  # Python's own limits: nested too deep, a number of too many digits
+        raise TemplateError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deep, or calls itself without end"
+    if isinstance(error, MemoryError):
+        return "it takes too much memory"
+    return f"{type(error).__name__}: {error}"
 
 
 @lru_cache(maxsize=1024)

@@ -17,12 +17,16 @@ from rlenv.checks.sites import check_templates
 from rlenv.checks.subject import Subject, subject_of
 from rlenv.checks.surface import check_surface
 from rlenv.errors import Fault, SpecError
+from rlenv.functions import failure
 from rlenv.loader import LoadedSpec, in_order, load_document, loaded_of
 from rlenv.salvage import salvage
 from rlenv.secrets import leave_open
 from rlenv.source import SourceDocument
 
 __all__ = ["Report", "validate", "validate_loaded"]
+
+UNEXPECTED = "validation itself failed"
+"""How the fault of a check that failed begins."""
 
 _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_templates,
@@ -102,12 +106,12 @@ def validate_loaded(loaded: LoadedSpec) -> Report:
         subject = subject_of(loaded)
         faults = list(subject.faults)
         for check in _CHECKS:
-            faults.extend(check(subject))
+            faults.extend(_checked(check, subject))
         # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
         if not faults:
-            faults.extend(check_gold(subject))
+            faults.extend(_checked(check_gold, subject))
         if not faults:
-            faults.extend(_compiled_whole(loaded))
+            faults.extend(_checked(_compiled_whole, subject))
     subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return Report(1, tuple(in_order(faults, loaded.document)), tuple(subject.not_checked))
 
@@ -121,16 +125,27 @@ def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple
         subject = subject_of(rest.loaded)
         more = list(subject.faults)
         for check in _CHECKS:
-            more.extend(check(subject))
+            more.extend(_checked(check, subject))
     return tuple(in_order([*faults, *(fault for fault in more if not rest.concerns(fault))], document))
 
 
-def _compiled_whole(loaded: LoadedSpec) -> tuple[Fault, ...]:
+def _compiled_whole(subject: Subject) -> Iterator[Fault]:
     """What is only refused when all parts come together."""
     from rlenv.compile import compile_parts
 
     try:
-        compile_parts(loaded)
+        compile_parts(subject.loaded)
     except SpecError as error:
-        return error.faults
-    return ()
+        yield from error.faults
+
+
+def _checked(check: Callable[[Subject], Iterator[Fault]], subject: Subject) -> Iterator[Fault]:
+    """What a check finds. One that fails itself hides nothing that the others find."""
+    try:
+        yield from check(subject)
+    except SpecError as error:
+        yield from error.faults
+    except Exception as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        message = f"{UNEXPECTED} ({name}: {failure(error)}), so that not all was looked at"
+        yield subject.document.fault((), message, "this is a bug of rlenv; please report it with the spec", at="key")

@@ -26,6 +26,7 @@ MAX_ALIASED = 100_000
 
 # The set that PyYAML counts lines by, so that quoted lines are the lines it names.
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_MAX_DIGITS = 3_500
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # YAML 1.2.2, section 10.3.2 (core schema).
@@ -117,10 +118,10 @@ def _scalar(text: str) -> Any:
         return match[1] is not None
     if _INT.fullmatch(text):
         return int(text)
-    if _OCTAL.fullmatch(text):
-        return int(text[2:], 8)
-    if _HEX.fullmatch(text):
-        return int(text[2:], 16)
+    if _OCTAL.fullmatch(text) or _HEX.fullmatch(text):
+        if len(text) > _MAX_DIGITS:  # Python reads such a number and cannot write it
+            raise ValueError(text[:20])
+        return int(text[2:], 8 if text[1] == "o" else 16)
     if _FLOAT.fullmatch(text):
         return float(text)
     if match := _INF.fullmatch(text):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv import record
-from rlenv.environment import Environment
+from rlenv.environment import Environment, load
 from rlenv.errors import PolicyError, UsageError
 from rlenv.evaluate import summarise, wilson
 from rlenv.messages import Message
@@ -101,9 +101,40 @@ def test_a_policy_that_hangs_is_truncated_at_the_episodes_time(make_environment:
 
 def test_an_oracle_whose_script_is_over_says_so(make_environment: Any) -> None:
     environment = make_environment(oracle=[{"call": {"calculate": {"expression": "1"}}}])
-    with pytest.raises(ExceptionGroup) as caught:
-        play(environment, OraclePolicy(environment.spec, environment.parts.dialect), jobs(1))
-    assert caught.group_contains(UsageError, match="steps are over")
+    (ended,) = play(environment, OraclePolicy(environment.spec, environment.parts.dialect), jobs(1))
+    assert ended.reward.total is None
+    assert ended.failure is not None
+    assert "steps are over" in ended.failure.message
+
+
+def test_an_oracle_that_a_result_does_not_fill_fails_its_own_episode(
+    make_environment: Any,
+) -> None:
+    steps = [{"call": {"calculate": {"expression": "1"}}}, {"say": "<answer>{{ results[task.answer] }}</answer>"}]
+    rows = [{"question": "q", "answer": 7}, {"question": "q", "answer": 0}]
+    environment = make_environment(oracle=steps, tasks__train__rows=rows)
+    broken, right = play(environment, OraclePolicy(environment.spec, environment.parts.dialect), jobs(2))
+    assert broken.failure is not None
+    assert broken.failure.message.startswith("oracle.1: ")
+    assert right.answer == "1"
+    assert right.failure is None
+
+
+def test_a_row_that_a_template_cannot_fill_or_that_is_broken_costs_its_own_episode_only(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"answer": 1}\n{broken\n{"question": "q", "answer": 1}\n')
+    (tmp_path / "e.yaml").write_text(
+        "rlenv: 1\nname: rows\ntasks: {train: {path: rows.jsonl}}\nprompt: {user: '{{ task.question }}'}\n"
+        "rewards: {r: {kind: rule, rule: numeric_match}}\noracle: [{say: '<answer>{{ task.answer }}</answer>'}]\n"
+    )
+    environment = load(tmp_path / "e.yaml")
+    three = [Job("train", task) for task in range(3)]
+    ended = play(environment, OraclePolicy(environment.spec, environment.parts.dialect), three)
+    reasons = [one.failure.reason if one.failure is not None else one.reward.total for one in ended]
+    assert reasons == ["prompt", "task", 1.0]
+    assert ended[0].failure is not None
+    assert ended[0].failure.message.startswith("prompt.user cannot be filled from this row")
+    assert ended[1].failure is not None
+    assert "rows.jsonl:2:2" in ended[1].failure.message
 
 
 def test_a_step_of_the_oracle_is_repeated_for_each_item(make_environment: Any) -> None:

@@ -9,17 +9,23 @@ from typing import Any
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
+from rlenv.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv.source import nearest
 from rlenv.templates import Template, TemplateError, compile_template
 
 __all__ = ["check_files"]
 
-_KEYS = ("path", "init")
+_KEYS = ("path", "init", "copy_from")
+_ROOTS = "take such rows out, or name the folder under the spec's key 'roots'"
 _SQLITE_MAGIC = b"SQLite format 3\x00"  # https://www.sqlite.org/fileformat2.html, section 1.2.1
 
 
 def check_files(subject: Subject) -> Iterator[Fault]:
     """Faults of the files under `resources` and `prompt.images`: the first that is missing for each key."""
+    for index, root in enumerate(subject.loaded.roots):
+        if not is_folder(root):
+            message = f"there is no folder '{subject.loaded.spec.roots[index]}'"
+            yield subject.document.fault(f"roots.{index}", message, _near(root, subject.loaded.spec.roots[index]))
     for index, source in enumerate(subject.loaded.spec.prompt.images):
         yield from _image(subject, f"prompt.images.{index}", source)
     for name, spec in subject.loaded.spec.resources.items():
@@ -39,7 +45,8 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Fault]:
         return  # reported with the templates
     if "resources" in template.names:
         return  # known only while an episode runs
-    base = subject.loaded.base_of(path)
+    constants = subject.loaded.spec.vars
+    find = finder(template, base=subject.loaded.base_of(path), roots=subject.loaded.roots, vars=constants)
     rows: list[tuple[Mapping[str, Any], str]] = [({}, "")]
     if "task" in template.names:
         rows = [
@@ -60,12 +67,15 @@ def _image(subject: Subject, path: str, source: str) -> Iterator[Fault]:
                 seen.add(one)
             try:
                 if isinstance(one, str) and not one.startswith("data:"):
-                    mime_of(base / one)
+                    mime_of(find(one))
                 else:
                     image_of(one, file=None)
+            except RefusedPath as error:
+                yield subject.document.fault(path, f"a row may not name this image{where}: {error}", _ROOTS)
+                return
             except UnreadableImage as error:
                 found = f"'{one[:60]}'" if isinstance(one, str) else f"a {type(one).__name__}"
-                hint = _near(base / one, one) if isinstance(one, str) and len(one) < 256 else ""
+                hint = _near(subject.loaded.base_of(path) / one, one) if isinstance(one, str) and len(one) < 256 else ""
                 yield subject.document.fault(path, f"{found} is no image{where}: {error}", hint)
                 return
 
@@ -75,11 +85,18 @@ def _file(subject: Subject, path: str, value: str, *, is_database: bool) -> Iter
         template = compile_template(value)
     except TemplateError:
         return  # reported with the templates
-    base = subject.loaded.base_of(path)
+    find = finder(
+        template, base=subject.loaded.base_of(path), roots=subject.loaded.roots, vars=subject.loaded.spec.vars
+    )
+    is_folder_key = path.endswith(".copy_from")
     for written, where in _written(subject, template):
-        file = base / written
-        if not file.is_file():
-            message = f"there is no file '{written}'{where}"
+        try:
+            file = find(written)
+        except RefusedPath as error:
+            yield subject.document.fault(path, f"a row may not name this path{where}: {error}", _ROOTS)
+            return
+        if not (is_folder(file) if is_folder_key else is_file(file)):
+            message = f"there is no {'folder' if is_folder_key else 'file'} '{written[:200]}'{where}"
             yield subject.document.fault(path, message, _near(file, written))
             return
         if is_database and path.endswith(".path") and not _is_database(file):
@@ -105,14 +122,16 @@ def _written(subject: Subject, template: Template) -> Iterable[tuple[str, str]]:
 
 
 def _is_database(file: Path) -> bool:
-    with file.open("rb") as opened:
-        start = opened.read(len(_SQLITE_MAGIC))
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_SQLITE_MAGIC))
+    except OSError:
+        return False
     return start in (_SQLITE_MAGIC, b"")
 
 
 def _near(file: Path, written: str) -> str:
-    if file.parent.is_dir():
-        close = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
-        if close:
-            return f"did you mean '{written.removesuffix(file.name)}{close}'?"
+    close = nearest(file.name, names_in(file.parent))
+    if close:
+        return f"did you mean '{written.removesuffix(file.name)}{close}'?"
     return "paths are relative to the file that names them"

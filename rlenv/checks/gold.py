@@ -7,6 +7,7 @@ from typing import Any
 
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault, RewardError
+from rlenv.functions import failure
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import RewardContext, Term
 
@@ -47,9 +48,10 @@ def _measured(subject: Subject, term: Term, path: str, split: Split) -> Iterator
         )
         try:
             measure(context)
-        except RewardError as error:
+        except Exception as error:  # a value of any kind meets a rule
+            why = str(error) if isinstance(error, RewardError) else failure(error)
             at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
-            message = f"row {index + 1} of split '{split.name}' cannot be scored: {error}"
+            message = f"row {index + 1} of split '{split.name}' cannot be scored: {why}"
             fix = "fill the column with what the rule compares with, or drop such rows"
             yield subject.document.fault(at, message, fix, at="value" if at != path else "key")
             return

@@ -71,8 +71,8 @@ def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> I
             tool = subject.tools.get(name)
             if tool is None:
                 if subject.tools_are_known or name not in subject.loaded.spec.tools:
-                    close = nearest(name, subject.tools)
-                    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tools) or 'none'}"
+                    close = nearest(name, subject.tool_names)
+                    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
                     yield subject.document.fault(path, f"there is no tool '{name}'", hint, at="key")
                 continue
             properties = tool.parameters.get("properties", {})
@@ -140,8 +140,8 @@ def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Spli
             values: dict[str, Any] = {"task": row, "vars": spec.vars}
             if isinstance(step, OracleSay):
                 turns += 1
-                is_last = index == len(steps) - 1 or spec.user is None  # a user is spoken to without an answer
-                if is_last and (fault := _answer_fault(subject, step, index, values, where)):
+                # A user is spoken to without an answer, and may end the episode.
+                if spec.user is None and (fault := _answer_fault(subject, step, index, values, where)):
                     yield fault
                     return
                 continue
@@ -152,7 +152,7 @@ def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Spli
                     yield document.fault(("oracle", index, "for_each"), message, "name a column that holds a list")
                     return
                 items = list(items)
-            except TemplateError as error:
+            except (TemplateError, TypeError) as error:
                 message = f"for_each fails for {where}: {error}"
                 yield document.fault(("oracle", index, "for_each"), message, "name a column that holds a list")
                 return

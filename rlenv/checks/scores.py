@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterator
 
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault
 from rlenv.expressions import ExpressionError, compile_expression
 from rlenv.source import nearest
+from rlenv.spec import RewardSpec
 
 __all__ = ["check_rewards"]
 
@@ -25,6 +28,7 @@ def check_rewards(subject: Subject) -> Iterator[Fault]:
         if not math.isfinite(reward.weight):
             message = f"found {reward.weight}; expected a finite number"
             yield document.fault(f"{path}.weight", message, "write a number such as 1.0")
+        yield from _bounds(subject, path, reward)
         if reward.gate is not None:
             if name in _names_in(reward.gate):
                 message = f"the gate of '{name}' reads '{name}' itself"
@@ -32,6 +36,7 @@ def check_rewards(subject: Subject) -> Iterator[Fault]:
             else:
                 reads[name] = _names_in(reward.gate)
                 yield from _expression(subject, f"{path}.gate", reward.gate, [one for one in names if one != name])
+                yield from _impossible(subject, f"{path}.gate", reward.gate)
         yield from _tool_of(subject, path, getattr(reward, "tool", None))
     if not positive:
         hint = f"give '{names[0]}' a weight above 0"
@@ -39,6 +44,70 @@ def check_rewards(subject: Subject) -> Iterator[Fault]:
     yield from _circles(subject, reads)
     if spec.success is not None:
         yield from _expression(subject, "success", spec.success, names)
+        yield from _impossible(subject, "success", spec.success)
+
+
+def _bounds(subject: Subject, path: str, reward: RewardSpec) -> Iterator[Fault]:
+    for key in ("range", "clip"):
+        pair = getattr(reward, key)
+        if pair is None:
+            continue
+        low, high = pair
+        if not (math.isfinite(low) and math.isfinite(high)) or low >= high:
+            message = f"found [{low:g}, {high:g}]; expected a lower and a higher finite number"
+            hint = f"write [{min(pair):g}, {max(pair):g}]" if low != high else "write [0, 1]"
+            yield subject.document.fault(f"{path}.{key}", message, hint)
+
+
+# Rules whose value is a share or a yes or no, whatever the policy does.
+_SHARES = frozenset(
+    """answered contains exact_match f1 json_match json_schema math_equal numeric_match regex sql_match tool_called
+    valid_calls""".split()
+)
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+_MOST_COMBINATIONS = 20_000
+
+
+def _interval(reward: RewardSpec) -> tuple[float, float]:
+    """Between which values a term lies, as far as its entry tells."""
+    low, high = -math.inf, math.inf
+    kind, rule = getattr(reward, "kind", ""), getattr(reward, "rule", "")
+    is_share = kind == "rule" and rule in _SHARES
+    if kind == "verify" and isinstance(getattr(reward, "compare", None), str):
+        is_share = True
+    if is_share and not (reward.when == "turn" and reward.over_turns == "sum"):
+        low, high = 0.0, 1.0
+    if reward.range is not None and reward.range[0] < reward.range[1]:
+        low, high = ((end - reward.range[0]) / (reward.range[1] - reward.range[0]) for end in (low, high))
+    if reward.clip is not None and reward.clip[0] <= reward.clip[1] and reward.when == "episode":
+        low, high = (min(max(end, reward.clip[0]), reward.clip[1]) for end in (low, high))
+    return low, high
+
+
+def _impossible(subject: Subject, path: str, source: str) -> Iterator[Fault]:
+    """A comparison that holds for no values that its terms can have."""
+    terms = subject.loaded.spec.rewards
+    try:
+        expression = compile_expression(source, names=terms)
+    except ExpressionError:
+        return  # reported already
+    constants = {float(number) for number in _NUMBER.findall(source)}
+    intervals = {name: _interval(terms[name]) for name in expression.names}
+    marks = sorted({0.0, 1.0, *constants, *(end for pair in intervals.values() for end in pair if math.isfinite(end))})
+    # Every order of terms and constants is met: at each mark, between two, and beyond the last.
+    between = [(a + b) / 2 for a, b in itertools.pairwise(marks)] + [marks[0] - 1, marks[-1] + 1]
+    choices = [
+        [value for value in (*marks, *between) if intervals[name][0] <= value <= intervals[name][1]]
+        for name in expression.names
+    ]
+    if math.prod(map(len, choices)) > _MOST_COMBINATIONS:
+        return
+    for values in itertools.product(*choices):
+        if expression(dict(zip(expression.names, values, strict=True))):
+            return
+    bounds = ", ".join(f"{name} is {low:g} to {high:g}" for name, (low, high) in intervals.items())
+    message = f"this can never hold: {bounds}" if bounds else "this can never hold"
+    yield subject.document.fault(path, message, "compare with a value that the term can have, such as >= 1")
 
 
 def _names_in(source: str) -> tuple[str, ...]:
@@ -69,8 +138,8 @@ def _tool_of(subject: Subject, path: str, tool: object) -> Iterator[Fault]:
         return
     if not subject.tools_are_known and len(subject.loaded.spec.tools) == 0:
         return
-    close = nearest(tool, subject.tools)
-    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tools) or 'none'}"
+    close = nearest(tool, subject.tool_names)
+    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
     yield subject.document.fault(f"{path}.tool", f"there is no tool '{tool}'", hint)
 
 

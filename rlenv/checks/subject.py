@@ -14,7 +14,9 @@ from rlenv.calls.attach import governed
 from rlenv.compile import nester
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, RlenvError, SpecError
+from rlenv.functions import failure
 from rlenv.loader import LoadedSpec
+from rlenv.paths import is_file, is_folder, names_in
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.secrets import redact
@@ -57,6 +59,11 @@ class Subject:
     """False where a tool does not compile, so that the names of all tools are not known."""
 
     @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The names of tools for hints: those that compile, and the entries that do not."""
+        return tuple(dict.fromkeys((*self.tools, *self.loaded.spec.tools)))
+
+    @property
     def document(self) -> SourceDocument:
         """The document behind the spec."""
         return self.loaded.document
@@ -86,6 +93,10 @@ def _read_split(subject: Subject, name: str) -> None:
     except RlenvError as error:
         subject.faults.append(subject.document.fault(f"tasks.{name}", *split_message(str(error))))
         return
+    except Exception as error:  # a file of any content
+        message = f"its rows cannot be read: {failure(error)}"
+        subject.faults.append(subject.document.fault(f"tasks.{name}", message, "look at the file", at="key"))
+        return
     rows: list[Mapping[str, Any]] = []
     broken = 0
     for index in range(min(len(tasks), MAX_ROWS)):
@@ -113,8 +124,16 @@ def _compile(subject: Subject) -> None:
         except SpecError as error:
             subject.faults.extend(error.faults)
         except RlenvError as error:
-            subject.faults.append(_entry_fault(subject.document, path, redact(str(error))))
+            # What only lacks an entry that is itself at fault is not at fault.
+            if not any(f"'{name}'" in str(error) for name in broken):
+                subject.faults.append(_entry_fault(subject.document, path, redact(str(error))))
+        except Exception as error:  # a factory of a plug-in may fail in any way, and so may a signature
+            message = f"it cannot be compiled: {redact(failure(error))}"
+            subject.faults.append(subject.document.fault(path, message, "look at its values", at="key"))
+        broken.add(path.partition(".")[2] or path)
         return None
+
+    broken: set[str] = set()
 
     def bases(path: str, entry: Spec) -> dict[str, Path]:
         return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
@@ -125,7 +144,7 @@ def _compile(subject: Subject) -> None:
         endpoint = attempt(path, endpoint_spec, lambda n=name, s=endpoint_spec: compile_endpoint(n, s))  # type: ignore[misc]
         if endpoint is not None:
             endpoints[name] = endpoint
-    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path)}
+    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path), "roots": loaded.roots}
     for name, resource_spec in spec.resources.items():
         path = f"resources.{name}"
         context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, resource_spec), **more)
@@ -158,6 +177,7 @@ def _compile(subject: Subject) -> None:
         path = f"rewards.{name}"
         wanted = getattr(reward_spec, "tool", None)
         if isinstance(wanted, str) and wanted not in subject.tools:
+            broken.add(name)
             continue  # reported at its own place, or the tool itself is at fault
         term_context = TermCompileContext(
             loaded.base_of(path),
@@ -213,7 +233,7 @@ def _fix(document: SourceDocument, place: str) -> str:
     if "{{" in value:
         return "set scope: episode" if document.get(f"{place.rpartition('.')[0]}.scope") == "process" else ""
     file = document.base_of(place) / value.partition(":")[0]
-    if file.exists() or not file.parent.is_dir():
-        return "check the file's content" if file.exists() else "paths are relative to the file that names them"
-    close = nearest(file.name, sorted(item.name for item in file.parent.iterdir()))
+    if is_file(file) or not is_folder(file.parent):
+        return "check the file's content" if is_file(file) else "paths are relative to the file that names them"
+    close = nearest(file.name, names_in(file.parent))
     return f"did you mean '{value.replace(file.name, close)}'?" if close else "name a file that is there"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlenv import dialects, registry
@@ -24,6 +25,8 @@ def check_surface(subject: Subject) -> Iterator[Fault]:
     yield from _dialect(subject)
     yield from _answer(subject)
     yield from _observation(subject)
+    yield from _report_by(subject)
+    yield from _delays(subject)
 
 
 def _tools(subject: Subject) -> Iterator[Fault]:
@@ -55,6 +58,14 @@ def _dialect(subject: Subject) -> Iterator[Fault]:
         yield subject.document.fault(place, f"there is no dialect '{name}'", hint)
     except UsageError as error:
         yield subject.document.fault("dialect", *split_message(str(error)))
+    if not isinstance(given, str):
+        calls = subject.document.get("dialect.calls")
+        listed = isinstance(calls, list)
+        for index, form in enumerate(calls if listed else [calls]):
+            if isinstance(form, Mapping) and form.get("open") and form.get("open") == form.get("close"):
+                path = f"dialect.calls.{index}.close" if listed else "dialect.calls.close"
+                message = "a call closes as it opens, so that its end is never found"
+                yield subject.document.fault(path, message, "write another text, such as </call>")
 
 
 def _answer(subject: Subject) -> Iterator[Fault]:
@@ -75,9 +86,53 @@ def _answer(subject: Subject) -> Iterator[Fault]:
             hint = "put a backslash before a character that is meant as it stands"
         yield document.fault(f"answer.{key}", message, hint)
         return
+    if rule == "tag":
+        yield from _answer_tag(subject, spec.tag)
     if rule == "regex" and spec.pattern is not None and re.compile(spec.pattern).groups == 0:
         message = "the pattern has no group; its first group is the answer"
         yield document.fault("answer.pattern", message, f"write ({spec.pattern})")
+
+
+def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
+    """A tag that the dialect reads as thinking or as a call never comes to the answer rule."""
+    given = subject.loaded.spec.dialect
+    try:
+        dialect = dialects.get(given) if isinstance(given, str) else dialects.inline(given)
+    except (KeyError, UsageError):
+        return  # reported with the dialect
+    for text in (f"<{tag}>1</{tag}>", f'<{tag}>{{"name": "x", "arguments": {{}}}}</{tag}>'):
+        read = dialect.parse(text, subject.tools)
+        if answers.extract(subject.loaded.spec.answer, read) is None:
+            what = "a call" if read.calls else "thinking"
+            place = "answer.tag" if subject.document.has("answer.tag") else "answer"
+            message = f"the dialect reads <{tag}> as {what}, so that no answer is ever found"
+            yield subject.document.fault(place, message, "write tag: answer", at="value" if "." in place else "key")
+            return
+
+
+def _report_by(subject: Subject) -> Iterator[Fault]:
+    for name, source in subject.loaded.spec.tasks.items():
+        split = subject.splits.get(name)
+        if source.report_by is None or split is None:
+            continue
+        lacking = len(split.rows) - split.columns.get(source.report_by, 0)
+        if lacking:
+            others = [column for column in split.columns if column != source.report_by]
+            close = nearest(source.report_by, others)
+            hint = f"did you mean '{close}'?" if close else f"fill it in, or name one of: {', '.join(others) or 'none'}"
+            message = f"{lacking} of {len(split.rows)} rows of split '{name}' lack the column '{source.report_by}'"
+            yield subject.document.fault(f"tasks.{name}.report_by", message, hint)
+
+
+def _delays(subject: Subject) -> Iterator[Fault]:
+    places = ["calls.faults", *(f"tools.{name}.faults" for name in subject.loaded.spec.tools)]
+    for place in places:
+        pair = subject.document.get(f"{place}.delay_s.uniform")
+        if isinstance(pair, list) and len(pair) == 2 and all(isinstance(end, (int, float)) for end in pair):
+            low, high = pair
+            if not low <= high < math.inf:
+                message = f"found [{low:g}, {high:g}]; expected the shortest delay first, and finite ones"
+                yield subject.document.fault(f"{place}.delay_s.uniform", message, f"write [{high:g}, {low:g}]")
 
 
 def _answer_tool(subject: Subject) -> Iterator[Fault]:
@@ -86,8 +141,8 @@ def _answer_tool(subject: Subject) -> Iterator[Fault]:
         return
     tool = subject.tools.get(spec.tool)
     if tool is None:
-        close = nearest(spec.tool, subject.tools)
-        hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tools) or 'none'}"
+        close = nearest(spec.tool, subject.tool_names)
+        hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
         yield document.fault("answer.tool", f"there is no tool '{spec.tool}'", hint)
         return
     properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv.audit.judge import JudgeReport, audit_judge, read_anchors
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.run import audit
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 
@@ -74,7 +74,7 @@ def _written(args: argparse.Namespace, report: Mapping[str, Any]) -> bool:
     if args.out:
         Path(args.out).write_text(text, encoding="utf-8")
     if args.json:
-        sys.stdout.write(text)
+        write(text)
     return bool(args.json)
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 
-from rich.console import Console
 from rich.table import Table
 
 import rlenv
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.terminal import write_json
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.evaluate import Latency, summarise
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         figures = {"environment": environment.id, "policy": args.policy, "split": split, **machine}
         measured = {"rows": [asdict(row) for row in rows], "latency": {name: asdict(t) for name, t in latency.items()}}
-        sys.stdout.write(json.dumps(figures | measured) + "\n")
+        write_json(figures | measured)
     else:
         _show(environment, args.policy, rows, latency, machine)
     return 1 if any(row.invalid for row in rows) else 0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import time
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
 from rich.markup import escape
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import overrides
+from rlenv.cli.terminal import write_json
 from rlenv.diagnose import diagnose
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
@@ -39,7 +38,7 @@ def check(args: argparse.Namespace, environment: Environment) -> int:
     checked = asyncio.run(_check(args, environment))
     wrong = any(one.is_right is False for one in checked)
     if args.json:
-        sys.stdout.write(json.dumps([asdict(one) for one in checked], indent=2) + "\n")
+        write_json([asdict(one) for one in checked], indent=2)
         return 1 if wrong else 0
     console = Console(soft_wrap=True)
     for one in checked:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.markup import escape
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write_json
 from rlenv.diagnose import diagnose
 from rlenv.shipped import find
 
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     found = asyncio.run(diagnose(find(args.spec), set=overrides(args.set)))
     lacking = [finding for finding in found if not finding.is_met]
     if args.json:
-        sys.stdout.write(json.dumps([asdict(finding) for finding in found], indent=2) + "\n")
+        write_json([asdict(finding) for finding in found], indent=2)
         return 1 if lacking else 0
     console = Console(soft_wrap=True)
     for finding in found:

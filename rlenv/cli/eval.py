@@ -6,18 +6,18 @@ import argparse
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rlenv import record
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.terminal import write_error, write_json
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.evaluate import Summary, summarise
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         (Path(args.out) / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     if args.json:
-        sys.stdout.write(json.dumps(figures) + "\n")
+        write_json(figures)
     else:
         _show(Console(), environment, args.policy, split, summary, args.out)
     return _verdict(args, summary)
@@ -125,7 +125,7 @@ def _verdict(args: argparse.Namespace, summary: Summary) -> int:
     if args.max_success is not None and rate is not None and rate > args.max_success:
         problems.append(f"success {_number(rate)} is above {args.max_success}")
     for problem in problems:
-        sys.stderr.write(f"rlenv eval: {problem}\n")
+        write_error(f"rlenv eval: {problem}\n")
     return 1 if problems else 0
 
 

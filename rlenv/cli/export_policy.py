@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from rlenv.cli.terminal import write, write_json
 from rlenv.errors import MissingExtra
 
 __all__ = ["add_arguments", "run"]
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         check=args.check,
     )
     if args.json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        write_json(report)
     else:
-        sys.stdout.write(adapter.text(report))
+        write(adapter.text(report))
     return 1 if report["check"] is not None and not report["check"]["holds"] else 0

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from rlenv.errors import UsageError
+from rlenv.paths import read_file
 
 __all__ = ["read_servers", "spec_text"]
 
@@ -58,8 +59,8 @@ def read_servers(path: Path) -> dict[str, dict[str, Any]]:
         UsageError: the file cannot be read, or an entry in it is no server.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(path).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     found: dict[str, dict[str, Any]] = {}
     for name, server in _servers(_literal(path, text), path):
@@ -80,7 +81,7 @@ def spec_text(name: str, servers: Mapping[str, Mapping[str, Any]]) -> str:
 def _literal(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as json_error:
+    except (ValueError, RecursionError) as json_error:
         try:
             return ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
@@ -114,11 +115,16 @@ def _entry(server: Any, where: str) -> dict[str, Any]:
     elif "command" in server:
         command = server["command"]
         words = list(command) if isinstance(command, (list, tuple)) else [command]
-        entry["command"] = [_text(word, where) for word in (*words, *server.get("args", ()))]
+        more = server.get("args") or ()
+        if not isinstance(more, (list, tuple)):
+            raise UsageError(f"{where}: 'args' is a {type(more).__name__}; expected a list")
+        entry["command"] = [_text(word, where) for word in (*words, *more)]
         extra = "env"
     else:
         raise UsageError(f"{where}: found {', '.join(map(str, server)) or 'no keys'}; expected 'command' or 'url'")
     given = server.get(extra)
+    if given and not isinstance(given, Mapping):
+        raise UsageError(f"{where}: '{extra}' is a {type(given).__name__}; expected a mapping by name")
     if given:
         entry[extra] = {str(key): _hidden(str(key), _text(value, where)) for key, value in given.items()}
     seconds = server.get("sse_read_timeout") if "url" in entry else server.get("timeout")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
+from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 
 __all__ = ["add_arguments", "run"]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     spec = folder / f"{name}.yaml"
-    sys.stdout.write(
+    write(
         f"wrote {', '.join(str(folder / file) for file in files)}\n"
         f"next:  rlenv validate {spec}\n"
         f"       rlenv eval {spec} --policy oracle\n"

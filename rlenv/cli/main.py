@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rlenv.cli.terminal import show_traceback, write, write_error
 from rlenv.errors import RlenvError, SpecError
 from rlenv.secrets import redact
 
@@ -51,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen == "train":  # the trainer reads its own arguments: it takes key=value overrides of its configuration
         from rlenv.cli import train
 
-        return _guard(lambda: train.run_argv(argv[argv.index("train") + 1 :]))
+        return _guard(lambda: train.run_argv(argv[argv.index("train") + 1 :]), may_exit=True)
     args = parser.parse_args(argv)
     if args.version:
         from rlenv import __version__
 
-        sys.stdout.write(f"rlenv {__version__}\n")
+        write(f"rlenv {__version__}\n")
         return 0
     if args.command is None:
         parser.print_help()
@@ -65,24 +66,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _guard(lambda: run(args))
 
 
-def _guard(run: object) -> int:
+def _guard(run: object, *, may_exit: bool = False) -> int:
+    """Runs a command; what it raises on purpose becomes a message and an exit code, out of a task group too.
+
+    Args:
+        may_exit: the command reads its own arguments, and ends the program where they are wrong.
+    """
     assert callable(run)
+    hook, sys.excepthook = sys.excepthook, show_traceback  # for a bug, which leaves this function
     try:
-        return int(run())
-    except SpecError as error:
-        count = len(error.faults)
-        sys.stderr.write(f"{redact(str(error))}\n{count} fault{'s' if count != 1 else ''}\n")
+        code = int(run())
+        sys.excepthook = hook
+        return code
+    except SystemExit as error:
+        if may_exit:
+            raise
+        write_error(f"rlenv: a function of the spec ended the program (SystemExit: {error})\n")
         return 1
-    except RlenvError as error:
-        sys.stderr.write(f"rlenv: {redact(str(error))}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
+    except BaseExceptionGroup as group:
+        told = [_tell(error) for error in _leaves(group)]
+        if None in told:
+            raise
+        return max(code for code in told if code is not None)
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`); Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (Exception, KeyboardInterrupt) as error:
+        if (code := _tell(error)) is None:
+            raise
+        return code
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The exceptions in a group, each message once."""
+    found: dict[tuple[type[BaseException], str], BaseException] = {}
+    waiting: list[BaseException] = [group]
+    while waiting:
+        error = waiting.pop()
+        if isinstance(error, BaseExceptionGroup):
+            waiting += error.exceptions
+        else:
+            found.setdefault((type(error), str(error)), error)
+    return list(found.values())
+
+
+def _tell(error: BaseException) -> int | None:
+    """The exit code of what is raised on purpose, once it is told; None for a bug."""
+    if isinstance(error, SpecError):
+        count = len(error.faults)
+        write_error(f"{redact(str(error))}\n{count} fault{'s' if count != 1 else ''}\n")
+        return 1
+    if isinstance(error, RlenvError):
+        write_error(f"rlenv: {redact(str(error))}\n")
+        return 2
+    if isinstance(error, KeyboardInterrupt):
+        write_error("interrupted\n")
+        return 130
+    if isinstance(error, OSError) and error.filename is not None:
+        write_error(f"rlenv: {error.filename}: {error.strerror or type(error).__name__}\n")
+        return 2
+    return None
 
 
 if __name__ == "__main__":

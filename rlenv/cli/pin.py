@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from pathlib import Path
 
+from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.loader import LoadedSpec
 from rlenv.tools._mcp.listing import Listing, write_pin
@@ -37,5 +37,5 @@ def pin(loaded: LoadedSpec) -> int:
     for file, entries in found.items():
         write_pin(file, entries)
         counts = ", ".join(f"{name} ({len(listing.tools)} tools)" for name, listing in entries.items())
-        sys.stdout.write(f"wrote {file}: {counts}\n")
+        write(f"wrote {file}: {counts}\n")
     return 0

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import sys
 
-from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
 from rlenv.drive import context_of
@@ -82,11 +82,11 @@ def _read(console: Console) -> str | None:
 def _report(console: Console, trajectory: Trajectory) -> None:
     state = "terminated" if trajectory.terminated else "truncated"
     total = trajectory.reward.total
-    console.print(f"{state}: {trajectory.reason}; answer: {escape(repr(trajectory.answer))}")
+    console.print(f"{state}: {escape(trajectory.reason)}; answer: {escape(repr(trajectory.answer))}")
     console.print(f"reward: {'invalid' if total is None else f'{total:g}'}; success: {trajectory.success}")
     for name, term in trajectory.reward.terms.items():
         value = term.status if term.value is None else f"{term.value:g}"
         notes = escape(term.error or term.evidence)
-        console.print(f"  {name}: {value} × {term.weight:g}  [dim]{notes}[/dim]")
+        console.print(f"  {escape(name)}: {value} × {term.weight:g}  [dim]{notes}[/dim]")
     if trajectory.failure is not None:
         console.print(f"[red]{escape(trajectory.failure.message)}[/red]")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of, read_recorded
+from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
 from rlenv.replay import Replayed, replay
 
@@ -51,14 +50,13 @@ def run(args: argparse.Namespace) -> int:
                 for index, one in different
             ],
         }
-        sys.stdout.write(json.dumps(report) + "\n")
+        write_json(report)
     else:
         _show(found, different, skipped)
     return 1 if different or len(skipped) == len(found) else 0
 
 
 def _show(found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed]) -> None:
-    write = sys.stdout.write
     for index, one in different[:_LISTED]:
         write(f"line {index + 1}, {one.recorded.split}/{one.recorded.task_index}:\n")
         for difference in one.differences:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from rlenv import record
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write_error, write_json
 from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv.rescore import Difference, compare, rescore
@@ -57,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
         record.write(target, after)
     found = compare(before, after)
     if args.json:
-        sys.stdout.write(json.dumps(record.plain(found)) + "\n")
+        write_json(record.plain(found))
     else:
         _show(Console(highlight=False), environment.id, found)
     share = found.invalid[1] / found.episodes if found.episodes else 0.0
     if share > args.max_invalid:
         reasons = {one.failure.message for one in after if one.failure is not None}
-        sys.stderr.write(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid: ")
-        sys.stderr.write("; ".join(sorted(reasons)[:3]) + "\n")
+        write_error(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid: ")
+        write_error("; ".join(sorted(reasons)[:3]) + "\n")
         return 1
     return 0
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rlenv.schema import FILE_NAME, is_fresh, write
+from rlenv.cli.terminal import write, write_error
+from rlenv.schema import FILE_NAME, is_fresh
+from rlenv.schema import write as write_schema
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,10 +22,10 @@ def run(args: argparse.Namespace) -> int:
     """0 where the schema was written or is fresh, 1 where `--check` finds it stale."""
     folder = Path(args.folder)
     if not args.check:
-        sys.stdout.write(f"wrote {write(folder)}\n")
+        write(f"wrote {write_schema(folder)}\n")
         return 0
     if is_fresh(folder):
-        sys.stdout.write(f"{folder / FILE_NAME} is fresh\n")
+        write(f"{folder / FILE_NAME} is fresh\n")
         return 0
-    sys.stderr.write(f"{folder / FILE_NAME} is stale; run: rlenv schema {folder}\n")
+    write_error(f"{folder / FILE_NAME} is stale; run: rlenv schema {folder}\n")
     return 1

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 
 __all__ = ["add_arguments", "run"]
@@ -38,9 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     def ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        sys.stdout.write(
-            f"{retriever.documents} documents ({retriever.name}, {took:.1f} s) at http://{shown}:{port}/retrieve\n"
-        )
+        write(f"{retriever.documents} documents ({retriever.name}, {took:.1f} s) at http://{shown}:{port}/retrieve\n")
         sys.stdout.flush()
 
     async def main() -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from rlenv import record
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write_json
 from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv.messages import Message
@@ -92,7 +93,7 @@ def _check(args: argparse.Namespace) -> int:
         real=real,
     )
     if args.json:
-        sys.stdout.write(orjson.dumps(report.as_dict(), option=orjson.OPT_INDENT_2).decode() + "\n")
+        write_json(report.as_dict(), indent=2)
     else:
         _show(report, Console(file=sys.stdout, highlight=False))
     return 0 if report.is_exact else 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from dataclasses import fields
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.loader import load_spec
@@ -70,12 +70,12 @@ def run(args: argparse.Namespace) -> int:
         for tool in environment.parts.tools.values()
     ]
     if args.json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        write_json(rows, indent=2)
         return 0
     console = Console()
     for row in rows:
         console.print(
-            f"[bold]{row['name']}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
+            f"[bold]{escape(row['name'])}[/bold]  [dim]{row['runs']}, ends after {row['timeout_s']:g} s, "
             f"at most {row['concurrency']} at once{', mutates' if row['mutates'] else ''}[/dim]"
         )
         for key, value in row["policy"].items():
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         for name, schema in row["parameters"].get("properties", {}).items():
             kind = schema.get("type", "any")
             note = schema.get("description", "")
-            console.print(f"  [cyan]{name}[/cyan]: {kind}{'' if name in required else ' (optional)'}  {escape(note)}")
+            optional = "" if name in required else " (optional)"
+            console.print(f"  [cyan]{escape(name)}[/cyan]: {escape(str(kind))}{optional}  {escape(str(note))}")
     return 0
 
 
@@ -119,13 +120,13 @@ def _call(args: argparse.Namespace, environment: Environment) -> int:
     name, raw = args.call
     try:
         arguments = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--call {name}: the arguments are not JSON ({error})") from error
     if not isinstance(arguments, dict):
         raise UsageError(f"--call {name}: the arguments are a JSON object, not {type(arguments).__name__}")
     result = asyncio.run(_run(args, environment, ToolCall(name, arguments)))
-    sys.stdout.write(result.text + "\n")
-    sys.stderr.write(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n")
+    write(result.text + "\n")
+    write_error(f"{result.outcome} in {result.seconds * 1000:.2f} ms\n")
     return 1 if result.is_error else 0
 
 

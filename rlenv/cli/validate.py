@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
-import orjson
-from rich.console import Console
 from rich.markup import escape
 
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.errors import Fault
+from rlenv.cli.terminal import write_json
+from rlenv.errors import Fault, UsageError
 from rlenv.shipped import find
 from rlenv.validate import validate
 
@@ -26,9 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where no fault was found, 1 otherwise."""
-    report = validate([find(file) for file in args.files], set=overrides(args.set))
+    found, lacking = [], []
+    for file in args.files:
+        try:
+            found.append(find(file))
+        except UsageError as error:  # the others are checked all the same
+            message, _, hint = str(error).partition("; ")
+            lacking.append(Fault(file, 0, 0, "", message, hint))
+    report = validate(found, set=overrides(args.set))
+    report = replace(report, files=len(args.files), faults=(*lacking, *report.faults))
     if args.json:
-        sys.stdout.write(orjson.dumps(report.as_dict(), option=orjson.OPT_INDENT_2).decode() + "\n")
+        write_json(report.as_dict(), indent=2)
         return 0 if report.is_valid else 1
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
     for fault in report.faults:

@@ -6,12 +6,13 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rlenv.cli.console import Console
 from rlenv.cli.recorded import read_recorded
 from rlenv.errors import UsageError
 from rlenv.messages import ToolCall
@@ -89,7 +90,9 @@ def _cut(text: str, most: int) -> str:
 
 def _end(trajectory: Trajectory) -> Table:
     how = "terminated" if trajectory.terminated else "truncated"
-    table = Table("term", "value", "", title=f"{how}: {trajectory.reason}", title_justify="left", show_header=False)
+    table = Table(
+        "term", "value", "", title=escape(f"{how}: {trajectory.reason}"), title_justify="left", show_header=False
+    )
     for name, term in trajectory.reward.terms.items():
         value = "–" if term.value is None else f"{term.value:.3f}"
         note = term.error or term.evidence or ""

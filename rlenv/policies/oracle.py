@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlenv.dialects.base import Dialect
-from rlenv.errors import UsageError
+from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.base import PolicyContext
 from rlenv.spec import EnvSpec, OracleCall, OracleSay
-from rlenv.templates import compile_template, compile_value, expression
+from rlenv.templates import TemplateError, compile_template, compile_value, expression
 
 __all__ = ["OraclePolicy", "OracleSession"]
 
@@ -70,21 +70,29 @@ class OracleSession:
     dialect: Dialect
     context: PolicyContext
     actions: list[Message] = field(default_factory=list)
-    _queue: list[tuple[_Calls | _Say, Any]] | None = None
+    _queue: list[tuple[int, _Calls | _Say, Any]] | None = None
+    _index: int = 0
 
     def next_action(self, messages: Sequence[Message]) -> Message:
         """The next action as an assistant message with structured calls.
 
         Raises:
-            UsageError: the script is over and the episode still runs.
+            PolicyError: the script is over and the episode still runs, or a step's template fails; the message names
+                the step.
         """
+        try:
+            return self._next(messages)
+        except TemplateError as error:
+            raise PolicyError(f"oracle.{self._index}: {error}") from error
+
+    def _next(self, messages: Sequence[Message]) -> Message:
         results = [message.content for message in messages if message.role == "tool"]
         values: dict[str, Any] = {"task": self.context.task, "vars": self.context.vars, "results": results}
         if self._queue is None:
             self._queue = list(self._expand(values))
         if not self._queue:
-            raise UsageError("the oracle's steps are over and the episode has not ended; end them with an answer")
-        step, item = self._queue.pop(0)
+            raise PolicyError("oracle: its steps are over and the episode has not ended; end them with an answer")
+        self._index, step, item = self._queue.pop(0)
         if isinstance(step, _Say):
             action = Message("assistant", step.text(**values))
         else:
@@ -100,11 +108,15 @@ class OracleSession:
         action = self.next_action(messages)
         return self.dialect.render_action(action) if action.tool_calls else action.content
 
-    def _expand(self, values: Mapping[str, Any]) -> Sequence[tuple[_Calls | _Say, Any]]:
-        queue: list[tuple[_Calls | _Say, Any]] = []
-        for step in self.steps:
+    def _expand(self, values: Mapping[str, Any]) -> Sequence[tuple[int, _Calls | _Say, Any]]:
+        queue: list[tuple[int, _Calls | _Say, Any]] = []
+        for index, step in enumerate(self.steps):
             if isinstance(step, _Calls) and step.for_each is not None:
-                queue.extend((step, item) for item in step.for_each(**values))
+                self._index = index
+                items = step.for_each(**values)
+                if not isinstance(items, (list, tuple)):
+                    raise PolicyError(f"oracle.{index}.for_each gives a {type(items).__name__}; expected a list")
+                queue.extend((index, step, item) for item in items)
             else:
-                queue.append((step, None))
+                queue.append((index, step, None))
         return queue

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rlenv._threads import Job, ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed, UsageError
+from rlenv.paths import RefusedPath
 from rlenv.registry import Kind
 from rlenv.resources._duckdb import Statement, connect, schema, words
 from rlenv.resources._sqlite import Rows
@@ -196,13 +197,13 @@ class DuckdbResource:
         scope: Literal["episode", "process"],
         access: Literal["read_only", "copy"],
         template: Template,
-        resolve: Callable[[str], Path],
+        find: Callable[[str], Path],
     ) -> None:
         self.name = name
         self.scope = scope
         self.access = access
         self._template = template
-        self._resolve = resolve
+        self._find = find
         self._sources: OrderedDict[str, _Source] = OrderedDict()
 
     @asynccontextmanager
@@ -214,17 +215,18 @@ class DuckdbResource:
         """
         try:
             written = self._template.text(task=context.task, vars=context.vars)
-        except TemplateError as error:
+            path = self._find(written)
+        except (TemplateError, RefusedPath) as error:
             raise ResourceError(f"resource '{self.name}': its path cannot be filled in: {error}") from error
         if self.access == "copy":
-            async with self._copy(self._resolve(written)) as database:
+            async with self._copy(path) as database:
                 yield database
             return
         source = self._sources.get(written)
         if source is None:
             if len(self._sources) >= _MAX_SOURCES:
                 self._sources.popitem(last=False)  # closed when its last episode is gone
-            source = self._sources[written] = _Source(self._resolve(written), may_write=False)
+            source = self._sources[written] = _Source(path, may_write=False)
         else:
             self._sources.move_to_end(written)
         await _finished(source.open)
@@ -301,7 +303,7 @@ def compile_duckdb(name: str, spec: DuckdbSpec, context: CompileContext) -> Duck
         scope=spec.scope,
         access=spec.access,
         template=template,
-        resolve=lambda text: context.path("path", text),
+        find=context.finder("path", template, vars=context.vars),
     )
 
 

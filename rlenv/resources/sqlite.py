@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 
 from rlenv._threads import Job, ThreadPool
 from rlenv.errors import ResourceError, ToolFailed, UsageError
+from rlenv.paths import RefusedPath, read_file
 from rlenv.registry import Kind
 from rlenv.resources._sqlite import Connection, NotQuick, Rows
 from rlenv.resources.base import ResourceContext
@@ -39,6 +40,7 @@ _MAX_SOURCES = 256
 _MAX_IDLE = 4
 _MAX_IDLE_BYTES = 256_000_000
 _PAUSE_S = 0.02
+_OTHER_FILES = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)  # VACUUM INTO attaches as well
 # Shared by all databases: a statement always ends at its deadline, so threads come back.
 _threads = ThreadPool(size=64)
 
@@ -303,7 +305,7 @@ class SqliteResource:
         scope: Literal["episode", "process"],
         access: Literal["read_only", "copy"],
         template: Template,
-        resolve: Callable[[str], Path],
+        find: Callable[[str], Path],
         is_script: bool,
         is_kept: bool,
     ) -> None:
@@ -311,7 +313,7 @@ class SqliteResource:
         self.scope = scope
         self.access = access
         self._template = template
-        self._resolve = resolve
+        self._find = find
         self._is_script = is_script
         self._is_kept = is_kept
         self._sources: OrderedDict[str, _Source] = OrderedDict()
@@ -332,9 +334,12 @@ class SqliteResource:
             raise ResourceError(f"resource '{self.name}': its path cannot be filled in: {error}") from error
         source = self._sources.get(written)
         if source is None:
+            try:
+                path = self._find(written)
+            except RefusedPath as error:
+                raise ResourceError(f"resource '{self.name}': {error}") from error
             if len(self._sources) >= _MAX_SOURCES:
                 self._sources.popitem(last=False)[1].close()
-            path = self._resolve(written)
             is_copied = self.access == "copy"
             source = _Source(path, is_script=self._is_script, is_copied=is_copied, is_kept=self._is_kept)
             self._sources[written] = source
@@ -381,8 +386,11 @@ def _address(path: Path) -> str:
 
 
 def _built(script: Path) -> sqlite3.Connection:
+    """A database in memory from a script, which reaches no other file: a row may name it."""
     raw = sqlite3.connect(":memory:")
-    raw.executescript(script.read_text(encoding="utf-8"))
+    raw.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _OTHER_FILES else sqlite3.SQLITE_OK)
+    raw.executescript(read_file(script).decode())
+    raw.set_authorizer(None)
     return raw
 
 
@@ -420,7 +428,7 @@ def compile_sqlite(name: str, spec: SqliteSpec, context: CompileContext) -> Sqli
         scope=spec.scope,
         access=spec.access,
         template=template,
-        resolve=lambda text: context.path(key, text),
+        find=context.finder(key, template, vars=context.vars),
         is_script=spec.init is not None,
         is_kept=spec.isolation == "savepoint",
     )

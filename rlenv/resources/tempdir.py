@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import stat
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,7 @@ from typing import ClassVar, Final, Literal
 
 from rlenv._threads import ThreadPool
 from rlenv.errors import ResourceError, UsageError
+from rlenv.paths import RefusedPath, leads_out
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
@@ -77,8 +80,10 @@ class TempdirResource:
 
     async def _fill(self, path: Path, template: Template, context: ResourceContext) -> None:
         try:
-            source = self._context.path("copy_from", template.text(task=context.task, vars=context.vars))
-            job = _threads.submit(partial(shutil.copytree, source, path, dirs_exist_ok=True, symlinks=True))
+            find = self._context.finder("copy_from", template, vars=context.vars)
+            source = find(template.text(task=context.task, vars=context.vars))
+            allowed = None if template.is_constant else (source, *self._context.roots)
+            job = _threads.submit(partial(_copy, source, path, allowed))
             try:
                 await asyncio.shield(job.done)
             except asyncio.CancelledError:
@@ -86,8 +91,28 @@ class TempdirResource:
                 raise
             if job.error is not None:
                 raise job.error
-        except (TemplateError, OSError, shutil.Error) as error:
+        except (TemplateError, RefusedPath, OSError, shutil.Error) as error:
             raise ResourceError(f"the folder of resource '{self.name}' cannot be filled: {error}") from error
+
+
+def _copy(source: Path, target: Path, allowed: Sequence[Path] | None) -> None:
+    """Copies a folder, its links as links.
+
+    Raises:
+        RefusedPath: a link leads out of `allowed` (None where the author named the folder), or there is a pipe or a
+            device.
+        OSError, shutil.Error: what cannot be copied.
+    """
+    for folder, folders, files in os.walk(source):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                if allowed is not None and leads_out(path, allowed):
+                    raise RefusedPath(f"the link '{path.relative_to(source)}' leads out of the folder")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a device would be copied for ever
+                raise RefusedPath(f"'{path.relative_to(source)}' is no file and no folder")
+    shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
 
 
 def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> TempdirResource:

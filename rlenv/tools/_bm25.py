@@ -17,11 +17,13 @@ from typing import Any, Final
 import orjson
 
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.paths import read_file
 
 __all__ = ["Document", "Index", "load_index"]
 
 _WORD: Final = re.compile(r"\b\w\w+\b")
 _FORMAT: Final = "1"  # raise it whenever the words or the parameters of the index change
+_MAX_CORPUS: Final = 20_000_000_000
 _lock = threading.Lock()
 _loaded: dict[str, Index] = {}
 
@@ -87,9 +89,10 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
     """
     library = _library()
     try:
-        content = corpus.read_bytes()
-    except OSError as error:
-        raise UsageError(f"corpus: cannot read {corpus}: {error.strerror}") from error
+        content = read_file(corpus, most=_MAX_CORPUS)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"corpus: cannot read {corpus}: {why}") from error
     parts = [_FORMAT, str(library.__version__), *(f"{key}={fields[key]}" for key in sorted(fields))]
     digest = hashlib.sha256(content + "\0".join(parts).encode()).hexdigest()[:32]
     with _lock:

@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol
 from rlenv._hosted import Scope
 from rlenv.calls.policy import CallPolicy
 from rlenv.messages import Image, ToolCall, ToolResult
+from rlenv.paths import finder
 from rlenv.spec import ToolSpec
+from rlenv.templates import Template
 
 __all__ = ["CompileContext", "DependsOn", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
 
@@ -38,10 +40,20 @@ class CompileContext:
     """Compiles another spec for nested episodes; see `rlenv.nested.nest`."""
     tools: Mapping[str, Tool] = field(default_factory=dict, kw_only=True)
     """The compiled tools of the entries above this one, by name."""
+    roots: tuple[Path, ...] = field(default=(), kw_only=True)
+    """Folders of the spec's `roots`: rows may name paths below them too."""
 
     def path(self, key: str, value: str) -> Path:
         """The path that `value`, written under `key` of this entry, names."""
         return self.bases.get(key, self.base) / value
+
+    def finder(self, key: str, template: Template, **values: Any) -> Callable[[str], Path]:
+        """What makes a path of a text that `template`, written under `key`, was rendered to.
+
+        What a row fills in may not lead out of the folder that the author wrote before it; see `rlenv.paths`. The
+        function raises `rlenv.paths.RefusedPath` then.
+        """
+        return finder(template, base=self.bases.get(key, self.base), roots=self.roots, **values)
 
 
 @dataclass(frozen=True, slots=True)

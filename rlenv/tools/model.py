@@ -9,6 +9,7 @@ from rlenv.endpoints import Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UsageError
 from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
+from rlenv.paths import RefusedPath
 from rlenv.registry import Kind
 from rlenv.source import nearest
 from rlenv.spec import SamplingSpec, Text, ToolSpec
@@ -173,10 +174,9 @@ def _reader(template: Template, context: CompileContext) -> Callable[[Mapping[st
 
     def read(values: Mapping[str, Any]) -> Image:
         try:
-            return image_of(
-                template.value(**values), file=None if from_model else lambda name: context.path("images", name)
-            )
-        except UnreadableImage as error:
+            find = None if from_model else context.finder("images", template, **values)
+            return image_of(template.value(**values), file=find)
+        except (UnreadableImage, RefusedPath) as error:
             raise ToolFailed(str(error), reason="bad_arguments" if from_model else "failed") from error
 
     return read

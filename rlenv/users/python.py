@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
 from rlenv._threads import ThreadPool
-from rlenv.errors import EpisodeError, UsageError
-from rlenv.functions import import_function
+from rlenv.errors import EpisodeError
+from rlenv.functions import failure, import_function, named_parameters
 from rlenv.messages import Message
 from rlenv.registry import Kind
 from rlenv.secrets import logger
@@ -23,6 +25,7 @@ from rlenv.users.base import UserContext
 __all__ = ["KIND", "PythonUserSpec"]
 
 _log: Final[logging.Logger] = logger("rlenv.users")
+_LOG_EVERY_S: Final = 1.0
 _threads: Final = ThreadPool(size=64)
 _OFFERED: Final = ("message", "dialogue", "task", "vars", "seed", "turn")
 
@@ -39,15 +42,27 @@ class PythonUserSpec(UserSpec):
     """`file.py:function`, relative to the spec, or `package.module:function`; sync or async."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Python:
     stop: str | None
     function: Callable[..., Any]
     parameters: tuple[str, ...]
     is_async: bool
+    _logged_at: float = -math.inf
+    _more: int = 0
 
     def start(self, context: UserContext) -> _Session:
         return _Session(self, context)
+
+    def told(self, error: BaseException) -> None:
+        """Logs what the function raised, at most once a second: as many episodes may fail as there are."""
+        now = time.monotonic()
+        if now - self._logged_at < _LOG_EVERY_S:
+            self._more += 1
+            return
+        also = f" (and {self._more} times more since the last line)" if self._more else ""
+        self._logged_at, self._more = now, 0
+        _log.warning("the user's function failed%s", also, exc_info=error)
 
 
 class _Session:
@@ -76,9 +91,9 @@ class _Session:
                 said = await _in_thread(partial(user.function, **given))
         except EpisodeError:
             raise
-        except Exception as error:  # an author's function may fail in any way
-            _log.warning("the user's function failed", exc_info=error)
-            raise EpisodeError(f"the user's function failed: {type(error).__name__}: {error}", reason="user") from error
+        except (Exception, SystemExit) as error:  # an author's function may fail in any way
+            self._user.told(error)
+            raise EpisodeError(f"the user's function failed: {failure(error)}", reason="user") from error
         if said is not None and not isinstance(said, str):
             found = type(said).__name__
             raise EpisodeError(f"the user's function gave a {found}; expected a text or None", reason="user")
@@ -104,15 +119,8 @@ def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:
         UsageError: there is no such function, or it takes what nothing gives.
     """
     function = import_function(spec.function, base=context.bases.get("function", context.base))
-    offered = (*_OFFERED, *context.resources)
-    names: list[str] = []
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and one.default is not one.empty):
-            continue
-        if name not in offered:
-            raise UsageError(f"function: nothing gives '{name}'; it may take: {', '.join(offered)}")
-        names.append(name)
-    return _Python(spec.stop, function, tuple(names), inspect.iscoroutinefunction(function))
+    names = named_parameters(function, key="function", offered=(*_OFFERED, *context.resources))
+    return _Python(spec.stop, function, names, inspect.iscoroutinefunction(function))
 
 
 KIND = Kind(PythonUserSpec, compile_python)

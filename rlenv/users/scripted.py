@@ -68,6 +68,8 @@ class _Session:
         try:
             return template.text(task=self._context.task, vars=self._context.vars, message=message, turn=turn)
         except TemplateError as error:
+            if "message" in template.names:  # the policy chose what it failed on: nothing is left to say
+                return None
             raise EpisodeError(f"the user's reply cannot be written: {error}", reason="user") from error
 
 

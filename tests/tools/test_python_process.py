@@ -162,6 +162,17 @@ def test_functions_in_processes_keep_the_laws_of_tools(folder: Path) -> None:
     )
 
 
+def test_a_function_in_a_process_imports_what_lies_beside_its_file(folder: Path) -> None:
+    (folder / "beside.py").write_text("WORD = 'beside'\n")
+    text = 'import beside\ndef say() -> str:\n    """Say it."""\n    import beside as again\n    return again.WORD\n'
+    (folder / "tools.py").write_text(text)
+
+    async def steps(call: Call) -> None:
+        assert (await call()).text == "beside"
+
+    session(compiled(folder, "say"), steps)
+
+
 def test_results_are_what_they_are_in_a_thread(folder: Path) -> None:
     async def steps(call: Call) -> None:
         for what in ("text", "none", "int", "list", "unicode", "nan", "output"):

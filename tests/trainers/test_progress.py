@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from rlenv_verl.metrics import StepFigures, figures_of
-from rlenv_verl.progress import Waits, phase_shares, show_summary, step_lines
+from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
 from rlenv_verl.summary import training_figures
 
 SOURCES = {"greedy": "toy/test/greedy"}
@@ -43,6 +43,28 @@ def test_a_step_is_one_line_of_what_was_measured() -> None:
     )
     (bare,) = step_lines(figures_of(3, {}, sources={}), total=None, seconds=1)
     assert bare == "step   3  at 1 s"
+
+
+def test_the_time_limit_ends_whatever_runs_before_the_first_step() -> None:
+    def endless() -> None:
+        with time_is_up_at(time.monotonic()):
+            while True:
+                pass
+
+    with pytest.raises(TimeIsUp):
+        endless()
+    with time_is_up_at(None), time_is_up_at(time.monotonic() + 3600):
+        pass
+
+
+def test_a_warm_start_tells_its_steps_now_and_then_without_a_terminal() -> None:
+    out, now, shown = io.StringIO(), [0.0], []
+    warm = WarmStart(Console(file=out, width=80), shown.append, clock=lambda: now[0])
+    for step_ in range(1, 101):
+        now[0] += 1.0
+        warm.step(step_, 1 / step_)
+    assert len(shown) == 100
+    assert out.getvalue().splitlines() == [f"warm start: step {n}, loss {1 / n:.3f}" for n in (30, 60, 90)]
 
 
 def test_a_validation_shows_its_terms() -> None:

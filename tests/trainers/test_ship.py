@@ -109,6 +109,19 @@ def test_the_shipped_copy_works_alone(spec: Path, tmp_path: Path) -> None:
     assert (tmp_path / "ship/rlenv_verl/agent_loop.py").exists()
 
 
+def test_a_program_finds_the_package_beside_it_where_it_was_shipped_to(spec: Path, tmp_path: Path) -> None:
+    (spec.parent / "base/helpers").mkdir()
+    (spec.parent / "base/helpers/__init__.py").write_text("from .words import SEEN\n")
+    (spec.parent / "base/helpers/words.py").write_text("SEEN = 'seen'\n")
+    text = 'def look() -> str:\n    """Look."""\n    import helpers, beside\n    return helpers.SEEN\n'
+    (spec.parent / "base/tools.py").write_text(text)
+    (shipped,) = ship(load_specs([str(spec)]), tmp_path / "ship")
+    spec.parent.parent.rename(tmp_path / "gone")
+    environment = load(tmp_path / "ship" / shipped.source)
+    look = environment.parts.tools["look"]
+    assert look.run({}, None).text == "seen"  # type: ignore[arg-type]
+
+
 def test_more_than_ray_sends_is_refused_by_its_largest_file(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

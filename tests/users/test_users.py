@@ -182,6 +182,26 @@ def test_a_user_that_fails_makes_the_reward_invalid_never_a_number(
     assert says in trajectory.failure.message
 
 
+def test_a_function_that_fails_in_every_episode_is_logged_once_a_second(
+    make_environment: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = make_environment(text("{kind: python, function: 'tools.py:crash'}"), tools=FUNCTIONS)
+    user: Any = environment.parts.simulated
+    for _ in range(20):
+        spoken(environment, ["hi"])
+    assert 1 <= len(caplog.records) < 20
+    user._logged_at -= 2.0
+    spoken(environment, ["hi"])
+    assert "times more since the last line" in caplog.records[-1].getMessage()
+
+
+def test_a_reply_that_the_policys_words_do_not_fill_ends_the_dialogue_and_voids_nothing(make_environment: Make) -> None:
+    user = """{kind: scripted, replies: ["{{ message.split(':')[1] }}"]}"""
+    _, trajectory = spoken(make_environment(text(user)), ["no colon"])
+    assert trajectory.failure is None
+    assert trajectory.terminated
+
+
 def test_a_user_that_hangs_ends_with_the_episodes_time(make_environment: Make) -> None:
     environment = make_environment(text("{kind: python, function: 'tools.py:hang'}", episode_s=0.2), tools=FUNCTIONS)
 

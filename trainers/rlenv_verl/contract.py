@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from rlenv.cli.terminal import write
 from rlenv_verl import VERL_RANGE
 
 __all__ = ["CLAUSES", "Clause", "breach", "main", "verl_version"]
@@ -297,8 +298,8 @@ def main(argv: list[str] | None = None) -> int:
     found = [line for line in map(breach, CLAUSES) if line is not None]
     kept = len(CLAUSES) - len(found)
     for line in found:
-        sys.stdout.write(f"- {line}\n")
-    sys.stdout.write(f"veRL {verl_version()} has {kept} of the {len(CLAUSES)} things that rlenv_verl stands on\n")
+        write(f"- {line}\n")
+    write(f"veRL {verl_version()} has {kept} of the {len(CLAUSES)} things that rlenv_verl stands on\n")
     return 1 if found else 0
 
 

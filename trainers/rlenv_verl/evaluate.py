@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlenv import record
+from rlenv.cli.terminal import write_json
 from rlenv.environment import load
 from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "calls": round(sum(entry.calls for entry in valid) / max(1, len(valid)), 2),
         "seconds": round(time.monotonic() - started, 1),
     }
-    sys.stdout.write(json.dumps(figures) + "\n")
+    write_json(figures)
     return 0
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from rlenv.cli.console import Console
 from rlenv_verl.metrics import StepFigures
 from rlenv_verl.watch import read_waits, wait_line
 
-__all__ = ["Waits", "phase_shares", "show_summary", "step_lines"]
+__all__ = ["TimeIsUp", "Waits", "WarmStart", "phase_shares", "show_summary", "step_lines", "time_is_up_at"]
 
 _PHASES = {
     "gen": "rollout",
@@ -32,6 +36,56 @@ _PHASES = {
 
 _TELL_AFTER_S = 30.0
 _TELL_EVERY_S = 60.0
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """The time limit was reached. It leaves an event loop as Ctrl-C does; another exception does not."""
+
+
+@contextmanager
+def time_is_up_at(deadline: float | None) -> Iterator[None]:
+    """Raises TimeIsUp in the block at `deadline` (on the clock of `time.monotonic()`), whatever it does.
+
+    None is never. Only the main thread has an alarm; elsewhere nothing is raised.
+    """
+    if (
+        deadline is None
+        or threading.current_thread() is not threading.main_thread()
+        or not hasattr(signal, "setitimer")
+    ):
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class WarmStart:
+    """Shows the steps of a warm start: in the status line, and now and then as a line where there is no terminal."""
+
+    def __init__(
+        self, console: Console, update: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic
+    ):
+        self._console = console
+        self._update = update
+        self._clock = clock
+        self._told = clock()
+
+    def step(self, step: int, loss: float) -> None:
+        """One step of the optimiser."""
+        line = f"warm start: step {step}, loss {loss:.3f}"
+        self._update(line)
+        if not self._console.is_terminal and self._clock() - self._told >= _TELL_AFTER_S:
+            self._told = self._clock()
+            self._console.print(line, markup=False)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.loader import LoadedSpec, load_spec
-from rlenv.templates import TemplateError, compile_template
+from rlenv.paths import RefusedPath, finder
+from rlenv.templates import Template, TemplateError, compile_template
 from rlenv_verl.specs import TrainedSpec
 
 __all__ = ["LIMIT_BYTES", "Shipped", "named_files", "ship"]
@@ -111,14 +112,19 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
     for key, text in _texts(loaded.document.data):
         dotted = ".".join(map(str, key))
         base = loaded.base_of(dotted)
-        for written in _written(key, text, loaded, environment):
-            _add_module(written, named)
+        for written, template in _written(key, text, loaded, environment):
+            if template is None:  # no row names a module
+                _add_module(written, named)
             file = written.rpartition(":")[0] if ".py:" in written else written
             if not file or len(file) > 1024 or "\n" in file or file.strip("./") == "":
                 continue
-            path = _real(base / file)
-            if not path.exists():
-                continue
+            try:
+                find = base.joinpath if template is None else _finder(template, base, loaded)
+                path = _real(find(file))
+                if not path.exists():
+                    continue
+            except (RefusedPath, TemplateError, OSError, ValueError):
+                continue  # a row may not name it, or nothing can have such a name: an episode says so
             is_override = loaded.document.value_span(dotted).file.startswith("--set ")
             if Path(file).is_absolute() or is_override:
                 if not _is_of_the_system(path) and not own.is_relative_to(path):
@@ -127,6 +133,7 @@ def _collect(loaded: LoadedSpec, environment: Environment | None, named: _Named,
             named.files.add(path)
             if path.suffix == ".py":  # a program imports what lies beside it
                 named.files.update(path.parent.glob("*.py"))
+                named.files.update(file.parent for file in path.parent.glob("*/__init__.py"))
             is_spec = path.suffix in (".yaml", ".yml") and path not in nested and path != own
             if is_spec and key[-1] == "spec":
                 _collect(load_spec(path), None, named, nested={*nested, own})
@@ -148,16 +155,19 @@ def _texts(value: Any, key: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[
 
 def _written(
     key: tuple[str | int, ...], text: str, loaded: LoadedSpec, environment: Environment | None
-) -> Iterator[str]:
-    """The text as it is filled in: from the constants, and from every row where a path may depend on its task."""
+) -> Iterator[tuple[str, Template | None]]:
+    """The text as it is filled in: from the constants, and from every row where a path may depend on its task.
+
+    What rows fill in comes with its template.
+    """
     if "{{" not in text and "{%" not in text:
-        yield text
+        yield text, None
         return
     constants = loaded.spec.vars
     try:
         template = compile_template(text)
         if "task" not in template.names:
-            yield template.text(vars=constants)
+            yield template.text(vars=constants), None
         elif environment is not None and (key[0] in _BY_ROW or key[:2] == ("prompt", "images")):
             seen = set()
             for split in environment.spec.tasks:
@@ -165,9 +175,13 @@ def _written(
                     filled = template.text(task=row, vars=constants)
                     if filled not in seen:
                         seen.add(filled)
-                        yield filled
+                        yield filled, template
     except TemplateError:
         return  # it needs more than constants and rows, so it is no path that could be followed
+
+
+def _finder(template: Template, base: Path, loaded: LoadedSpec) -> Callable[[str], Path]:
+    return finder(template, base=base, roots=loaded.roots, vars=loaded.spec.vars)
 
 
 def _is_of_the_system(path: Path) -> bool:

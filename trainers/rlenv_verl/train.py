@@ -14,8 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
@@ -23,7 +22,7 @@ from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failure
 from rlenv_verl.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.prepare import Plan, RunSettings, measure_prompts, plan_of, prepare, with_run_keys
 from rlenv_verl.preset import load_preset, override
-from rlenv_verl.progress import Waits, show_summary, step_lines
+from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, show_summary, step_lines, time_is_up_at
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
 from rlenv_verl.runfile import Run, locked, rebuild_metrics
@@ -45,6 +44,9 @@ def main(argv: list[str]) -> int:
     except RlenvError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
         return 2
+    except TimeIsUp:
+        console.print("the time limit was reached before veRL was started", markup=False)
+        return _EXIT["time_limit"]
     except KeyboardInterrupt:
         return 130
 
@@ -55,7 +57,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
         if arguments.resume is not None:
             plan, lock = _taken_up(arguments, stack, console)
         else:
-            plan, lock = _new(arguments, stack, console)
+            plan, lock = _new(arguments, stack, console, started)
         run = plan.run
         if arguments.dry_run:
             text = command_text(run, run.metrics, _command(plan, run.metrics))
@@ -64,7 +66,8 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
             return 0
         limit = arguments.time_limit or run.time_limit_s or float("inf")
-        ending, steps = _run(plan, console, time_limit_s=limit, lock=lock)
+        left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
+        ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
         summary = summarise(run, ending, steps, seconds=time.monotonic() - started)
     _show(summary, steps, run.folder, console)
     if ending.how != "finished":
@@ -72,7 +75,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     return _EXIT[ending.how]
 
 
-def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
+def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
     """A new run in a folder of its own, and the folder's lock."""
     sources, overrides = spec_and_overrides(arguments.items)
     if not sources:
@@ -95,7 +98,9 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> t
 
     console.print(f"run folder  {folder}", markup=False)
     seed = arguments.seed or 0
-    model, warm_start = _model(arguments, specs, folder, seed, console)
+    limit = arguments.time_limit or preset.run.get("time_limit_s")
+    with time_is_up_at(started + limit if limit else None):
+        model, warm_start = _model(arguments, specs, folder, seed, console)
     settings = RunSettings(
         specs=specs,
         folder=folder,
@@ -171,13 +176,11 @@ def _model(
         return str(target), None
     from rlenv_verl.tiny.make import make_tiny_policy
 
+    if not console.is_terminal:
+        console.print("warm start: making a tiny policy", markup=False)
     with console.status("warm start: making a tiny policy") as status:
-        report = make_tiny_policy(
-            [spec.environment for spec in specs],
-            target,
-            seed=seed,
-            progress=lambda step, loss: status.update(f"warm start: step {step}, loss {loss:.3f}"),
-        )
+        shown = WarmStart(console, status.update)
+        report = make_tiny_policy([spec.environment for spec in specs], target, seed=seed, progress=shown.step)
     console.print(
         f"warm start  {report.parameters:,} parameters, {report.vocabulary} tokens, {report.warmup.steps} steps, "
         f"loss {report.warmup.clean_loss:.3f} (clean) {report.warmup.mixed_loss:.3f} (mixed), {report.seconds:.0f} s",

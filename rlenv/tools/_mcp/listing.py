@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import UsageError
+from rlenv.paths import read_file
 
 __all__ = ["ListedTool", "Listing", "differences", "discover", "read_pin", "write_pin"]
 
@@ -157,10 +158,10 @@ def read_pin(path: Path, entry: str) -> Listing:
     """
     again = "write it with: rlenv tools SPEC --pin"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path))
     except FileNotFoundError as error:
         raise UsageError(f"pin: there is no file '{path.name}'; {again}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"pin: '{path.name}' cannot be read: {error}; {again}") from error
     try:
         if content["rlenv_tools"] != _VERSION:
