@@ -78,7 +78,7 @@ class _Reader:
         if found is not None:
             return found
         if depth > _MAX_DEPTH:
-            raise ValueError(f"'{place[-100:]}' is nested too deep, or behind too many references")
+            raise ValueError(f"'{place[:100]}' is nested too deep, or behind too many references")
         made = self.nodes[id(schema)] = _Node(place)
         self._fill(made, schema, depth + 1)
         return made
@@ -212,7 +212,7 @@ def _weigh(node: _Node, known: dict[int, int], under_way: set[int]) -> int:
 
 
 def _shown(node: _Node) -> str:
-    return f"'{node.place[-100:]}'" if node.place else "the whole"
+    return f"'{node.place[:100]}'" if node.place else "the whole"
 
 
 class BoundedValidator:

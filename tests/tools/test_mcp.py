@@ -357,7 +357,7 @@ def test_a_call_that_met_a_dying_server_may_be_tried_again() -> None:
         return raised.value
 
     failure = within(work)
-    assert (failure.reason, failure.retryable) == ("server_died", True)
+    assert (failure.reason, failure.retryable) == ("crashed", True)
 
 
 def test_a_server_that_cannot_live_is_started_less_and_less_often() -> None:
