@@ -117,7 +117,8 @@ class Guard:
         number: int,
         notes: Notes,
     ) -> ToolOutput:
-        caller = (context.seed, id(context.task))
+        # The scope is the episode's own; whoever has none is known by task and seed.
+        caller = (context.seed, id(getattr(context.scope, "__self__", context.task)))
         if self._attempt_s is not None:
             limit = min(limit, time.monotonic() + self._attempt_s)
         fault = self._faults.draw(context, index=index, attempt=number) if self._faults is not None else None

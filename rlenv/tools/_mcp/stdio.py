@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
 from rlenv.secrets import redact
 from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, Gate, read_message, too_long
+from rlenv.tools._process import MARK, sweep
 
 __all__ = ["Child", "child_environment", "open_child"]
 
@@ -141,7 +143,8 @@ class Child(asyncio.SubprocessProtocol):
     `is_open` turns false as soon as its output ends or the process does. `on_end` is called once, then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
         self._transport: asyncio.SubprocessTransport | None = None
         self._line = bytearray()
         self._errors = bytearray()
@@ -318,6 +321,7 @@ class Child(asyncio.SubprocessProtocol):
             self._signal(signal.SIGKILL)  # what it started and left behind, and itself where this is cancelled
             self._close()
             self._transport.close()
+            await asyncio.to_thread(sweep, self._mark)  # what left its group
 
     async def _has_exited(self, seconds: float) -> bool:
         await asyncio.wait([self._exited], timeout=seconds)
@@ -403,7 +407,11 @@ async def open_child(command: Sequence[str], *, env: Mapping[str, str], cwd: Pat
     loop = asyncio.get_running_loop()
     # Looked up in the PATH that the child gets; the system would look in ours.
     program = _which(command[0], env=env, cwd=cwd)
-    _, child = await loop.subprocess_exec(Child, program, *command[1:], env=dict(env), cwd=cwd, start_new_session=True)
+    mark = secrets.token_hex(16)
+    marked = {**env, MARK: mark}
+    _, child = await loop.subprocess_exec(
+        lambda: Child(mark), program, *command[1:], env=marked, cwd=cwd, start_new_session=True
+    )
     try:
         yield child
     finally:
