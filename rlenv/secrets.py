@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
+from rlenv._bounded import cut_middle
 from rlenv.errors import MissingVariable, UsageError
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "margin",
     "names_in",
     "redact",
+    "redact_ends",
     "redact_value",
     "redact_within",
     "resolve",
@@ -290,6 +292,18 @@ def redact_within(text: str, limit: int, *, tail: bool = False) -> str:
     if len(found) <= limit:
         return found
     return found[-limit:] if tail else found[:limit]
+
+
+def redact_ends(text: str, limit: int) -> str:
+    """`redact(text)` within `limit` characters: its head and its tail, in time that grows with `limit` only."""
+    if len(text) <= limit:
+        return cut_middle(redact(text), limit)
+    if not _known.secrets:
+        return cut_middle(text, limit)
+    gap = f"\n… ({len(text) - limit} characters left out) …\n"
+    keep = max(limit - len(gap), 0)
+    tail = keep // 2
+    return redact_within(text, keep - tail) + gap + (redact_within(text, tail, tail=True) if tail else "")
 
 
 def margin() -> int:

@@ -7,6 +7,7 @@ unless the entry asks for one of each; one that ends is renewed.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -208,6 +209,17 @@ def _parameters(tool: ListedTool, server: Server) -> Mapping[str, Any]:
     return parameters
 
 
+def _check_sendable(arguments: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ToolFailed: no JSON can hold them. Met below, it would end the session that other calls are on.
+    """
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
+
+
 def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> Tool:
     from rlenv.tools._mcp.content import as_output
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
@@ -220,6 +232,7 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> 
     key = ("mcp", server.key, size)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        _check_sendable(arguments)
         scope = call.scope() if is_own else call.shared()
         pool = await scope.get(key, lambda: open_pool(server, size=size))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,32 @@ def test_what_is_large_and_within_the_limits_arrives() -> None:
 def test_a_failure_says_whose_it_is(how: str, reason: str, whose: str) -> None:
     found, after = results(bad()[0], how, "plain")
     assert (found.reason, found.whose) == (reason, whose)
+    assert after.outcome == "ok"
+
+
+def test_a_server_that_something_stopped_is_no_failure_of_the_policy_and_is_replaced() -> None:
+    (tool,) = bad()
+
+    async def work(make: Make) -> list[ToolResult]:
+        within = replace(make(), deadline=time.monotonic() + 4.0)
+        stopped = await call(tool, {"how": "stopped"}, within=within)
+        return [stopped, await call(tool, {"how": "plain"}, within=make())]
+
+    found, after = within(work)
+    assert (found.outcome, found.reason, found.whose) == ("timeout", "stalled", "infrastructure")
+    assert after.outcome == "ok"
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan"), float("inf"), {"\udfff": 1}])
+def test_arguments_that_no_json_holds_are_the_policys_and_leave_the_session(value: object) -> None:
+    (tool,) = bad()
+    open_tool = replace(tool, parameters={"type": "object", "additionalProperties": True})
+
+    async def work(make: Make) -> list[ToolResult]:
+        return [await call(open_tool, {"how": how}, within=make()) for how in (value, "plain")]
+
+    found, after = within(work)
+    assert (found.outcome, found.whose) == ("bad_arguments", "policy")
     assert after.outcome == "ok"
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import mcp_types as types
 import orjson
 
-from rlenv._bounded import cut_middle
 from rlenv.errors import ToolFailed
 from rlenv.messages import Image
-from rlenv.secrets import redact
+from rlenv.secrets import redact, redact_ends
 from rlenv.tools.base import ToolOutput
 
 __all__ = ["as_output"]
@@ -20,7 +19,7 @@ __all__ = ["as_output"]
 _NO_TEXT = "(no text)"
 _MAX_PARTS = 256
 _MAX_IMAGES = 16
-_MAX_CHARS = 1_000_000
+_MAX_CHARS = 262_144
 _MAX_NAME = 2_000
 _IMAGE = re.compile(r"image/[\w.+-]{1,60}")
 
@@ -28,7 +27,7 @@ _IMAGE = re.compile(r"image/[\w.+-]{1,60}")
 def as_output(name: str, result: types.CallToolResult) -> ToolOutput:
     """The text is every part that can be read, one below the other; images are kept; the value is what is structured.
 
-    Of a result no more than 256 parts are read, with a million characters and 16 images; the text says what is left
+    Of a result no more than 256 parts are read, with 262,144 characters and 16 images; the text says what is left
     out.
 
     Raises:
@@ -36,7 +35,7 @@ def as_output(name: str, result: types.CallToolResult) -> ToolOutput:
     """
     text = "\n".join(_texts(result))
     if len(text) > _MAX_CHARS:
-        text = cut_middle(redact(text), _MAX_CHARS)
+        text = redact_ends(text, _MAX_CHARS)
     if result.is_error:
         raise ToolFailed(text or f"the tool {name} failed")
     value = result.structured_content

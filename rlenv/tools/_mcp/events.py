@@ -18,6 +18,7 @@ from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, MAX_VALUES, 
 __all__ = ["Events", "looked_at"]
 
 _MAX_NAME: Final = 256
+_EVENTS_AT_ONCE: Final = 100
 _HOLD_S: Final = 0.5
 """For so long nothing is read of a server that sends far more than it was asked for."""
 _SHOWN_OF_SKIPPED: Final = 300
@@ -55,6 +56,7 @@ class Events:
         self._looked_until = 0
         self._ends_in_return = False
         self._skipped = b""
+        self._count = 0
         self.is_over = False
         """Nothing more of the stream is to be read."""
 
@@ -68,6 +70,9 @@ class Events:
             block = bytes(self._pending[:end])
             del self._pending[: end + 2]
             self._looked_until = 0
+            self._count += 1
+            if self._count % _EVENTS_AT_ONCE == 0:  # others have their turn
+                await asyncio.sleep(0)
             if (event := await self._admitted(block)) is not None:
                 yield event
         self._looked_until = max(len(self._pending) - 1, 0)
@@ -138,7 +143,7 @@ class Events:
         if not is_heard(message) or ("id" not in message and not self._gate.hears()):
             return b""
         if "id" in message and "method" in message:
-            self._gate.answers()
+            self._gate.answers(by_post=True)
         return text
 
     def _failed(self, text: bytes, why: str) -> bytes | None:

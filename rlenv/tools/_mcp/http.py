@@ -6,6 +6,7 @@ a connection that fails becomes an error response to its own request, so that on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,8 @@ LOST = -32082
 """The code of a request to a server that does not know the session: it was started anew. It was not run."""
 # The pool looks at every connection that it keeps for every request, so it keeps few; calls wait elsewhere, not in it.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+_SHOWN_OF_REQUEST = 500
+_GOODBYE_S = 2.0
 _MAX_SESSION_ID = 1_024
 _MAX_SSE_BYTES = 1_000_000
 _READ_S = 3600.0  # calls have time limits of their own
@@ -43,10 +46,22 @@ class _Careful(httpx2.AsyncBaseTransport):
         self._gate = Gate()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method != "DELETE":
+            return await self._handled(request)
+        try:
+            async with asyncio.timeout(_GOODBYE_S):  # whoever closes a session waits for the answer
+                return await self._handled(request)
+        except TimeoutError:
+            return _error(request, UNREACHABLE, "the server does not answer", status=503)
+
+    async def _handled(self, request: httpx2.Request) -> httpx2.Response:
         is_post = request.method == "POST"
         # A few bytes of a compressed answer may stand for gigabytes.
         request.headers["accept-encoding"] = "identity"
-        self._gate.asked()
+        if (
+            is_post and b'"method":' in request.content[:_SHOWN_OF_REQUEST]
+        ):  # not an answer to the server's own requests
+            self._gate.asked()
         try:
             response = await self._inner.handle_async_request(request)
             _without_cookies(response)

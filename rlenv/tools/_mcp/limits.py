@@ -38,7 +38,9 @@ _BURST: Final = 4_000.0
 _PER_S: Final = 1_000.0
 _BYTES_PER_UNIT: Final = 4_096
 _PER_REQUEST: Final = 20.0
+_PER_POST: Final = 400.0
 _PER_CALL: Final = 2 * MAX_MESSAGE_BYTES / _BYTES_PER_UNIT
+_MOST: Final = _BURST + 16 * _PER_CALL
 
 
 class Gate:
@@ -59,13 +61,13 @@ class Gate:
         is_first, self._has_heard = not self._has_heard, True
         return is_first
 
-    def answers(self) -> None:
-        """The server asks for something, which takes an answer: dearer than what is only read."""
-        self._left -= _PER_REQUEST
+    def answers(self, *, by_post: bool) -> None:
+        """The server asks for something, which takes an answer: dearer than what is only read, and more so by HTTP."""
+        self._left -= _PER_POST if by_post else _PER_REQUEST
 
     def asked(self) -> None:
         """A request is made, which may be answered."""
-        self._left += _PER_CALL
+        self._left = min(self._left + _PER_CALL, _MOST)
 
     def admits(self, size: int) -> bool:
         """Takes a message of `size` bytes; False where nothing more should be read for now."""
@@ -101,9 +103,13 @@ def read_message(line: bytes) -> JSONRPCMessage | None:
 
 
 def _parsed(line: bytes) -> JSONRPCMessage:
+    if b'"jsonrpc"' not in line:
+        raise ValueError("it is no message")
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
+        if b"\\u" not in line:
+            raise
         # Servers that write every character as an escape give a lone surrogate back that they were given.
         mended = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
         return jsonrpc_message_adapter.validate_json(mended, by_name=False)

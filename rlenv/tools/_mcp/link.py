@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, CallToolResult
 
 from rlenv import secrets
+from rlenv._deadline import Expired
 from rlenv._hosted import Hosted
 from rlenv.errors import ResourceError
 from rlenv.tools._mcp.http import LOST, UNREACHABLE
@@ -36,6 +37,7 @@ _SHOWN_STDERR = 1_000
 _SESSION_ENDED = "Connection closed"
 _ANSWER_CUT = "SSE stream"
 _MOST_SAID = 4_000
+_SOONER_S = 0.05
 _REASONS = {INVALID_PARAMS: "bad_arguments", TOO_LARGE: "too_large"}
 
 Connect = Callable[..., AbstractAsyncContextManager[Connection]]
@@ -136,6 +138,7 @@ class Link:
             CallFailed: the server refused it.
             ServerDied: the server ended during the call.
             ServerDown: the server cannot be opened again at the moment.
+            Expired: the deadline has come; `stalled` where something has stopped the server.
             ResourceError: it could not be opened several times in a row.
         """
         self.in_flight += 1
@@ -154,7 +157,17 @@ class Link:
         if connection is None:
             connection = await self._connected()
         try:
-            return await connection.call(name, arguments)
+            left = deadline - time.monotonic()
+            # A little before the executor ends the call, which does not know what the server was at.
+            async with asyncio.timeout(left - min(_SOONER_S, left / 20)):
+                return await connection.call(name, arguments)
+        except TimeoutError as error:
+            is_stopped = connection.child is not None and connection.child.is_stopped
+            if is_stopped:
+                self._forget(connection)
+            else:
+                self._suspect(connection)
+            raise Expired(None, reason="stalled" if is_stopped else "late") from error
         except MCPError as error:
             code, message = error.error.code, error.error.message[:_MOST_SAID]
             if code == LOST:

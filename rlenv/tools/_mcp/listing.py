@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv._bounded import cut_middle, encodable
+from rlenv._bounded import cut_middle, encodable, size
 from rlenv.errors import UsageError
 
 __all__ = ["ListedTool", "Listing", "differences", "discover", "read_pin", "write_pin"]
@@ -20,6 +20,7 @@ __all__ = ["ListedTool", "Listing", "differences", "discover", "read_pin", "writ
 _VERSION = 1
 _PAGES = 100
 _MAX_TOOLS = 1_000
+_MAX_CHARS = 8_000_000
 _MAX_NAME = 200
 _MAX_DESCRIPTION = 16_384
 # What no description is written in: control characters but for tab and newline, and marks that turn text around.
@@ -127,12 +128,16 @@ async def _ask(server: Any) -> Listing:
             async with asyncio.timeout(server.start_timeout_s):
                 tools: list[ListedTool] = []
                 cursor: str | None = None
+                known = chars = 0
                 for _ in range(_PAGES):
                     page = await connection.client.list_tools(cursor=cursor)
                     tools += [_listed(tool) for tool in page.tools]
-                    if len(tools) > _MAX_TOOLS:
+                    chars += size([(tool.description, tool.parameters) for tool in tools[known:]], _MAX_CHARS)
+                    known = len(tools)
+                    if known > _MAX_TOOLS or chars > _MAX_CHARS:
                         raise UsageError(
-                            f"the MCP server '{server.name}' ({server.address}) lists more than {_MAX_TOOLS:,} tools"
+                            f"the MCP server '{server.name}' ({server.address}) lists more than {_MAX_TOOLS:,} tools, "
+                            f"or more than {_MAX_CHARS:,} characters of them"
                         )
                     cursor = page.next_cursor
                     if cursor is None:

@@ -34,6 +34,7 @@ __all__ = ["Child", "child_environment", "open_child"]
 _SHOWN_OF_SKIPPED = 300
 _SKIPPED_COSTS = 16
 """Bytes that are thrown away cost this much less than bytes that are read."""
+_LINES_AT_ONCE = 200
 _HOLD_S = 0.5
 """For so long nothing is read of a server that sends far more than it was asked for."""
 _MAX_UNSENT_BYTES = 8 * 1024 * 1024
@@ -199,11 +200,17 @@ class Child(asyncio.SubprocessProtocol):
             if self.incoming.is_ended:
                 return
             if (index < last or cost) and not self.gate.admits(cost):
-                self._unread += b"\n".join(pieces[index + 1 :])
-                self._is_held = True
-                self._exited.get_loop().call_later(_HOLD_S, self._go_on)
-                self._pause_or_resume()
+                self._hold(pieces[index + 1 :], _HOLD_S)
                 return
+            if index % _LINES_AT_ONCE == _LINES_AT_ONCE - 1:  # others have their turn
+                self._hold(pieces[index + 1 :], 0.0)
+                return
+
+    def _hold(self, rest: list[bytes], seconds: float) -> None:
+        self._unread += b"\n".join(rest)
+        self._is_held = True
+        self._exited.get_loop().call_later(seconds, self._go_on)
+        self._pause_or_resume()
 
     def _go_on(self) -> None:
         self._is_held = False
@@ -267,6 +274,15 @@ class Child(asyncio.SubprocessProtocol):
     async def has_exited(self, seconds: float = _DRAIN_S) -> bool:
         """True where the process is gone, after a little while."""
         return await self._has_exited(seconds)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True where something has stopped the process (SIGSTOP), so that it answers nobody."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except (OSError, IndexError):
+            return False
 
     @property
     def was_killed(self) -> bool:
@@ -371,7 +387,7 @@ class Child(asyncio.SubprocessProtocol):
         if isinstance(message, JSONRPCNotification) and not self.gate.hears():
             return
         if isinstance(message, JSONRPCRequest):
-            self.gate.answers()
+            self.gate.answers(by_post=False)
         self.incoming.put(SessionMessage(message))
 
     def _give_up(self, fault: str) -> None:

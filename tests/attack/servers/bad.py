@@ -74,6 +74,8 @@ def answer(number: int, how: str) -> None:
         os._exit(3)
     elif word == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif word == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif word == "images":
         send({"id": number, "result": content(*[{"type": "image", "data": "QUJD", "mimeType": "image/png"}] * 40)})
     elif word == "mime":
