@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import jsonschema_rs
 import orjson
 
+from rlenv._schemas import BoundedValidator
 from rlenv.errors import UsageError
 
 __all__ = ["ArgumentCheck", "nearest"]
@@ -23,7 +25,11 @@ _TYPES = {
     "string": "a text",
 }
 _MAX_SHOWN = 60
+_MAX_LISTED = 1_000
+# Comparing words takes the product of their lengths.
+_MAX_WORD, _MAX_KNOWN = 100, 1_000
 _MAX_FAULTS = 3
+_MAX_OPTIONS = 100
 # Keywords that can bring in arguments which `properties` does not name.
 _OPEN = frozenset(
     ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "unevaluatedProperties")
@@ -32,6 +38,8 @@ _OPEN = frozenset(
 
 def nearest(word: str, known: list[str]) -> str:
     """`; did you mean 'x'?` where a known word is near, else the empty text."""
+    if len(word) > _MAX_WORD or len(known) > _MAX_KNOWN:
+        return ""
     folded = {name.lower(): name for name in known}
     close = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
     return f"; did you mean '{folded[close[0]]}'?" if close else ""
@@ -56,7 +64,7 @@ class ArgumentCheck:
         if not _OPEN & strict.keys():
             strict["additionalProperties"] = False
         try:
-            self._validator = jsonschema_rs.validator_for(strict)
+            self._validator = BoundedValidator(strict)
         except ValueError as error:
             raise UsageError(f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}") from error
         self._schema = strict
@@ -65,7 +73,9 @@ class ArgumentCheck:
     def explain(self, arguments: Mapping[str, Any]) -> str:
         """What is wrong with arguments that do not fit: which one, what was found, what is expected."""
         lines: list[str] = []
-        for error in self._validator.iter_errors(arguments):
+        if self._validator.is_too_much(arguments):
+            return "they are too many to be checked against the tool's parameters"
+        for error in self._validator.errors(arguments):
             lines.extend(self._describe(error, arguments))
             if len(lines) >= _MAX_FAULTS:
                 break
@@ -74,7 +84,7 @@ class ArgumentCheck:
     def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
         """Where a value's type is refused, and the JSON types that are allowed there; nothing else is listed."""
         found: list[tuple[list[Any], list[str]]] = []
-        for error in self._validator.iter_errors(arguments):
+        for error in self._validator.errors(arguments):
             if error.schema_path and str(error.schema_path[-1]) == "type":
                 types = getattr(error.kind, "types", None) or self._types_at(error) or []
                 listed = [types] if isinstance(types, str) else [str(name) for name in types]
@@ -86,8 +96,8 @@ class ArgumentCheck:
         place = _place(list(error.instance_path))
         keyword = str(error.schema_path[-1]) if error.schema_path else ""
         if not error.instance_path and keyword == "additionalProperties":
-            listed = f"expected: {', '.join(known)}" if known else "the tool takes no arguments"
-            extra = [name for name in arguments if name not in known]
+            listed = f"expected: {_short(', '.join(known), _MAX_LISTED)}" if known else "the tool takes no arguments"
+            extra = islice((name for name in arguments if name not in known), _MAX_FAULTS)
             return [f"unknown argument '{_short(name)}'{nearest(name, known) or f'; {listed}'}" for name in extra]
         if keyword == "required":
             missing = str(getattr(error.kind, "property", "?"))
@@ -98,7 +108,7 @@ class ArgumentCheck:
             return [f"{found}, expected {_type_words(getattr(error.kind, 'types', None) or self._types_at(error))}"]
         if keyword == "enum":
             options = getattr(error.kind, "options", None) or []
-            words = " or ".join(_shown(option) for option in options)
+            words = " or ".join(_shown(option) for option in options[:_MAX_OPTIONS])
             return [f"{found}, expected {_short(words, 200)}" if words else f"{found}: {_short(error.message, 160)}"]
         return [f"{found}: {_short(error.message, 160)}"]
 
@@ -126,7 +136,7 @@ def _place(path: list[Any]) -> str:
     if not path:
         return ""
     name, *rest = path
-    return f"argument '{_short(str(name))}'" + "".join(f"[{step!r}]" for step in rest)
+    return f"argument '{_short(str(name))}'" + _short("".join(f"[{step!r}]" for step in rest), 200)
 
 
 def _short(text: str, limit: int = _MAX_SHOWN) -> str:

@@ -11,10 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlenv._json_limits import check_json
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 
 __all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text"]
 
+_MAX_CALLS: Final = 1_000
+_MAX_ARGUMENTS: Final = 4_000_000
+_MAX_SHOWN: Final = 10_000
+_MOST_TOKENS: Final = 10**9
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]+)")
 
 
@@ -73,7 +78,8 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     if not isinstance(message, dict):
         raise Unreadable("the server's choice holds no message")
     calls: list[ToolCall | MalformedCall] = []
-    for index, item in enumerate(message.get("tool_calls") or ()):
+    listed = message.get("tool_calls")
+    for index, item in enumerate(listed[:_MAX_CALLS] if isinstance(listed, list) else ()):
         function = item.get("function") if isinstance(item, dict) else None
         if not isinstance(function, dict):
             raise Unreadable("the server's tool call holds no function")
@@ -129,13 +135,15 @@ def _call(function: Mapping[str, Any], identity: str) -> ToolCall | MalformedCal
     raw = function.get("arguments", "{}")
     name = name if isinstance(name, str) else ""
     try:
+        if isinstance(raw, str):
+            check_json(raw.encode("utf-8", "replace"), max_bytes=_MAX_ARGUMENTS)
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:
         reason = f"the arguments are not JSON ({error}); expected an object"
-        return MalformedCall(str(raw), reason, name=name, id=identity)
+        return MalformedCall(str(raw)[:_MAX_SHOWN], reason, name=name, id=identity)
     if not isinstance(arguments, dict) or not name:
         reason = "a call needs a name and an object of arguments"
-        return MalformedCall(str(raw), reason, name=name, id=identity)
+        return MalformedCall(str(raw)[:_MAX_SHOWN], reason, name=name, id=identity)
     return ToolCall(name, arguments, identity)
 
 
@@ -144,7 +152,7 @@ def _usage(answer: Mapping[str, Any]) -> Usage:
     if not isinstance(usage, dict):
         return Usage()
     found = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
-    return Usage(*(count if isinstance(count, int) else 0 for count in found))
+    return Usage(*(count if type(count) is int and 0 <= count < _MOST_TOKENS else 0 for count in found))
 
 
 def _word(value: Any) -> str:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._chat import Completion, Unreadable, Usage, as_wire, read_chat, read_text
 from rlenv._hosted import Scope
+from rlenv._json_limits import TooMuchJson, check_json
 from rlenv.errors import EndpointError, UsageError
 from rlenv.messages import Message
-from rlenv.secrets import names_in, redact, resolve, resolve_value
+from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_value
 from rlenv.spec import EndpointSpec, SamplingSpec
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ __all__ = ["Client", "Endpoint", "compile_endpoint"]
 
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
-_MAX_BYTES: Final = 64_000_000
+_MAX_BYTES: Final = 16_000_000
+_LARGE_BYTES: Final = 256_000
+"""A longer answer is parsed in a thread."""
 _QUOTED_CHARS: Final = 200
 
 
@@ -184,16 +187,19 @@ class Client:
 
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar()
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,  # a few bytes may stand for gigabytes
             )
-        headers = {"Content-Type": "application/json", **self.endpoint.headers}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **self.endpoint.headers}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             # A redirect would send the key to a server that the spec does not name.
             async with self._session.post(
                 url, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                raw = await _read(response)
+                coding = response.headers.get("Content-Encoding", "identity").lower()
+                raw = await _read(response) if coding == "identity" else b""
                 status, retry_after = response.status, response.headers.get("Retry-After")
         except TimeoutError:
             return _Problem(f"no answer from the server within {timeout_s:.3g} s")
@@ -203,13 +209,17 @@ class Client:
             return _Problem(f"no answer from the server ({type(error).__name__})")
         if raw is None:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False)
+        if coding != "identity":
+            return _Problem("the server sent a compressed answer that was not asked for", status, may_pass=False)
         if status != 200:
-            quoted = redact(raw[:10_000].decode("utf-8", "replace"))[:_QUOTED_CHARS]
+            quoted = redact_within(raw.decode("utf-8", "replace"), _QUOTED_CHARS)
             text = f"the server answered {status}: {quoted}"
             return _Problem(text, status, may_pass=status in _RETRIED, wait_s=_seconds(retry_after))
         try:
-            answer = json.loads(raw)
-        except (ValueError, RecursionError):
+            answer = _parsed(raw) if len(raw) <= _LARGE_BYTES else await asyncio.to_thread(_parsed, raw)
+        except TooMuchJson as error:
+            return _Problem(f"the server's answer is too much: {error}", may_pass=False)
+        except ValueError:
             return _Problem("the server's answer is not JSON")
         if isinstance(answer, dict) and isinstance(answer.get("choices"), list) and answer["choices"]:
             return answer
@@ -241,6 +251,11 @@ class _Problem:
     wait_s: float = 0.0
 
 
+def _parsed(raw: bytes) -> Any:
+    check_json(raw, max_bytes=_MAX_BYTES)
+    return json.loads(raw)  # a lone surrogate in a model's words is no reason to lose them
+
+
 async def _read(response: aiohttp.ClientResponse) -> bytes | None:
     """The body, None where it is larger than any answer."""
     parts: list[bytes] = []
@@ -257,13 +272,15 @@ def _seconds(retry_after: str | None) -> float:
     """The wait that a server asks for: seconds, or a date (RFC 9110, section 10.2.3); 0 where there is none."""
     if retry_after is None:
         return 0.0
+    retry_after = retry_after[:100]
     try:
-        return max(0.0, float(retry_after))
+        seconds = float(retry_after)
+        return max(0.0, seconds) if seconds == seconds else 0.0
     except ValueError:
         pass
     try:
         date = parsedate_to_datetime(retry_after)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     now = datetime.now(UTC)
     return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now.timestamp())

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Episode", "Step"]
 
+_MOST_LEFT_OUT = 64
+"""Calls over a limit that are answered one by one."""
 _INVALID = frozenset({"unknown_tool", "bad_arguments", "malformed"})
 _NOTHING = Observation()
 _CALL_SHARE = 0.3
@@ -376,11 +378,17 @@ class Episode:
             return await self.environment.executor.run(calls, context)
         results = await self.environment.executor.run(calls[:allowed], context)
         text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
-        left_out = tuple(
+        shown = calls[allowed : allowed + _MOST_LEFT_OUT]
+        left_out = [
             ToolResult(call.name or "", text, "skipped", call_id=call.id, reason="skipped", whose="policy")
-            for call in calls[allowed:]
-        )
-        return results + left_out
+            for call in shown
+        ]
+        if len(calls) > allowed + len(shown):
+            # One action may write ten thousand calls in the tokens of one answer.
+            left_out[-1] = replace(
+                left_out[-1], text=f"{text} {len(calls) - allowed - len(shown):,} more are left out."
+            )
+        return results + tuple(left_out)
 
     def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
         show, cut, task = self.environment.show, self.cut, self.task

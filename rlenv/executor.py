@@ -27,7 +27,7 @@ from rlenv.calls.policy import policy_of
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.reasons import whose
-from rlenv.secrets import logger, redact, redact_value
+from rlenv.secrets import logger, redact, redact_ends, redact_value
 from rlenv.spec import CallsSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
@@ -478,9 +478,7 @@ class Executor:
         if type(output.text) is not str:
             error = TypeError(f"a tool's text was a {type(output.text).__name__}, not a str")
             return self._broken(entry, call, error, started)
-        text, value, details = encodable(redact(output.text)), redact_value(output.value), output.details
-        if len(text) > self._max_chars:
-            text = cut_middle(text, self._max_chars)
+        text, value, details = encodable(redact_ends(output.text, self._max_chars)), output.value, output.details
         if details is not None:
             details = _bounded_details(details)
         if value is output.text:
@@ -491,8 +489,10 @@ class Executor:
             if size(value, limit) > limit:
                 value = text if isinstance(value, str) else None
                 details = {**(details or {}), "left_out": f"a value of more than {limit} characters"}
-            elif isinstance(value, str):
-                value = encodable(value)
+            else:
+                value = redact_value(value)
+                if isinstance(value, str):
+                    value = encodable(value)
         return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:

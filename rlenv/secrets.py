@@ -8,22 +8,35 @@ given out is remembered, and `redact` puts the name back wherever the value turn
 from __future__ import annotations
 
 import base64
-import json
+import contextlib
 import logging
 import os
 import re
+import secrets
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
-from urllib.parse import quote, quote_plus
 
+from rlenv._bounded import cut_middle
 from rlenv._visible import visible
 from rlenv.errors import MissingVariable, UsageError
 
-__all__ = ["leave_open", "logger", "names_in", "redact", "redact_value", "resolve", "resolve_value"]
+__all__ = [
+    "leave_open",
+    "logger",
+    "margin",
+    "names_in",
+    "redact",
+    "redact_ends",
+    "redact_value",
+    "redact_within",
+    "resolve",
+    "resolve_value",
+    "set_aside",
+]
 
 _REFERENCE: Final = re.compile(r"\$\{env:([^{}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -32,46 +45,122 @@ _LEAST_CHARS: Final = 4
 _LEAST_ANYWHERE: Final = 8
 
 
+class _Secret:
+    """One value that was given out: how it is shown, a pattern for all its spellings, and what tells at once that
+    none of them is in a text."""
+
+    __slots__ = ("_is_sought", "_probes", "pattern", "shown", "value")
+
+    def __init__(self, name: str, value: str, spellings: Mapping[str, tuple[str, ...]]) -> None:
+        self.value = value
+        self.shown = f"${{env:{name}}}"
+        self.pattern = re.compile("|".join(spellings))
+        probes = [probe for found in spellings.values() for probe in found]
+        self._is_sought = not all(spellings.values())
+        self._probes = tuple(dict.fromkeys(probes))
+
+    def taken_from(self, text: str, *, is_escaped: bool) -> str:
+        # A pattern takes a hundred times as long as a look for the texts without which it cannot match.
+        if is_escaped or self._is_sought or any(probe in text for probe in self._probes):
+            return self.pattern.sub(lambda _: self.shown, text)
+        return text
+
+
 class _Known:
-    """The values given out so far, and one pattern that finds them all (None while there are none)."""
+    """The values given out so far, the longest first: one may be a part of another."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.names: dict[str, str] = {}
-        self.forms: dict[str, str] = {}
-        self.pattern: re.Pattern[str] | None = None
+        self.secrets: tuple[_Secret, ...] = ()
+        self.longest = 0
+        """No value is written in more characters than these."""
 
     def add(self, name: str, value: str) -> None:
         if self.names.get(value) is not None:
             return
         with self.lock:
             self.names[value] = name
-            for form in _forms(value):
-                self.forms.setdefault(form, f"${{env:{name}}}")
-            longest_first = sorted(self.forms, key=len, reverse=True)
-            self.pattern = re.compile("|".join(map(_finder, longest_first))) if longest_first else None
+            spellings = _spellings(value)
+            if spellings is None:
+                return
+            _watch_records()
+            self.longest = max(self.longest, _MOST_CHARS_FOR_ONE * len(value))
+            found = (*self.secrets, _Secret(name, value, spellings))
+            self.secrets = tuple(sorted(found, key=lambda secret: len(secret.value), reverse=True))
 
 
 _known = _Known()
 _missing: ContextVar[dict[str, None] | None] = ContextVar("rlenv.secrets.missing", default=None)
 
+_ENTITIES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
+_JSON_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
+_MOST_CHARS_FOR_ONE: Final = 24
 
-def _forms(value: str) -> set[str]:
-    """The value as text, in JSON, in a URL and in base64: the ways in which a server or a tool gives it back."""
+
+def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
+    """Patterns for every way in which a server or a tool gives the value back, each with texts of which one has to be
+    there, none where that cannot be said; None where the value is taken for no secret.
+
+    As text and escaped for JSON (also twice), HTML, URLs (also twice) or Python, whole or in part; in hexadecimal; and
+    in base64, alone or among other bytes (`Basic user:secret`).
+    """
     bare = value.strip()
     if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
-        return set()
-    forms = {bare, json.dumps(bare)[1:-1], json.dumps(bare, ensure_ascii=False)[1:-1], repr(bare)[1:-1]}
-    forms |= {quote(bare, safe=""), quote_plus(bare)}
-    if len(bare) >= _LEAST_ANYWHERE:
-        forms.add(base64.b64encode(bare.encode("utf-8", "surrogateescape")).decode().rstrip("="))
-    return forms
+        return None
+    text = "".join(map(_one, bare))
+    if len(bare) < _LEAST_ANYWHERE:
+        return {rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])": _runs(bare)[:1]}
+    data = bare.encode("utf-8", "surrogateescape")
+    pairs = data.hex()
+    found = {text: _runs(bare)[:1], _any_case(pairs): (pairs[:12], pairs[:12].upper())}
+    for offset in range(3):
+        # Of the first and the last character some bits may belong to a neighbour: they are left.
+        coded = base64.b64encode(bytes(offset) + data).decode()
+        core = coded[(0, 2, 3)[offset] : (offset + len(data)) * 8 // 6]
+        half = len(core) // 2
+        # A line may end in one of the halves.
+        probes = (_runs(core[:half])[:1], _runs(core[half:])[:1])
+        found[r"(?:\r?\n)?".join(_BASE64.get(c, c) for c in core)] = (*probes[0], *probes[1]) if all(probes) else ()
+    return found
 
 
-def _finder(form: str) -> str:
-    if len(form) >= _LEAST_ANYWHERE:
-        return re.escape(form)
-    return rf"(?<![A-Za-z0-9]){re.escape(form)}(?![A-Za-z0-9])"
+def _runs(text: str) -> tuple[str, ...]:
+    """The letters and digits that stand together, four and more, the longest first; nobody escapes one of many."""
+    return tuple(sorted((run for run in re.findall(r"[A-Za-z0-9]+", text) if len(run) >= 4), key=len, reverse=True))
+
+
+# Where even letters and digits are escaped, no run of them is left to be looked for.
+_ESCAPED: Final = re.compile(r"(?:(?:\\{1,8}u|\\{1,8}x|%(?:25){0,3}|&(?:amp;){0,3}#[xX]?)[0-9a-fA-F]{2,6};?){3}")
+_BASE64: Final = {"+": "[+-]", "/": "[/_]"}
+
+
+def _one(char: str) -> str:
+    """A character as it is, and every way to escape it."""
+    ways = [r"\\{0,8}" + re.escape(char) if char in "\"'/" else re.escape(char)]
+    code = ord(char)
+    units = char.encode("utf-16-be", "surrogatepass").hex()
+    ways.append("".join(r"\\{1,8}u" + _any_case(units[at : at + 4]) for at in range(0, len(units), 4)))
+    octets = char.encode("utf-8", "surrogateescape")
+    ways.append("".join(f"%(?:25){{0,3}}{_any_case(f'{octet:02x}')}" for octet in octets))
+    ways.append(f"&(?:amp;){{0,3}}#(?:0{{0,6}}{code}|[xX]0{{0,6}}{_any_case(f'{code:x}')});")
+    if char in _ENTITIES:
+        ways.append(f"&(?:amp;){{0,3}}{_ENTITIES[char]};")
+    if char in _JSON_ESCAPES:
+        ways.append(r"\\{1,8}" + _JSON_ESCAPES[char])
+    if code < 256:
+        ways.append(r"\\{1,8}x" + _any_case(f"{code:02x}"))
+    if char == " ":
+        ways.append(r"\+")
+    if char == "\\":
+        ways[0] = r"\\{1,8}"
+    if char == "'":
+        ways.append("''")
+    return f"(?:{'|'.join(ways)})"
+
+
+def _any_case(digits: str) -> str:
+    return "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in digits)
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -100,12 +189,42 @@ def resolve_value(value: Any) -> Any:
     Raises:
         MissingVariable, UsageError: see `resolve`.
     """
+    return _mapped(value, resolve)
+
+
+def set_aside(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`value` with a mark in the place of every reference, and what puts the secrets into a value that has the marks.
+
+    For templates: a secret may hold what a template is written with, and must not be read as one. The marks cannot be
+    guessed, so that nothing that fills a template names one.
+
+    Raises:
+        MissingVariable, UsageError: see `resolve`.
+    """
+    marks: dict[str, str] = {}
+
+    def mark(match: re.Match[str]) -> str:
+        secret = _value(match)
+        if secret == match[0]:  # left open
+            return secret
+        made = f"RLENVSECRET{secrets.token_hex(16)}"
+        marks[made] = secret
+        return made
+
+    marked = _mapped(value, lambda text: _REFERENCE.sub(mark, text) if "${env:" in text else text)
+    if not marks:
+        return marked, lambda filled: filled
+    pattern = re.compile("|".join(marks))
+    return marked, lambda filled: _mapped(filled, lambda text: pattern.sub(lambda match: marks[match[0]], text))
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return resolve(value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: resolve_value(item) for key, item in value.items()}
+        return {key: _mapped(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [resolve_value(item) for item in value]
+        return [_mapped(item, change) for item in value]
     return value
 
 
@@ -143,36 +262,77 @@ def leave_open() -> Iterator[Mapping[str, None]]:
 def redact(text: str) -> str:
     """`text` with every value that was given out replaced by its `${env:NAME}`.
 
-    Found as text, in JSON, percent-encoded and in base64. Values of fewer than 8 characters are found as whole words
-    only; those of fewer than 4, and numbers of fewer than 8 digits, are taken for no secret. Redact before cutting:
-    half of a value is not found.
+    Found as text, escaped for JSON, HTML and URLs, in hexadecimal and in base64. Values of fewer than 8 characters are
+    found as whole words only; those of fewer than 4, and numbers of fewer than 8 digits, are taken for no secret. A
+    value that is turned around, spelled in other words or split over two texts is not found, so redact before cutting:
+    `redact_within` does both.
     """
-    pattern = _known.pattern
-    if pattern is None or not text:
+    if not _known.secrets or not text:
         return text
-    return pattern.sub(_hidden, text)
+    is_escaped = _ESCAPED.search(text) is not None
+    for secret in _known.secrets:
+        text = secret.taken_from(text, is_escaped=is_escaped)
+    return text
 
 
-def _hidden(match: re.Match[str]) -> str:
-    return _known.forms[match[0]]
+def redact_within(text: str, limit: int, *, tail: bool = False) -> str:
+    """The first `limit` characters of `redact(text)`, or its last ones, in time that grows with `limit` only.
+
+    What `text` ends with (begins with, where its tail is asked for) may be half of a value: where it is longer than
+    `limit` nothing of such a half is given.
+    """
+    if not _known.secrets:
+        return text if len(text) <= limit else text[-limit:] if tail else text[:limit]
+    margin = _known.longest
+    if len(text) <= limit + margin:
+        found = redact(text)
+    elif tail:
+        found = redact(text[-limit - margin :])[margin:]
+    else:
+        found = redact(text[: limit + margin])[:-margin]
+    if len(found) <= limit:
+        return found
+    return found[-limit:] if tail else found[:limit]
+
+
+def redact_ends(text: str, limit: int) -> str:
+    """`redact(text)` within `limit` characters: its head and its tail, in time that grows with `limit` only."""
+    if len(text) <= limit:
+        return cut_middle(redact(text), limit)
+    if not _known.secrets:
+        return cut_middle(text, limit)
+    gap = f"\n… ({len(text) - limit} characters left out) …\n"
+    keep = max(limit - len(gap), 0)
+    tail = keep // 2
+    return redact_within(text, keep - tail) + gap + (redact_within(text, tail, tail=True) if tail else "")
+
+
+def margin() -> int:
+    """How many characters more have to be read than are shown, so that no value is cut before it is found."""
+    return _known.longest
 
 
 def redact_value(value: Any) -> Any:
     """A JSON-like value with every text in it redacted, keys too; the same object where nothing was found."""
-    if _known.pattern is None:
+    if not _known.secrets:
         return value
-    return _redacted(value)
+    return _redacted(value, 0)
 
 
-def _redacted(value: Any) -> Any:
+_MAX_DEPTH: Final = 150
+
+
+def _redacted(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return redact(value)
+    if depth > _MAX_DEPTH and isinstance(value, (Mapping, list, tuple)):
+        return None  # nothing that is kept is nested so deep
     if isinstance(value, Mapping):
-        new = {_redacted(key): _redacted(item) for key, item in value.items()}
+        new = {_redacted(key, depth): _redacted(item, depth + 1) for key, item in value.items()}
         same = len(new) == len(value) and all(key in value and value[key] is item for key, item in new.items())
         return value if same else new
     if isinstance(value, (list, tuple)):
-        items = [_redacted(item) for item in value]
+        items = [_redacted(item, depth + 1) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return tuple(items) if isinstance(value, tuple) else items
@@ -195,6 +355,24 @@ class _Filter(logging.Filter):
 
 
 _filter = _Filter()
+_watched = False
+
+
+def _watch_records() -> None:
+    """From the first secret on, no record of any logger of the process holds one: libraries log addresses."""
+    global _watched
+    if _watched:
+        return
+    _watched = True
+    make = logging.getLogRecordFactory()
+
+    def clean(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        with contextlib.suppress(Exception):  # a message that does not fit its arguments is the library's to report
+            _filter.filter(record)
+        return record
+
+    logging.setLogRecordFactory(clean)
 
 
 def logger(name: str) -> logging.Logger:

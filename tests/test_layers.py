@@ -33,6 +33,8 @@ LAYERS: dict[str, int] = {
     "rlenv._chat": 0,
     "rlenv._plain": 0,
     "rlenv._bounded": 0,
+    "rlenv._json_limits": 0,
+    "rlenv._schemas": 0,
     "rlenv._threads": 0,
     "rlenv._quick": 0,
     "rlenv._hosted": 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any
 
 from rlenv._deadline import Expired
@@ -15,6 +15,7 @@ from rlenv.calls.injection import Fault, Injector
 from rlenv.calls.policy import CallPolicy
 from rlenv.calls.rate import Rate
 from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.reasons import whose
 from rlenv.spec import CacheSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
@@ -22,6 +23,7 @@ __all__ = ["Guard", "Notes", "Try"]
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 10.0
+_OWN = frozenset({"crashed", "server_error"})
 
 Notes = dict[str, Any]
 Try = Callable[[float, float], Awaitable[ToolOutput]]
@@ -115,23 +117,27 @@ class Guard:
         number: int,
         notes: Notes,
     ) -> ToolOutput:
+        # The scope is the episode's own; whoever has none is known by task and seed.
+        caller = (context.seed, id(getattr(context.scope, "__self__", context.task)))
         if self._attempt_s is not None:
             limit = min(limit, time.monotonic() + self._attempt_s)
         fault = self._faults.draw(context, index=index, attempt=number) if self._faults is not None else None
         if fault is not None:
             notes.setdefault("faults", []).append(fault.kind)
-            output = await self._admitted(attempt, limit, fault, notes)
+            output = await self._admitted(attempt, limit, fault, notes, caller)
             return fault.spoil(output) if type(output) is ToolOutput else output
         if self._cache is None:
-            return await self._admitted(attempt, limit, None, notes)
+            return await self._admitted(attempt, limit, None, notes, caller)
         output, was_kept = await self._cache.get_or_run(
-            arguments, context, until=limit, run=lambda: self._admitted(attempt, limit, None, notes)
+            arguments, context, until=limit, run=lambda: self._admitted(attempt, limit, None, notes, caller)
         )
         if was_kept:
             notes["cached"] = True
         return output
 
-    async def _admitted(self, attempt: Try, limit: float, fault: Fault | None, notes: Notes) -> ToolOutput:
+    async def _admitted(
+        self, attempt: Try, limit: float, fault: Fault | None, notes: Notes, caller: Hashable
+    ) -> ToolOutput:
         if self._rate is not None:
             wait = self._rate.take(until=limit)
             if wait is None:
@@ -151,8 +157,10 @@ class Guard:
             # What one policy writes must not take the tool from all the others: only the tool's own faults count.
             if failure.whose == "policy":
                 breaker.succeeded()
-            elif failure.whose == "infrastructure" or failure.retryable:
+            elif failure.whose == "infrastructure":
                 breaker.failed()
+            elif failure.retryable or failure.reason in _OWN:
+                breaker.failed(caller)
             else:
                 breaker.abandoned()
             raise
@@ -160,13 +168,14 @@ class Guard:
             if expired.reason == "timeout":
                 breaker.succeeded()
             # A call that came with little of its episode's time left says nothing about the tool.
-            elif time.monotonic() - began >= self._time_s / 2:
-                breaker.failed()
+            elif expired.reason == "stalled" or time.monotonic() - began >= self._time_s / 2:
+                breaker.failed(caller if whose(expired.reason) == "unclear" else None)
             else:
                 breaker.abandoned()
             raise
         except Exception:
-            breaker.failed()
+            # An author's bug, which some arguments may find and others not.
+            breaker.failed(caller)
             raise
         except BaseException:
             breaker.abandoned()

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import random
+import stat
 import tempfile
 import threading
 import time
@@ -37,8 +38,10 @@ class SharedPlaces:
         self._taken: set[int] = set()
         self._process = os.getpid()
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _make_own(path.parent.parent)
+            _make_own(path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.open(path, flags, 0o600)
         except OSError as error:
             raise ResourceError(f"shared_concurrency: cannot open {path}: {error.strerror}") from error
         finalize(self, os.close, self._file)
@@ -79,6 +82,22 @@ class SharedPlaces:
             if place in self._taken:
                 self._taken.discard(place)
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+
+
+def _make_own(folder: Path) -> None:
+    """Makes a folder that is this user's alone; in a folder for all, others may have made it first.
+
+    Raises:
+        ResourceError: it is another user's, a link, or open to others.
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ResourceError(
+            f"shared_concurrency: {folder} is not a folder that only this user can write; remove it, or set "
+            "XDG_RUNTIME_DIR to a folder of your own"
+        )
 
 
 _open: WeakValueDictionary[Path, SharedPlaces] = WeakValueDictionary()

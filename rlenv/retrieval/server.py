@@ -22,14 +22,21 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
+from rlenv._json_limits import read_json
 from rlenv.retrieval.base import Found, Retriever
 
 __all__ = ["application", "serve"]
 
 _LOGGER: Final = logging.getLogger("rlenv.retrieval")
-_MAX_BODY: Final = 64 << 20
+_MAX_BODY: Final = 16 << 20
 _MAX_TOP_K: Final = 1_000
-_MAX_QUERIES: Final = 100_000
+_MAX_QUERIES: Final = 10_000
+_MAX_WANTED: Final = 100_000
+"""Of one request: queries times documents for each."""
+_MAX_QUERY: Final = 10_000
+_MAX_WAITING: Final = 1_000
+"""Requests that wait; one more is told to come back."""
+_MAX_ANSWER: Final = 64_000_000
 
 
 class _Asked(BaseModel):
@@ -37,7 +44,7 @@ class _Asked(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    queries: Annotated[list[StrictStr], Field(max_length=_MAX_QUERIES)]
+    queries: Annotated[list[Annotated[StrictStr, Field(max_length=_MAX_QUERY)]], Field(max_length=_MAX_QUERIES)]
     topk: Annotated[StrictInt, Field(ge=0, le=_MAX_TOP_K)] | None = None
     return_scores: StrictBool = False
 
@@ -94,16 +101,24 @@ class _Desk:
     async def retrieve(self, request: web.Request) -> web.Response:
         """`POST /retrieve`."""
         try:
-            asked = _Asked.model_validate(orjson.loads(await request.read()))
-        except orjson.JSONDecodeError as error:
-            return _refusal(400, f"the body is not JSON: {error}")
+            raw = await request.read()
+            asked = _Asked.model_validate(read_json(raw, max_bytes=_MAX_BODY, max_values=4 * _MAX_QUERIES))
         except ValidationError as error:
             return _refusal(422, _faults(error))
+        except ValueError as error:
+            return _refusal(400, f"the body is not JSON: {error}")
+        wanted = len(asked.queries) * self._top_k(asked)
+        if wanted > _MAX_WANTED:
+            return _refusal(422, f"queries times topk is {wanted:,}; expected at most {_MAX_WANTED:,}")
+        if len(self._waiting) >= _MAX_WAITING:
+            return _refusal(503, "too many requests wait; come back later")
         try:
             found = await self.found(asked)
         except Exception:  # whatever a retriever raises is the server's fault, not the client's
             _LOGGER.exception("a search failed")
             return _refusal(500, "the search failed; the server's log says why")
+        if _chars(found) > _MAX_ANSWER:
+            return _refusal(422, f"the answer is longer than {_MAX_ANSWER:,} characters; ask for less at once")
         if asked.return_scores:
             result: list[Any] = [[{"document": one.document, "score": one.score} for one in row] for row in found]
         else:
@@ -126,6 +141,10 @@ class _Desk:
     async def aclose(self, app: web.Application) -> None:
         """Waits for the search that runs; called when the server ends."""
         self.thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _chars(found: Sequence[Sequence[Found]]) -> int:
+    return sum(len(str(one.document.get("contents", ""))) for row in found for one in row)
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

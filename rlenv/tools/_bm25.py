@@ -21,6 +21,8 @@ from rlenv.paths import read_file
 
 __all__ = ["Document", "Index", "load_index"]
 
+_MAX_QUERY: Final = 10_000
+"""Characters of a query that are read; a longer one finds nothing better and takes longer."""
 _WORD: Final = re.compile(r"\b\w\w+\b")
 _FORMAT: Final = "1"  # raise it whenever the words or the parameters of the index change
 _MAX_CORPUS: Final = 20_000_000_000
@@ -51,7 +53,7 @@ class Index:
 
     def search(self, query: str, *, top_k: int) -> list[tuple[Document, float]]:
         """The best documents with their scores, best first; equal scores in the corpus's order; none that scores 0."""
-        words = _words(query, self._stop)
+        words = _words(query[:_MAX_QUERY], self._stop)
         if not words:
             return []
         scores = self._scorer.get_scores(words)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlenv.errors import UsageError
-from rlenv.secrets import resolve_value
+from rlenv.secrets import set_aside
 from rlenv.source import nearest
 from rlenv.templates import TemplateError, compile_template, compile_value, texts_in
 
@@ -40,8 +40,9 @@ def compile_filling(value: Any, *, where: str, parameters: Mapping[str, Any], va
     """
     for text in texts_in(value):
         _check(text, where=where, parameters=parameters)
-    fill = compile_value(resolve_value(value))
-    return lambda *, args, task: fill(args=args, task=task, vars=vars)
+    marked, with_secrets = set_aside(value)
+    fill = compile_value(marked)
+    return lambda *, args, task: with_secrets(fill(args=args, task=task, vars=vars))
 
 
 def is_dynamic(value: Any) -> bool:

@@ -21,9 +21,10 @@ from tempfile import TemporaryFile
 from rlenv.errors import ToolFailed
 from rlenv.tools._pipes import Collected, collected, ended
 
-__all__ = ["Ended", "Limits", "run_program"]
+__all__ = ["MARK", "Ended", "Limits", "run_program", "sweep"]
 
-_MARK = "RLENV_CALL"
+MARK = "RLENV_CALL"
+"""The variable that marks a process and all that it starts."""
 # A constant script: what the model wrote only ever reaches it as parameters. A limit that cannot be set is one that the
 # user's own hard limit undercuts already. The soft limit of CPU time comes first, so that its signal tells.
 _SCRIPT = (
@@ -116,7 +117,7 @@ async def run_program(
                     stdout=output_fd,
                     stderr=errors_fd,
                     cwd=folder,
-                    env={**env, _MARK: mark},
+                    env={**env, MARK: mark},
                     start_new_session=True,
                     pass_fds=tuple(pass_fds),
                 )
@@ -157,12 +158,12 @@ def _kill_group(group: int) -> None:
 
 async def _gone(ending: asyncio.Future[int], mark: str) -> None:
     await ending
-    await asyncio.to_thread(_sweep, mark)
+    await asyncio.to_thread(sweep, mark)
 
 
-def _sweep(mark: str) -> None:
+def sweep(mark: str) -> None:
     """Kills what left the process group (a daemon): it is known by the mark in the environment it was started with."""
-    wanted = f"{_MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode()
     for _ in range(100):  # what is killed may have started another meanwhile
         found = [pid for pid in _own_processes() if _has(pid, wanted)]
         for pid in found:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from rlenv.errors import ToolFailed
-from rlenv.secrets import redact
+from rlenv.secrets import margin, redact, redact_within
 from rlenv.tools.base import ToolContext
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ _MAX_REDIRECTS = 5
 _ERROR_CHARS = 300
 _ERROR_BYTES = 4_096
 _TEXT_TYPES = re.compile(r"text/|application/(.*\+)?(json|xml|javascript|x-ndjson|yaml|x-www-form-urlencoded)")
+_CHARSET = re.compile(
+    r"utf-?(8|16|32)([_-]?[lb]e)?|(us-)?ascii|(iso-?8859|latin)[_-]?\d{1,2}|(windows|cp)-?\d{3,4}|koi8-[ru]"
+    r"|gb(k|2312|18030)|big5|(shift|euc)[_-](jis|jp|kr)",
+    re.IGNORECASE,
+)
+_RETRIED = frozenset({408, 425, 429, *range(500, 600)})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -125,17 +131,23 @@ async def _read(response: ClientResponse, request: Request) -> Answer:
     status = response.status
     is_expected = status in request.statuses if request.statuses else 200 <= status < 300
     if not is_expected:
-        said = await _body(response, _ERROR_BYTES)
-        raise ToolFailed(
-            _refusal(response, said[0]), reason=_reason(status), retryable=_reason(status) == "unavailable"
-        )
+        said = await _body(response, _ERROR_BYTES + margin())
+        raise ToolFailed(_refusal(response, said[0]), reason=_reason(status), retryable=status in _RETRIED)
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise ToolFailed("the server sent a compressed answer that was not asked for")
     content_type = response.content_type
     if response.headers.get("Content-Type") and not _TEXT_TYPES.match(content_type):
         raise ToolFailed(f"the server answered with {content_type[:60]}, which is no text")
-    body, is_cut = await _body(response, request.max_bytes)
-    return Answer(status, content_type, _decoded(response, body), is_cut)
+    # A secret that stands across the limit is found whole; what the piece that was read ends with may be half of one.
+    body, goes_on = await _body(response, request.max_bytes + margin())
+    text = _decoded(response, body)
+    is_cut = goes_on or len(body) > request.max_bytes
+    if is_cut:
+        text = redact(text)
+        if goes_on and margin():
+            text = text[: -margin()]
+        text = text.encode()[: request.max_bytes].decode(errors="ignore")
+    return Answer(status, content_type, text, is_cut)
 
 
 async def _body(response: ClientResponse, limit: int) -> tuple[bytes, bool]:
@@ -153,8 +165,10 @@ async def _body(response: ClientResponse, limit: int) -> tuple[bytes, bool]:
 
 
 def _decoded(response: ClientResponse, body: bytes) -> str:
+    charset = response.charset or "utf-8"
     try:
-        return body.decode(response.charset or "utf-8", errors="replace")
+        # Python knows codecs that are no charsets, and takes the square of the length for some of them.
+        return body.decode(charset if _CHARSET.fullmatch(charset) else "utf-8", errors="replace")
     except LookupError:  # a charset that Python does not know
         return body.decode("utf-8", errors="replace")
 
@@ -167,11 +181,16 @@ def _refusal(response: ClientResponse, body: bytes) -> str:
     text = f"the server answered {response.status}{phrase}"
     content_type = response.content_type
     if _TEXT_TYPES.match(content_type) and content_type != "text/html":
-        said = redact(" ".join(_decoded(response, body).split()))
+        said = " ".join(redact_within(_decoded(response, body), _ERROR_BYTES // 4).split())
         if said and said != phrase.strip():
             text += ": " + (said if len(said) <= _ERROR_CHARS else said[: _ERROR_CHARS - 1] + "…")
     return text
 
 
 def _reason(status: int) -> str:
-    return "unavailable" if status >= 500 or status in (408, 425, 429) else "failed"
+    if status == 429:
+        return "rate_limited"
+    if status in (408, 425):
+        return "unavailable"
+    # Also 502 to 504: what is behind a gateway may have given up on this very request.
+    return "server_error" if status >= 500 else "failed"

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any
 
+from rlenv._deadline import Expired
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import Image
 from rlenv.tools._pipes import ended
@@ -29,7 +30,10 @@ from rlenv.tools.base import ToolContext, ToolOutput
 __all__ = ["Workers"]
 
 _START_S = 60.0
-_GRACE_S = 1.0
+_SOONER_S = 0.05
+_LARGE = 256_000
+_TICKS = os.sysconf("SC_CLK_TCK")
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _PIECE = 262_144
 # The path comes first: rlenv itself may stand on a folder that only this process knows of.
 _PROGRAM = (
@@ -108,11 +112,20 @@ class _Worker:
         self.is_usable = False
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, len(request).to_bytes(8, "big") + request)
-            answer, text = unpacked(await self._frame())
+            frame = await self._frame()
+            answer, text = unpacked(frame) if len(frame) <= _LARGE else await asyncio.to_thread(unpacked, frame)
             result = _output(answer, text)
-        except (_Gone, OSError, ValueError, KeyError, TypeError) as error:
+        except (_Gone, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             details = {"process": await self._how()}
-            raise ToolFailed(f"the tool {self._name} failed: its process ended", details=details) from error
+            # A signal from outside says nothing about the call; whatever else ends a process, the call may have done.
+            status = self._process.poll()
+            reason = "worker" if status is not None and -status in _FROM_OUTSIDE else "crashed"
+            raise ToolFailed(
+                f"the tool {self._name} failed: its process ended",
+                reason=reason,
+                retryable=reason == "worker",
+                details=details,
+            ) from error
         self.is_usable = True
         if isinstance(result, Exception):
             raise result
@@ -166,6 +179,25 @@ class _Worker:
         frame = bytes(memoryview(self._received)[8 : 8 + size])
         self._received.clear()  # nothing follows an answer: a worker is asked one thing at a time
         return frame
+
+    def why_late(self, since: float, cpu_before: float) -> str:
+        """What the time of a call went to that has not ended, in the words of `rlenv.reasons`."""
+        state, cpu_s = self.at_work()
+        if state in "Tt":  # something stopped it
+            return "stalled"
+        if cpu_s - cpu_before >= (time.monotonic() - since) / 2:
+            return "timeout"
+        return "stalled" if state == "R" else "late"
+
+    def at_work(self) -> tuple[str, float]:
+        """The process's state, as one letter of `ps`, and the processor time that it has used; "?" where unknown."""
+        try:
+            with open(f"/proc/{self._process.pid}/stat", encoding="ascii", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            # utime, stime and those of children that have ended (proc(5))
+            return fields[0], sum(map(int, fields[11:15])) / _TICKS
+        except (OSError, ValueError, IndexError):
+            return "?", 0.0
 
     async def _how(self) -> str:
         """How the process ended, for the author."""
@@ -244,22 +276,31 @@ class Workers:
         """Calls the function in a worker; cancelled, or at the call's deadline, the worker is killed.
 
         Raises:
-            ToolFailed: the function declared a failure, its process ended, or the deadline passed.
+            ToolFailed: the function declared a failure, or its process ended.
+            Expired: the deadline passed; with what the time went to.
             EpisodeError: the function raised it, or no worker could be started.
         """
         asked = {"arguments": arguments, "task": call.task if with_task else {}, "seed": call.seed}
+        left = max(0.0, call.deadline - time.monotonic())
+        reason = "busy"
         try:
-            # The executor ends a call at its deadline; the grace leaves that, and the text for it, to the executor.
-            async with asyncio.timeout(max(0.0, call.deadline - time.monotonic()) + _GRACE_S), self._places:
+            # A little before the executor ends the call, which does not know what the time went to.
+            async with asyncio.timeout(left - min(_SOONER_S, left / 20)), self._places:
                 worker = self._taken()
                 try:
+                    reason = "worker"
                     await worker.ready()
                     asked["seconds"] = call.deadline - time.monotonic()
-                    return await worker.call(json.dumps(asked, default=_plain).encode())
+                    since, (_, cpu_s) = time.monotonic(), worker.at_work()
+                    try:
+                        return await worker.call(json.dumps(asked, default=_plain).encode())
+                    except asyncio.CancelledError:
+                        reason = worker.why_late(since, cpu_s)
+                        raise
                 finally:
                     self._give_back(worker)
         except TimeoutError as error:
-            raise ToolFailed(f"the tool {self._name} did not end in time", reason="timeout") from error
+            raise Expired(None, reason=reason) from error
 
     def _taken(self) -> _Worker:
         self._dying = [process for process in self._dying if process.poll() is None]

@@ -112,14 +112,15 @@ def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
     if played.failure is not None and played.answer is None:
         if is_invalid:
             raise EpisodeError(f"the agent {name} failed: {played.failure.message}", reason=played.failure.reason)
-        raise ToolFailed(f"the agent {name} is not available at the moment", retryable=True, details=details)
+        text = f"the agent {name} is not available at the moment"
+        raise ToolFailed(text, reason="unavailable", retryable=True, details=details)
     if played.answer is not None:
         return ToolOutput(played.answer, played.answer, details=details)
     last = played.turns[-1].parsed.content.strip() if played.turns else ""
     if played.terminated and last:
         return ToolOutput(last, last, details=details)
     if played.reason == "time":
-        raise ToolFailed(f"the agent {name} did not answer within its time", reason="timeout", details=details)
+        raise ToolFailed(f"the agent {name} did not answer within its time", reason="late", details=details)
     raise ToolFailed(f"the agent {name} gave no answer within its limits ({played.reason})", details=details)
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import orjson
 from pydantic import Field
 
+from rlenv._json_limits import TooMuchJson, read_json
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.spec import Bool, Int, Text, ToolSpec
@@ -132,8 +133,8 @@ def _output(answer: Answer, select: Callable[[Any], Any] | None, max_bytes: int)
     value: Any = answer.text
     if _JSON_TYPE.match(answer.content_type):
         try:
-            value = orjson.loads(answer.text)
-        except orjson.JSONDecodeError:
+            value = read_json(answer.text.encode(), max_bytes=2 * max_bytes)
+        except ValueError:
             value = answer.text
     return ToolOutput(answer.text or f"(no content, status {answer.status})", value)
 
@@ -153,11 +154,13 @@ def _selected(answer: Answer, select: Callable[[Any], Any], max_bytes: int) -> T
 
 def _json_of(answer: Answer, max_bytes: int) -> Any:
     if answer.is_cut:
-        raise ToolFailed(f"the server's answer is longer than {max_bytes} bytes")
+        raise ToolFailed(f"the server's answer is longer than {max_bytes} bytes", reason="too_large")
     try:
-        return orjson.loads(answer.text)
-    except orjson.JSONDecodeError as error:
-        raise ToolFailed("the server's answer is not JSON") from error
+        return read_json(answer.text.encode(), max_bytes=4 * max_bytes)
+    except TooMuchJson as error:
+        raise ToolFailed(f"the server's answer is too much: {error}", reason="too_large") from error
+    except ValueError as error:
+        raise ToolFailed("the server's answer is not JSON", reason="server_error") from error
 
 
 def _search_r1(answer: Answer, max_bytes: int) -> ToolOutput:
@@ -172,7 +175,8 @@ def _search_r1(answer: Answer, max_bytes: int) -> ToolOutput:
             title, _, text = contents.partition("\n")
             value.append({"title": title, "text": text, "score": one.get("score")})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ToolFailed("the server's answer is not of the form that this tool reads") from error
+        text = "the server's answer is not of the form that this tool reads"
+        raise ToolFailed(text, reason="server_error") from error
     shown = [f"Doc {number}(Title: {one['title']}) {one['text']}" for number, one in enumerate(value, start=1)]
     return ToolOutput("\n".join(shown) or "no documents match", value)
 

@@ -7,6 +7,7 @@ unless the entry asks for one of each; one that ends is renewed.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlenv._arguments import ArgumentCheck
+from rlenv._schemas import without_unreadable_patterns
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.requirements import Requirement, program
@@ -32,6 +35,7 @@ __all__ = ["KIND", "McpSpec", "changes", "live_listing", "pin_path"]
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _DEFAULT_POOL = 4
+_TOO_LARGE = "the server's answer was too large to be read"
 _SHOWN_DIFFERENCES = 5
 
 
@@ -193,26 +197,52 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
     return tuple(made)
 
 
+def _parameters(tool: ListedTool, server: Server) -> Mapping[str, Any]:
+    """The schema that the server gives, without patterns that cannot be run in bounded time: it checks those itself."""
+    parameters: Mapping[str, Any] = without_unreadable_patterns(tool.parameters)
+    try:
+        ArgumentCheck(parameters, tool=tool.name)
+    except UsageError as error:
+        raise UsageError(
+            f"the server '{server.name}': {error}; leave the tool out with 'exclude: [{tool.name}]', or mend the server"
+        ) from error
+    return parameters
+
+
+def _check_sendable(arguments: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ToolFailed: no JSON can hold them. Met below, it would end the session that other calls are on.
+    """
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
+
+
 def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> Tool:
     from rlenv.tools._mcp.content import as_output
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
     from rlenv.tools._mcp.server import ServerDown
 
     name, remote = _name(spec, tool), tool.name
+    parameters = _parameters(tool, server)
     is_own = spec.scope == "episode"
     size = (spec.size or _DEFAULT_POOL) if spec.scope == "pool" else 1
     key = ("mcp", server.key, size)
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        _check_sendable(arguments)
         scope = call.scope() if is_own else call.shared()
         pool = await scope.get(key, lambda: open_pool(server, size=size))
         try:
             result = await pool.call(remote, arguments, deadline=call.deadline)
         except CallFailed as error:
-            raise ToolFailed(str(error)) from error
+            text = _TOO_LARGE if error.reason == "too_large" else str(error)
+            raise ToolFailed(text, reason=error.reason) from error
         except ServerDied as error:
             text = f"the server of the tool {name} stopped during the call"
-            raise ToolFailed(text, reason="server_died", retryable=True) from error
+            raise ToolFailed(text, reason=error.reason, retryable=True) from error
         except ServerDown as error:
             text = f"the tool {name} is not available at the moment"
             raise ToolFailed(text, reason="server_down", retryable=True) from error
@@ -225,7 +255,7 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> 
     return Tool(
         name=name,
         description=spec.description or tool.description or f"The tool {remote} of {listing.server or server.name}.",
-        parameters=tool.parameters,
+        parameters=parameters,
         run=run,
         mode="async",
         **fields,

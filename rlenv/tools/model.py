@@ -108,8 +108,11 @@ def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFa
     if is_invalid or error.status in _MISCONFIGURED:
         raise error
     if error.status in (400, 413, 422):
-        return ToolFailed(f"the tool {name} could not take this request; it may be too long")
-    return ToolFailed(f"the tool {name} is not available at the moment", retryable=True)
+        return ToolFailed(f"the tool {name} could not take this request; it may be too long", reason="too_large")
+    reason = "unavailable"
+    if error.status is not None:
+        reason = "rate_limited" if error.status == 429 else "server_error"
+    return ToolFailed(f"the tool {name} is not available at the moment", reason=reason, retryable=True)
 
 
 def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequence[Tool]:
@@ -142,7 +145,7 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
             raise tool_failure(name, error, is_invalid=spec.on_failure == "invalid") from error
         text = answer.message.content
         if not text and not answer.message.images:
-            raise ToolFailed(f"the tool {name} gave an empty answer", retryable=True)
+            raise ToolFailed(f"the tool {name} gave an empty answer", reason="server_error", retryable=True)
         details = {"usage": answer.usage.as_dict(), "finish_reason": answer.finish_reason}
         return ToolOutput(text, text, answer.message.images, details)
 

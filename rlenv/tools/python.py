@@ -19,6 +19,7 @@ from rlenv._quick import quick
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.functions import import_function
 from rlenv.registry import Kind
+from rlenv.secrets import redact_within
 from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools._signature import read_signature
 from rlenv.tools.base import CompileContext, DependsOn, Mode, Tool, ToolContext, ToolOutput, common
@@ -242,7 +243,7 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
 
 
 def _message(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
 
 

@@ -22,7 +22,8 @@ from rlenv.calls.cache import MemoryStore, pack, unpack
 from rlenv.calls.disk import DiskStore
 from rlenv.calls.injection import OVERSIZE_CHARS, Injector
 from rlenv.calls.rate import Rate
-from rlenv.calls.shared import SharedPlaces
+from rlenv.calls.shared import SharedPlaces, shared_places
+from rlenv.errors import ResourceError
 from rlenv.messages import Image
 from rlenv.spec import DelaySpec, FaultsSpec
 from rlenv.tools.base import ToolContext, ToolOutput
@@ -293,3 +294,36 @@ def test_only_declared_types_are_coerced() -> None:
     assert coerced({"n": "3"}, check, frozenset(("boolean",))) is None
     assert coerced({"n": "3"}, check, frozenset(("number",))) is None
     assert coerced({"on": "true"}, check, frozenset(("integer", "number"))) is None
+
+
+def test_no_caller_alone_opens_a_breaker_by_what_may_be_its_own_doing() -> None:
+    clock = Clock()
+    breaker = Breaker(failures=3, reset_s=10, clock=clock)
+    for _ in range(20):
+        breaker.failed("one")
+    assert breaker.admits()
+    breaker.failed("another")
+    assert not breaker.admits()
+
+
+def test_failures_that_no_call_brings_about_open_a_breaker_whoever_calls() -> None:
+    breaker = Breaker(failures=3, reset_s=10, clock=Clock())
+    for _ in range(3):
+        breaker.failed()
+    assert not breaker.admits()
+
+
+def test_shared_places_are_made_in_no_folder_of_another_and_through_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    victim = tmp_path / "victim"
+    (tmp_path / "rlenv").mkdir(mode=0o700)
+    (tmp_path / "rlenv" / "places").mkdir(mode=0o700)
+    (tmp_path / "rlenv" / "places" / "tool-4").symlink_to(victim)
+    with pytest.raises(ResourceError, match="cannot open"):
+        shared_places("tool", limit=4)
+    assert not victim.exists()
+    (tmp_path / "rlenv" / "places").chmod(0o777)
+    with pytest.raises(ResourceError, match="only this user can write"):
+        shared_places("other", limit=4)

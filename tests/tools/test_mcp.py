@@ -213,7 +213,7 @@ def test_the_server_sees_no_environment_but_its_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OTHER_SECRET", "never-to-be-seen")
     (result,) = results(lab(env={"TOKEN": "${env:LAB_SECRET}", "PLAIN": "seen"}), ("environment", {}))
     names = {line.partition("=")[0] for line in result.text.splitlines()}
-    assert names - {"LC_CTYPE"} == {"PATH", "TOKEN", "PLAIN"}
+    assert names - {"LC_CTYPE", "RLENV_CALL"} == {"PATH", "TOKEN", "PLAIN"}
     assert "correct-horse-battery" not in result.text
     assert "TOKEN=${env:LAB_SECRET}" in result.text
 
@@ -357,7 +357,7 @@ def test_a_call_that_met_a_dying_server_may_be_tried_again() -> None:
         return raised.value
 
     failure = within(work)
-    assert (failure.reason, failure.retryable) == ("server_died", True)
+    assert (failure.reason, failure.retryable) == ("crashed", True)
 
 
 def test_a_server_that_cannot_live_is_started_less_and_less_often() -> None:

@@ -43,6 +43,9 @@ def do(what: str, path: str = "") -> Any:
         while True: pass
     if what == "exit": os._exit(3)
     if what == "signal": os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if what == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if what == "sleep": time.sleep(600)
     if what == "fork_and_exit":
         if os.fork() == 0: time.sleep(600)
         os._exit(4)
@@ -401,3 +404,24 @@ def test_what_no_process_can_have_is_refused(folder: Path, function: str, keys: 
     with pytest.raises(UsageError) as failed:
         compiled(folder, function, **keys)
     assert says in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason", "whose"),
+    [
+        ("exit", "crashed", "unclear"),
+        ("signal", "crashed", "unclear"),
+        ("kill", "worker", "infrastructure"),
+        ("stop", "stalled", "infrastructure"),
+        ("sleep", "late", "unclear"),
+        ("too_big", "failed", "policy"),
+    ],
+)
+def test_a_failure_in_a_process_says_whose_it_is(folder: Path, what: str, reason: str, whose: str) -> None:
+    async def steps(call: Call) -> None:
+        assert (await call(what="text")).outcome == "ok"
+        found = await call(what=what, seconds=3.0 if what in ("stop", "sleep") else 60.0)
+        assert (found.reason, found.whose) == (reason, whose)
+        assert (await call(what="text")).outcome == "ok"
+
+    session(compiled(folder, "do"), steps)

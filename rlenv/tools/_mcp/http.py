@@ -6,6 +6,7 @@ a connection that fails becomes an error response to its own request, so that on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,47 +16,86 @@ import orjson
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
-__all__ = ["LOST", "MAX_BODY_BYTES", "UNREACHABLE", "open_http", "open_sse"]
+from rlenv._json_limits import TooMuchJson
+from rlenv.tools._mcp.events import Events, looked_at
+from rlenv.tools._mcp.limits import MAX_MESSAGE_BYTES, TOO_LARGE, Gate
+
+__all__ = ["LOST", "UNREACHABLE", "open_http", "open_sse"]
 
 UNREACHABLE = -32081
 """The code of a request that did not reach the server, or whose answer was cut off; in the range that JSON-RPC leaves
 to implementations."""
 LOST = -32082
 """The code of a request to a server that does not know the session: it was started anew. It was not run."""
-MAX_BODY_BYTES = 64 * 1024 * 1024
 # The pool looks at every connection that it keeps for every request, so it keeps few; calls wait elsewhere, not in it.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+_SHOWN_OF_REQUEST = 500
+_GOODBYE_S = 2.0
+_MAX_SESSION_ID = 1_024
+_MAX_SSE_BYTES = 1_000_000
 _READ_S = 3600.0  # calls have time limits of their own
 
 
 class _Careful(httpx2.AsyncBaseTransport):
-    """Sends requests; what goes wrong underneath is an answer with a JSON-RPC error in it."""
+    """Sends requests; what goes wrong underneath is an answer with a JSON-RPC error in it, and what is too much too."""
 
     def __init__(self, on_lost: Callable[[], None], *, is_sse: bool) -> None:
-        self._inner = httpx2.AsyncHTTPTransport(limits=_LIMITS)
+        self._inner = httpx2.AsyncHTTPTransport(limits=_LIMITS, trust_env=False)
         self._on_lost = on_lost
         self._is_sse = is_sse
+        self._gate = Gate()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method != "DELETE":
+            return await self._handled(request)
+        try:
+            async with asyncio.timeout(_GOODBYE_S):  # whoever closes a session waits for the answer
+                return await self._handled(request)
+        except TimeoutError:
+            return _error(request, UNREACHABLE, "the server does not answer", status=503)
+
+    async def _handled(self, request: httpx2.Request) -> httpx2.Response:
         is_post = request.method == "POST"
+        # A few bytes of a compressed answer may stand for gigabytes.
+        request.headers["accept-encoding"] = "identity"
+        if (
+            is_post and b'"method":' in request.content[:_SHOWN_OF_REQUEST]
+        ):  # not an answer to the server's own requests
+            self._gate.asked()
         try:
             response = await self._inner.handle_async_request(request)
+            _without_cookies(response)
             if is_post and response.status_code == 404 and MCP_SESSION_ID in request.headers:
                 await response.aclose()
                 self._on_lost()
                 return _error(request, LOST, "the server does not know this session", status=404)
-            if is_post and "text/event-stream" not in response.headers.get("content-type", ""):
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                await response.aclose()
+                return _error(request, TOO_LARGE, "the server sent a compressed answer", status=502)
+            if "text/event-stream" not in response.headers.get("content-type", "").lower():
                 return await _whole(request, response)
+            return _streamed(request, response, self._events(is_answer=is_post))
         except httpx2.TransportError as error:
             if not is_post:
                 raise
             if self._is_sse:  # its answers come another way, so nothing would tell the one who waits
                 self._on_lost()
             return _error(request, UNREACHABLE, f"the server cannot be reached ({type(error).__name__})", status=503)
-        return response
+
+    def _events(self, *, is_answer: bool) -> Events:
+        # The SDK's older transport ends its session at an event of a megabyte.
+        return Events(self._gate, is_answer=is_answer, max_bytes=_MAX_SSE_BYTES if self._is_sse else MAX_MESSAGE_BYTES)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _without_cookies(response: httpx2.Response) -> None:
+    """What a server wants remembered is its session's id: a jar would grow with every answer."""
+    if "set-cookie" in response.headers:
+        del response.headers["set-cookie"]
+    if len(response.headers.get(MCP_SESSION_ID, "")) > _MAX_SESSION_ID:
+        del response.headers[MCP_SESSION_ID]
 
 
 async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
@@ -64,13 +104,45 @@ async def _whole(request: httpx2.Request, response: httpx2.Response) -> httpx2.R
     try:
         async for chunk in response.stream:
             body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return _error(request, UNREACHABLE, f"the server sent more than {MAX_BODY_BYTES:,} bytes", status=502)
+            if len(body) > MAX_MESSAGE_BYTES:
+                message = f"the server sent more than {MAX_MESSAGE_BYTES:,} bytes"
+                return _error(request, TOO_LARGE, message, status=502)
     finally:
         await response.aclose()
+    whole = bytes(body)
+    if "json" in response.headers.get("content-type", "").lower():
+        try:
+            await looked_at(whole)
+        except TooMuchJson as error:
+            return _error(request, TOO_LARGE, f"the server's answer is too much: {error}", status=502)
     return httpx2.Response(
-        response.status_code, headers=response.headers, content=None, request=request, stream=_Body(bytes(body))
+        response.status_code, headers=response.headers, content=None, request=request, stream=_Body(whole)
     )
+
+
+def _streamed(request: httpx2.Request, response: httpx2.Response, events: Events) -> httpx2.Response:
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    stream = _Screened(response, events)
+    return httpx2.Response(response.status_code, headers=response.headers, content=None, request=request, stream=stream)
+
+
+class _Screened(httpx2.AsyncByteStream):
+    """The events of a stream that are let through."""
+
+    def __init__(self, response: httpx2.Response, events: Events) -> None:
+        self._response = response
+        self._events = events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        assert isinstance(self._response.stream, httpx2.AsyncByteStream)
+        async for chunk in self._response.stream:
+            async for event in self._events.of(chunk):
+                yield event
+            if self._events.is_over:
+                return
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
 
 
 class _Body(httpx2.AsyncByteStream):
@@ -93,8 +165,8 @@ async def open_http(url: str, *, headers: Mapping[str, str], on_lost: Callable[[
     timeout = httpx2.Timeout(30.0, read=_READ_S)
     transport = _Careful(on_lost, is_sse=False)
     async with (
-        httpx2.AsyncClient(headers=dict(headers), timeout=timeout, transport=transport) as client,
-        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BODY_BYTES) as streams,
+        httpx2.AsyncClient(headers=dict(headers), timeout=timeout, transport=transport, trust_env=False) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=2 * MAX_MESSAGE_BYTES) as streams,
     ):
         yield streams
 
@@ -106,7 +178,8 @@ async def open_sse(url: str, *, headers: Mapping[str, str], on_lost: Callable[[]
     def client(
         headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
     ) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(headers=headers, timeout=timeout, transport=_Careful(on_lost, is_sse=True))
+        transport = _Careful(on_lost, is_sse=True)
+        return httpx2.AsyncClient(headers=headers, timeout=timeout, transport=transport, trust_env=False)
 
     async with sse_client(url, headers=dict(headers), sse_read_timeout=_READ_S, httpx_client_factory=client) as streams:
         yield streams

@@ -14,12 +14,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, CallToolResult
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, CallToolResult
 
 from rlenv import secrets
+from rlenv._deadline import Expired
 from rlenv._hosted import Hosted
 from rlenv.errors import ResourceError
 from rlenv.tools._mcp.http import LOST, UNREACHABLE
+from rlenv.tools._mcp.limits import TOO_LARGE
 from rlenv.tools._mcp.server import Connection, Server, ServerDown, connect
 
 __all__ = ["CallFailed", "Pool", "ServerDied", "open_pool"]
@@ -34,6 +36,9 @@ _SHOWN_STDERR = 1_000
 # and client/streamable_http.py).
 _SESSION_ENDED = "Connection closed"
 _ANSWER_CUT = "SSE stream"
+_MOST_SAID = 4_000
+_SOONER_S = 0.05
+_REASONS = {INVALID_PARAMS: "bad_arguments", TOO_LARGE: "too_large"}
 
 Connect = Callable[..., AbstractAsyncContextManager[Connection]]
 
@@ -42,11 +47,25 @@ _starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
 
 
 class ServerDied(Exception):
-    """The server ended, or could not be reached, while it had the call: whether the call was run is not known."""
+    """The server ended, or could not be reached, while it had the call: whether the call was run is not known.
+
+    `reason` is a word of `rlenv.reasons`: a server that ends by itself may have been brought to it by the call.
+    """
+
+    def __init__(self, message: str, *, reason: str = "server_died") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CallFailed(Exception):
-    """The server answered a call with an error of the protocol; the message is the server's."""
+    """The server answered a call with an error of the protocol; the message is the server's.
+
+    `reason` is a word of `rlenv.reasons`.
+    """
+
+    def __init__(self, message: str, *, reason: str = "server_error") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def _place_to_start() -> asyncio.Semaphore:
@@ -119,6 +138,7 @@ class Link:
             CallFailed: the server refused it.
             ServerDied: the server ended during the call.
             ServerDown: the server cannot be opened again at the moment.
+            Expired: the deadline has come; `stalled` where something has stopped the server.
             ResourceError: it could not be opened several times in a row.
         """
         self.in_flight += 1
@@ -137,21 +157,42 @@ class Link:
         if connection is None:
             connection = await self._connected()
         try:
-            return await connection.client.call_tool(name, dict(arguments))
+            left = deadline - time.monotonic()
+            # A little before the executor ends the call, which does not know what the server was at.
+            async with asyncio.timeout(left - min(_SOONER_S, left / 20)):
+                return await connection.call(name, arguments)
+        except TimeoutError as error:
+            is_stopped = connection.child is not None and connection.child.is_stopped
+            if is_stopped:
+                self._forget(connection)
+            else:
+                self._suspect(connection)
+            raise Expired(None, reason="stalled" if is_stopped else "late") from error
         except MCPError as error:
-            code, message = error.error.code, error.error.message
+            code, message = error.error.code, error.error.message[:_MOST_SAID]
             if code == LOST:
                 raise _NotRun(message) from error
             if code == CONNECTION_CLOSED and message == _SESSION_ENDED:
                 self._forget(connection)
             was_cut = code == CONNECTION_CLOSED and message.startswith(_ANSWER_CUT)
             if was_cut or code == UNREACHABLE or self.current is not connection:
-                raise ServerDied(message) from error
-            raise CallFailed(message) from error
+                raise ServerDied(message, reason=await self._death(connection)) from error
+            raise CallFailed(message, reason=_REASONS.get(code, "server_error")) from error
+        except (ValueError, RuntimeError) as error:  # the SDK could not read the answer
+            raise CallFailed("the server's answer is not of the protocol") from error
         except asyncio.CancelledError:
             if time.monotonic() >= deadline:
                 self._suspect(connection)
             raise
+
+    async def _death(self, connection: Connection) -> str:
+        """Whose doing the end of a connection is: a signal comes from outside, an exit from what the server was at."""
+        child = connection.child
+        if child is None:
+            return "server_died"
+        if not await child.has_exited():
+            return "server_died"
+        return "server_died" if child.was_killed else "crashed"
 
     async def aclose(self) -> None:
         """Ends the session and everything that is under way for it."""
@@ -208,8 +249,10 @@ class Link:
             await host.aclose()
         child = report.child if report is not None else None
         if child is not None:  # only now is it known how the process ended
-            said = f"; its standard error ends with: {child.stderr[-_SHOWN_STDERR:]}" if child.stderr else ""
-            _log.warning("MCP server '%s' ended by itself (%s)%s", self._server.name, child.fate, said)
+            last = child.last_words(_SHOWN_STDERR)
+            said = f"; its standard error ends with: {last}" if last else ""
+            how = f"was ended: {child.fault}" if child.fault else f"ended by itself ({child.fate})"
+            _log.warning("MCP server '%s' %s%s", self._server.name, how, said)
 
     def _forget(self, connection: Connection) -> None:
         if self.current is connection:
@@ -230,7 +273,7 @@ class Link:
             if self.current is connection:
                 _log.warning("MCP server '%s' does not answer any more; it is replaced", self._server.name)
                 self._forget(connection)
-        except (MCPError, ValueError):
+        except (MCPError, ValueError, RuntimeError):
             pass  # it answers
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlenv._bounded import cut_middle, encodable, size
 from rlenv.errors import UsageError
 from rlenv.paths import read_file
 
@@ -18,6 +20,12 @@ __all__ = ["ListedTool", "Listing", "differences", "discover", "read_pin", "writ
 
 _VERSION = 1
 _PAGES = 100
+_MAX_TOOLS = 1_000
+_MAX_CHARS = 8_000_000
+_MAX_NAME = 200
+_MAX_DESCRIPTION = 16_384
+# What no description is written in: control characters but for tab and newline, and marks that turn text around.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SLACK_S = 15.0
 
 
@@ -121,17 +129,28 @@ async def _ask(server: Any) -> Listing:
             async with asyncio.timeout(server.start_timeout_s):
                 tools: list[ListedTool] = []
                 cursor: str | None = None
+                known = chars = 0
                 for _ in range(_PAGES):
                     page = await connection.client.list_tools(cursor=cursor)
                     tools += [_listed(tool) for tool in page.tools]
+                    chars += size([(tool.description, tool.parameters) for tool in tools[known:]], _MAX_CHARS)
+                    known = len(tools)
+                    if known > _MAX_TOOLS or chars > _MAX_CHARS:
+                        raise UsageError(
+                            f"the MCP server '{server.name}' ({server.address}) lists more than {_MAX_TOOLS:,} tools, "
+                            f"or more than {_MAX_CHARS:,} characters of them"
+                        )
                     cursor = page.next_cursor
                     if cursor is None:
                         break
             info = connection.client.server_info
-            return Listing(info.name if info else "", info.version if info else "", tuple(tools))
+            names = (_clean(info.name, _MAX_NAME), _clean(info.version, _MAX_NAME)) if info else ("", "")
+            return Listing(*names, tuple(tools))
     except ServerDown as error:
         raise UsageError(str(error)) from error
-    except (MCPError, TimeoutError, ValueError) as error:
+    except (MCPError, TimeoutError, ValueError, RuntimeError, BaseExceptionGroup) as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         raise UsageError(
             f"the MCP server '{server.name}' ({server.address}) does not list its tools: {error}"
         ) from error
@@ -139,15 +158,31 @@ async def _ask(server: Any) -> Listing:
 
 def _listed(tool: Any) -> ListedTool:
     # The model reads the schema: what only names the dialect of JSON Schema is left out.
-    schema = {key: value for key, value in tool.input_schema.items() if key != "$schema"}
+    schema = {key: _described(value) for key, value in tool.input_schema.items() if key != "$schema"}
     notes = tool.annotations
     return ListedTool(
-        tool.name,
-        (tool.description or "").strip(),
+        tool.name[:_MAX_NAME],
+        _clean(tool.description or "", _MAX_DESCRIPTION).strip(),
         {**schema, "type": "object"},
         notes.read_only_hint if notes else None,
         notes.idempotent_hint if notes else None,
     )
+
+
+def _clean(text: str, limit: int) -> str:
+    return cut_middle(_CONTROL.sub("", encodable(text)), limit)
+
+
+def _described(schema: Any) -> Any:
+    """The same schema; what it says to people is cleaned."""
+    if isinstance(schema, dict):
+        return {
+            key: _clean(value, _MAX_DESCRIPTION)
+            if key in ("title", "description", "$comment") and isinstance(value, str)
+            else _described(value)
+            for key, value in schema.items()
+        }
+    return [_described(one) for one in schema] if isinstance(schema, list) else schema
 
 
 def read_pin(path: Path, entry: str) -> Listing:

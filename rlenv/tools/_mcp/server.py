@@ -69,6 +69,27 @@ class Connection:
     def is_open(self) -> bool:
         return not self.is_lost and (self.child is None or self.child.is_open)
 
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> types.CallToolResult:
+        """One call of a tool.
+
+        The SDK's own call would check the answer on the event loop against the schema that the server gives for it,
+        which may take for ever; nothing here reads by that schema.
+
+        Raises:
+            MCPError: the server answered with an error.
+            ValueError: the answer is none of a tool, or asks for something in its turn.
+        """
+        params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        request = types.CallToolRequest(params=params)
+        try:
+            return await self.client.session.send_request(request, types.CallToolResult)
+        except MCPError as error:
+            if error.error.code != types.HEADER_MISMATCH:
+                raise
+        # The server wants arguments in headers, as its list of tools says; it has not run the call.
+        await self.client.list_tools()
+        return await self.client.session.send_request(request, types.CallToolResult)
+
 
 @asynccontextmanager
 async def connect(server: Server, *, on_end: Callable[[Connection], None] | None = None) -> AsyncIterator[Connection]:
@@ -114,8 +135,12 @@ async def connect(server: Server, *, on_end: Callable[[Connection], None] | None
 
 
 def _client(server: Server, streams: AbstractAsyncContextManager[Any]) -> Client:
+    is_said = False
+
     async def heard(message: Any) -> None:
-        if isinstance(message, types.ToolListChangedNotification):
+        nonlocal is_said
+        if isinstance(message, types.ToolListChangedNotification) and not is_said:
+            is_said = True
             _log.info(
                 "MCP server '%s' changed its tools; the environment keeps those it was compiled with", server.name
             )
@@ -140,8 +165,10 @@ def _why(server: Server, child: Child | None, reason: str) -> str:
     if child is None:
         return f"the MCP server '{server.name}' ({server.address}) cannot be reached: {reason}"
     fate = "" if child.is_open else f" ({child.fate})"
-    last = " | ".join(child.stderr[-_SHOWN_STDERR:].splitlines())
+    last = " | ".join(child.last_words(_SHOWN_STDERR).splitlines())
     said = f"; it wrote: {last}" if last else ""
+    if child.fault:
+        said = f"; {child.fault}{said}"
     if child.garbage:
         said = f"; {child.garbage} lines on its standard output were no messages{said}"
     return f"the MCP server '{server.name}' ({server.address}) does not start: {reason}{fate}{said}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -22,16 +23,29 @@ from typing import Any
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
+
+from rlenv.secrets import redact
+from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, Gate, read_message, too_long
+from rlenv.tools._process import MARK, sweep
 
 __all__ = ["Child", "child_environment", "open_child"]
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""A longer line ends the connection: nothing a model reads is that long."""
-_STDERR_BYTES = 4_096
+_SHOWN_OF_SKIPPED = 300
+_SKIPPED_COSTS = 16
+"""Bytes that are thrown away cost this much less than bytes that are read."""
+_LINES_AT_ONCE = 200
+_HOLD_S = 0.5
+"""For so long nothing is read of a server that sends far more than it was asked for."""
+_MAX_UNSENT_BYTES = 8 * 1024 * 1024
+"""A server that leaves more than this unread is ended: what waits to be sent is held here."""
+_STDERR_BYTES = 16_384
+# A server that writes more than this on its standard error is read no faster.
+_STDERR_PER_PAUSE, _STDERR_PAUSE_S = 1_000_000, 0.5
 _GRACE_S = 1.0
 _DRAIN_S = 0.2
 _PAUSE_AT, _RESUME_AT = 256, 32
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 def child_environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -44,18 +58,18 @@ def child_environment(given: Mapping[str, str]) -> dict[str, str]:
 class _Incoming:
     """Messages that have come and not been read; ends with `end()`."""
 
-    def __init__(self, pause: Callable[[bool], None]) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         self._items: deque[SessionMessage | Exception] = deque()
         self._waiting: asyncio.Future[None] | None = None
-        self._pause = pause
-        self._is_paused = False
+        self._changed = changed
+        self.is_paused = False
         self.is_ended = False
 
     def put(self, item: SessionMessage | Exception) -> None:
         self._items.append(item)
-        if not self._is_paused and len(self._items) > _PAUSE_AT:
-            self._is_paused = True
-            self._pause(True)
+        if not self.is_paused and len(self._items) > _PAUSE_AT:
+            self.is_paused = True
+            self._changed()
         self._wake()
 
     def end(self) -> None:
@@ -75,9 +89,9 @@ class _Incoming:
                 await self._waiting
             finally:
                 self._waiting = None
-        if self._is_paused and len(self._items) <= _RESUME_AT:
-            self._is_paused = False
-            self._pause(False)
+        if self.is_paused and len(self._items) <= _RESUME_AT:
+            self.is_paused = False
+            self._changed()
         return self._items.popleft()
 
     async def aclose(self) -> None:
@@ -108,6 +122,8 @@ class _Outgoing:
         self._child = child
 
     async def send(self, item: SessionMessage, /) -> None:
+        if isinstance(item.message, JSONRPCRequest):
+            self._child.gate.asked()
         self._child.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
 
     async def aclose(self) -> None:
@@ -128,16 +144,27 @@ class Child(asyncio.SubprocessProtocol):
     `is_open` turns false as soon as its output ends or the process does. `on_end` is called once, then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
         self._transport: asyncio.SubprocessTransport | None = None
         self._line = bytearray()
         self._errors = bytearray()
         self._exited = asyncio.get_running_loop().create_future()
-        self.incoming = _Incoming(self._pause)
+        self.incoming = _Incoming(self._pause_or_resume)
         self.outgoing = _Outgoing(self)
         self.on_end: Callable[[], None] | None = None
+        self.gate = Gate()
         self.garbage = 0
         """Lines on its standard output that were no messages."""
+        self.fault = ""
+        """Why the connection was ended from this side, where it was."""
+        self._errors_since_pause = 0
+        self._skipped_head = b""
+        self._skipped_tail = b""
+        self._in_threads = 0
+        self._unread = bytearray()
+        self._is_held = False
+        self._has_to_end = False
 
     # What asyncio calls.
 
@@ -147,21 +174,77 @@ class Child(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            self._errors += data
+            self._errors += data[-_STDERR_BYTES:]
             del self._errors[:-_STDERR_BYTES]
+            self._errors_since_pause += len(data)
+            if self._errors_since_pause > _STDERR_PER_PAUSE:
+                self._errors_since_pause = 0
+                self._pause(True, fd=2)
+                self._exited.get_loop().call_later(_STDERR_PAUSE_S, self._pause, False, 2)
             return
         if self.incoming.is_ended:
             return
-        self._line += data
-        if b"\n" not in data:
-            if len(self._line) > MAX_MESSAGE_BYTES:
-                self._line.clear()
-                self._end()
-            return
-        *lines, rest = bytes(self._line).split(b"\n")
-        self._line = bytearray(rest)
-        for line in lines:
+        self._unread += data
+        if not self._is_held:
+            self._take()
+
+    def _take(self) -> None:
+        """Reads lines until there are no more, or the session has had what it can bear for now."""
+        pieces = bytes(self._unread).split(b"\n")
+        self._unread = bytearray()
+        last = len(pieces) - 1
+        for index, piece in enumerate(pieces):
+            cost = self._line_goes_on(piece)
+            if index < last:
+                cost += self._line_ended()
+            if self.incoming.is_ended:
+                return
+            if (index < last or cost) and not self.gate.admits(cost):
+                self._hold(pieces[index + 1 :], _HOLD_S)
+                return
+            if index % _LINES_AT_ONCE == _LINES_AT_ONCE - 1:  # others have their turn
+                self._hold(pieces[index + 1 :], 0.0)
+                return
+
+    def _hold(self, rest: list[bytes], seconds: float) -> None:
+        self._unread += b"\n".join(rest)
+        self._is_held = True
+        self._exited.get_loop().call_later(seconds, self._go_on)
+        self._pause_or_resume()
+
+    def _go_on(self) -> None:
+        self._is_held = False
+        if not self.incoming.is_ended:
+            self._take()
+            self._pause_or_resume()
+
+    def _line_goes_on(self, piece: bytes) -> int:
+        """Adds a piece to the line that is coming; what of it counts already."""
+        if self._skipped_head:
+            self._skipped_tail = (self._skipped_tail + piece)[-_SHOWN_OF_SKIPPED:]
+            return len(piece) // _SKIPPED_COSTS
+        self._line += piece
+        if len(self._line) > MAX_MESSAGE_BYTES:
+            # Only its two ends are kept, which say what call it was the answer to.
+            self._skipped_head = bytes(self._line[:_SHOWN_OF_SKIPPED])
+            self._skipped_tail = bytes(self._line[-_SHOWN_OF_SKIPPED:])
+            self._line = bytearray()
+        return 0
+
+    def _line_ended(self) -> int:
+        """Takes the line that has come; its length."""
+        if self._skipped_head:
+            failure = too_long(self._skipped_head, self._skipped_tail)
+            self._skipped_head = self._skipped_tail = b""
+            if failure is not None:
+                self._put(failure)
+            else:
+                self.garbage += 1
+            return 0
+        line, self._line = bytes(self._line), bytearray()
+        if line.strip():
             self._read(line)
+        return len(line)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:
@@ -181,8 +264,31 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def stderr(self) -> str:
-        """The last lines that it wrote on its standard error."""
-        return self._errors.decode(errors="replace").strip()
+        """The last lines that it wrote on its standard error, without the secrets that it was given."""
+        return redact(self._errors.decode(errors="replace")).strip()
+
+    def last_words(self, limit: int) -> str:
+        """The last `limit` characters of its standard error: the names of secrets stand whole, or not at all."""
+        return self.stderr[-limit:]
+
+    async def has_exited(self, seconds: float = _DRAIN_S) -> bool:
+        """True where the process is gone, after a little while."""
+        return await self._has_exited(seconds)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True where something has stopped the process (SIGSTOP), so that it answers nobody."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except (OSError, IndexError):
+            return False
+
+    @property
+    def was_killed(self) -> bool:
+        """True where a signal ended it that a program does not raise by what it does."""
+        code = self._transport.get_returncode() if self._transport is not None else None
+        return code is not None and -code in _FROM_OUTSIDE
 
     @property
     def fate(self) -> str:
@@ -209,6 +315,9 @@ class Child(asyncio.SubprocessProtocol):
         pipe: Any = self._transport.get_pipe_transport(0) if self._transport is not None else None
         if pipe is None or pipe.is_closing() or not self.is_open:
             raise anyio.BrokenResourceError
+        if pipe.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            self._give_up("it does not read what it is sent")
+            raise anyio.BrokenResourceError
         pipe.write(line)
 
     async def stop(self) -> None:
@@ -226,8 +335,9 @@ class Child(asyncio.SubprocessProtocol):
                     break
         finally:
             self._signal(signal.SIGKILL)  # what it started and left behind, and itself where this is cancelled
-            self._end()
+            self._close()
             self._transport.close()
+            await asyncio.to_thread(sweep, self._mark)  # what left its group
 
     async def _has_exited(self, seconds: float) -> bool:
         await asyncio.wait([self._exited], timeout=seconds)
@@ -238,22 +348,61 @@ class Child(asyncio.SubprocessProtocol):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    def _pause(self, is_paused: bool) -> None:
-        pipe: Any = self._transport.get_pipe_transport(1) if self._transport is not None else None
+    def _pause(self, is_paused: bool, fd: int = 1) -> None:
+        pipe: Any = self._transport.get_pipe_transport(fd) if self._transport is not None else None
         if pipe is not None and not pipe.is_closing():
             pipe.pause_reading() if is_paused else pipe.resume_reading()
 
+    def _pause_or_resume(self) -> None:
+        self._pause(self.incoming.is_paused or self._is_held or self._in_threads > 0)
+
     def _read(self, line: bytes) -> None:
-        if not line.strip():
+        if len(line) <= LARGE_BYTES:
+            try:
+                self._put(read_message(line))
+            except ValueError:
+                self.garbage += 1
             return
-        try:
-            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError:
-            self.garbage += 1
+        # Nothing more is read meanwhile, so that no more than a few long lines are ever held.
+        self._in_threads += 1
+        self._pause_or_resume()
+        parsing = asyncio.get_running_loop().run_in_executor(None, read_message, line)
+        parsing.add_done_callback(self._has_read)
+
+    def _has_read(self, parsing: asyncio.Future[JSONRPCMessage | None]) -> None:
+        self._in_threads -= 1
+        if not parsing.cancelled():
+            if parsing.exception() is None:
+                self._put(parsing.result())
+            else:
+                self.garbage += 1
+        if self._in_threads == 0:
+            if self._has_to_end:
+                self._end()
+            self._pause_or_resume()
+
+    def _put(self, message: JSONRPCMessage | None) -> None:
+        if message is None or self.incoming.is_ended:
             return
+        if isinstance(message, JSONRPCNotification) and not self.gate.hears():
+            return
+        if isinstance(message, JSONRPCRequest):
+            self.gate.answers(by_post=False)
         self.incoming.put(SessionMessage(message))
 
+    def _give_up(self, fault: str) -> None:
+        self.fault = self.fault or fault
+        self._line = bytearray()
+        self._signal(signal.SIGKILL)
+        self._close()
+
     def _end(self) -> None:
+        if self._in_threads > 0 and not self.fault:  # what it said last is still being read
+            self._has_to_end = True
+            return
+        self._close()
+
+    def _close(self) -> None:
         self.incoming.end()
         told, self.on_end = self.on_end, None
         if told is not None:
@@ -274,7 +423,11 @@ async def open_child(command: Sequence[str], *, env: Mapping[str, str], cwd: Pat
     loop = asyncio.get_running_loop()
     # Looked up in the PATH that the child gets; the system would look in ours.
     program = _which(command[0], env=env, cwd=cwd)
-    _, child = await loop.subprocess_exec(Child, program, *command[1:], env=dict(env), cwd=cwd, start_new_session=True)
+    mark = secrets.token_hex(16)
+    marked = {**env, MARK: mark}
+    _, child = await loop.subprocess_exec(
+        lambda: Child(mark), program, *command[1:], env=marked, cwd=cwd, start_new_session=True
+    )
     try:
         yield child
     finally:

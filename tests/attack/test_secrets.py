@@ -1,0 +1,179 @@
+"""A secret is found however it is written, before anything is cut, and is never read as anything but a text."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import html
+import io
+import json
+import logging
+import re
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlenv.secrets import redact, redact_value, redact_within, resolve, set_aside
+from rlenv.tools._filling import compile_filling
+
+KEY = "pa/ss&Word\"rd<x>+9='\\s"
+PLAIN = "tok-3c9d8e7f6a5b4c3d2e1f"
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLENV_TEST_ODD", KEY)
+    monkeypatch.setenv("RLENV_TEST_PLAIN", PLAIN)
+    resolve("${env:RLENV_TEST_ODD} ${env:RLENV_TEST_PLAIN}")
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\u{ord(char):04X}" for char in text)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        lambda s: s,
+        json.dumps,
+        lambda s: json.dumps(json.dumps(s)),
+        lambda s: json.dumps(s).replace("/", "\\/"),
+        lambda s: json.dumps(s).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003E"),
+        escaped,
+        lambda s: escaped(s).lower(),
+        html.escape,
+        lambda s: html.escape(html.escape(s)),
+        lambda s: "".join(f"&#{ord(char)};" for char in s),
+        lambda s: "".join(f"&#x{ord(char):X};" for char in s),
+        lambda s: quote(s, safe=""),
+        lambda s: quote(s, safe="").lower() if s == PLAIN else quote(s, safe="").replace("%2F", "%2f"),
+        quote,
+        quote_plus,
+        lambda s: quote(quote(s, safe=""), safe=""),
+        lambda s: repr(s.encode()),
+        lambda s: s.encode().hex(),
+        lambda s: s.encode().hex().upper(),
+        lambda s: "'" + s.replace("'", "''") + "'",
+        lambda s: f"> Authorization: {s}\r\n",
+    ],
+)
+@pytest.mark.parametrize("secret", [KEY, PLAIN])
+def test_every_spelling_is_found_whole(spelling: object, secret: str) -> None:
+    assert callable(spelling)
+    found = redact(f"before {spelling(secret)} after")
+    assert "${env:RLENV_TEST_" in found
+    left = found.replace("${env:RLENV_TEST_ODD}", "").replace("${env:RLENV_TEST_PLAIN}", "")
+    assert re.fullmatch(r"before (>\sAuthorization: )?[b'\"\\]*\s* after", left)
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "user:", "Bearer "])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
+@pytest.mark.parametrize("secret", [KEY, PLAIN])
+def test_base64_is_found_at_every_offset_but_for_its_ends(before: str, encode: object, secret: str) -> None:
+    assert callable(encode)
+    coded = encode((before * 9 + secret + "!").encode()).decode()
+    found = redact(coded)
+    assert "${env:RLENV_TEST_" in found
+    assert len(found.partition("${env:")[2].partition("}")[2].strip()) <= 8
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60), st.text(max_size=60), st.integers(1, 200), st.booleans())
+def test_no_cut_leaves_a_part_of_a_secret(before: str, after: str, limit: int, tail: bool) -> None:
+    text = before * 30 + PLAIN + after * 30
+    found = redact_within(text, limit, tail=tail)
+    assert len(found) <= limit
+    for size in range(8, len(PLAIN)):
+        part = PLAIN[-size:] if tail else PLAIN[:size]
+        assert part not in found or part in before * 30 or part in after * 30
+
+
+def test_what_is_nested_without_end_is_no_error() -> None:
+    deep: object = PLAIN
+    for _ in range(900):
+        deep = [deep]
+    assert PLAIN not in repr(redact_value(deep))
+
+
+def test_no_record_of_any_logger_holds_a_secret() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    log = logging.getLogger("some.library.of.another")
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        log.error("GET %s", f"https://host/?key={quote(PLAIN)}")
+        try:
+            raise ValueError(PLAIN)
+        except ValueError:
+            log.exception("failed")
+    finally:
+        log.removeHandler(handler)
+    assert PLAIN not in stream.getvalue()
+    assert "${env:RLENV_TEST_PLAIN}" in stream.getvalue()
+
+
+def test_a_secret_is_never_read_as_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("abc{{ 7 * 7 }}def", "{% for x in range(9) %}a{% endfor %}", "{{ nothing", "{{ args.x }}-longer"):
+        monkeypatch.setenv("RLENV_TEST_BRACES", value)
+        fill = compile_filling(
+            {"A": "Bearer ${env:RLENV_TEST_BRACES} {{ args.x }}", "B": "${env:RLENV_TEST_BRACES}"},
+            where="headers",
+            parameters={"properties": {"x": {}}},
+            vars={},
+        )
+        filled = fill(args={"x": "${env:RLENV_TEST_PLAIN}"}, task={})
+        assert filled == {"A": f"Bearer {value} ${{env:RLENV_TEST_PLAIN}}", "B": value}
+
+
+def test_marks_of_secrets_differ_each_time() -> None:
+    (first, put), (second, _) = set_aside("${env:RLENV_TEST_PLAIN}"), set_aside("${env:RLENV_TEST_PLAIN}")
+    assert first != second
+    assert put(first) == PLAIN
+    assert put(second) == second
+
+
+def test_an_answer_that_is_cut_within_a_secret_shows_nothing_of_it() -> None:
+    from rlenv.testing.tools import call, context, kept
+    from rlenv.tools.base import CompileContext
+    from rlenv.tools.http import KIND, HttpSpec
+
+    async def echo(request: web.Request) -> web.Response:
+        pad = int(request.query["pad"])
+        status = int(request.query.get("status", "200"))
+        return web.Response(text="A" * pad + request.headers["Authorization"] + "B" * 9_000, status=status)
+
+    async def main() -> list[str]:
+        app = web.Application()
+        app.router.add_get("/", echo)
+        runner = web.AppRunner(app, shutdown_timeout=0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = "http://{}:{}/".format(*runner.addresses[0][:2])
+            spec = HttpSpec.model_validate(
+                {
+                    "kind": "http",
+                    "url": url,
+                    "max_bytes": 300,
+                    "headers": {"Authorization": "${env:RLENV_TEST_PLAIN}"},
+                    "query": {"pad": "{{ args.pad }}", "status": "{{ args.status }}"},
+                    "parameters": {"pad": "integer", "status": "integer"},
+                }
+            )
+            (tool,) = KIND.factory("echo", spec, CompileContext(base=Path()))
+            async with kept(context) as make:
+                return [
+                    (await call(tool, {"pad": pad, "status": status}, within=make())).text
+                    for status in (200, 403)
+                    for pad in range(300 - len(PLAIN) - 2, 302, 3)
+                ]
+        finally:
+            await runner.cleanup()
+
+    for text in asyncio.run(main()):
+        assert PLAIN[:8] not in text
