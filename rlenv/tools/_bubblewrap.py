@@ -224,10 +224,18 @@ def confined(
         os.pwrite(filter_fd, system_call_filter("program" if processes else "single"), 0)
         program = list(argv)
         if has_other_user():
-            # The last is for entering `cwd`; all end with the change of identity.
-            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH"):
+            # The last is for entering `cwd`; all are gone before the program begins.
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH"):
                 sandbox += ["--cap-add", capability]
-            identity = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+            identity = [
+                "--reuid",
+                str(NOBODY),
+                "--regid",
+                str(NOBODY),
+                "--clear-groups",
+                "--inh-caps=-all",
+                "--bounding-set=-all",
+            ]
             program = [str(shutil.which("setpriv")), *identity, "--", *program]
         loop.add_reader(handshake.fileno, started)
         found.argv = (*sandbox, *handshake.options, "--seccomp", str(filter_fd), "--", *program)

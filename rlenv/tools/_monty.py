@@ -8,7 +8,10 @@ threads. To be looked at again with a later version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +24,7 @@ from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools._cell import Outcome, is_plain, plain
 from rlenv.tools._snippet import Snippet, read_snippet
-from rlenv.tools._work import Work, work_of
+from rlenv.tools._work import work_of
 from rlenv.tools.base import Tool, ToolContext
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ _MARGIN_S = 0.25
 """So long before the call's end waiting for a worker is given up."""
 _GRACE_S = 2.0
 """So long after its limit a worker that says nothing is killed."""
-_LOOK_EVERY_S = 1.0
+_LOOK_AGAIN_S = 0.05
+_MOST_SILENT_S = 60.0
+"""A worker that says nothing for so long, and that nobody waits for any more, is replaced."""
 
 # Runs before the code does: a code that calls something `len` or `type` is shown as any other. {name} cannot be
 # guessed, and the value of the last expression stands under it too. What leaves the sandbox is small, whatever it is.
@@ -106,7 +111,14 @@ class _Cell:
     """One piece of code in one worker; each method is called in a thread, one at a time."""
 
     def __init__(
-        self, pool: Monty, spec: CodeSpec, called: Mapping[str, Tool], notebook: _Notebook | None, seed: int
+        self,
+        pool: Monty,
+        spec: CodeSpec,
+        called: Mapping[str, Tool],
+        notebook: _Notebook | None,
+        *,
+        seed: int,
+        most_s: float,
     ) -> None:
         self._spec = spec
         self._called = called
@@ -119,7 +131,8 @@ class _Cell:
         self._snippet: Snippet | None = None
         self._session: Any = pool.checkout(
             limits={
-                "max_feed_duration_secs": spec.time_s,
+                # Only that the worker's own time is up counts, and that is seen from here; see `look`.
+                "max_feed_duration_secs": spec.time_s if work_of(os.getpid()) is None else most_s + 1.0,
                 "max_memory": spec.memory_mb * 1024 * 1024,
                 "max_suspensions": 1_000,
             },
@@ -128,7 +141,8 @@ class _Cell:
         self._is_entered = False
         self._pid: int | None = None
         self._cpu_s = 0.0
-        self._seen: Work | None = None
+        self._until = time.monotonic() + most_s
+        self._ended_for = ""
         self.kept: bytes | None = None
         """The session after the code, where it is kept."""
 
@@ -158,10 +172,30 @@ class _Cell:
             self._is_entered = False
             self._session.__exit__(None, None, None)
 
-    def look(self) -> None:
-        """Looks at the worker while the code runs; called on the event loop, and costs some microseconds."""
-        if self._pid is not None:
-            self._seen = work_of(self._pid)
+    def look(self) -> float:
+        """Stops the worker where the code has used up its time, processor time, whatever else the machine does;
+        otherwise the seconds after which to look again. Called on the event loop, and costs some microseconds."""
+        work = work_of(self._pid) if self._pid is not None else None
+        if work is None:
+            return self._spec.time_s
+        used_s = work.cpu_s - self._cpu_s
+        left_s = self._spec.time_s - used_s
+        if self._size > self._spec.max_bytes:
+            self._end("too_large")
+        elif work.is_stopped:
+            self._end("stalled")
+        elif left_s <= 0:
+            self._end("timeout")
+        elif time.monotonic() >= self._until:
+            self._end("timeout" if used_s >= self._spec.time_s / 2 else "stalled")
+        return max(min(left_s, self._until - time.monotonic()), _LOOK_AGAIN_S)
+
+    def _end(self, reason: str) -> None:
+        if not self._ended_for and self._pid is not None:
+            # The worker is this cell's until the cell gives it back, and that comes after the last look.
+            self._ended_for = reason
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def _cpu_used(self) -> float:
         work = work_of(self._pid) if self._pid is not None else None
@@ -183,16 +217,15 @@ class _Cell:
             return asked if asked is not None else self._finish()
         except monty.MontyCrashedError as error:
             self._state = None
-            if error.timed_out:
-                seen = self._seen
-                has_worked = seen is not None and not seen.is_stopped and self._has_worked(seen.cpu_s)
-                return self._outcome(error=self._late(), reason="timeout" if has_worked else "stalled")
+            if self._ended_for == "too_large":
+                return self._outcome(error="the code printed too much and was stopped", reason="too_large")
+            if self._ended_for or error.timed_out:
+                return self._outcome(error=self._late(), reason=self._ended_for or "stalled")
             return self._outcome(error="the code broke its sandbox and was stopped", reason=_how(str(error)))
         except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
             text = error.display("type-msg")
             if text.startswith("TimeoutError: feed time limit"):
-                has_worked = self._has_worked(self._cpu_used())
-                return self._outcome(error=self._late(), reason="timeout" if has_worked else "stalled")
+                return self._outcome(error=self._late(), reason="timeout")  # no other clock is to be had here
             is_memory = text.startswith("MemoryError")
             if self._spec.session and not is_memory and (refused := self._keep()) is not None:
                 return refused
@@ -202,11 +235,6 @@ class _Cell:
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             # A value that has no counterpart outside (an integer of many digits).
             return self._outcome(error=f"a value cannot leave the sandbox: {error}"[:1_000])
-
-    def _has_worked(self, cpu_s: float) -> bool:
-        """Whether the worker used its time up itself; one that was stopped, or got no processor, did not. Code that
-        prints makes the other side work as well."""
-        return cpu_s - self._cpu_s >= self._spec.time_s / 2 or self._size > self._spec.max_bytes
 
     def _keep(self) -> Outcome | None:
         """Keeps the session; what the call gives instead where that is too large."""
@@ -244,12 +272,12 @@ class _Cell:
         if self._snippet.name is not None:
             ask = _SHOWN.format(name=self.name, most=_MAX_SHOWN)
             told = self._session.feed_run(ask, print_callback=self._print)
-            if type(told) is not tuple or len(told) != 3 or type(told[0]) is not str or not is_plain(told[1]):
+            if type(told) is not tuple or len(told) != 3 or type(told[0]) is not str:
                 return self._outcome(error="the value of the last expression cannot be shown")
             shown, result, is_none = told
-            if is_none:
-                shown = None
-            elif result is None:
+            if is_none is True:
+                shown = result = None
+            elif result is None or not is_plain(result):
                 result = shown
         if self._spec.session and (refused := self._keep()) is not None:
             return refused
@@ -325,7 +353,12 @@ def monty_runner(
         import pydantic_monty
 
         threads = ThreadPool(size=spec.workers)
-        workers = pydantic_monty.Monty(min_processes=1, max_processes=spec.workers, feed_duration_limit_grace=_GRACE_S)
+        workers = pydantic_monty.Monty(
+            min_processes=1,
+            max_processes=spec.workers,
+            request_timeout=max(_MOST_SILENT_S, 10 * spec.time_s),
+            feed_duration_limit_grace=_GRACE_S,
+        )
         await _in_thread(threads, workers.__enter__)
         try:
             yield _Pool(workers, asyncio.Semaphore(spec.workers), threads)
@@ -342,12 +375,22 @@ def monty_runner(
         except TimeoutError as error:
             raise ToolFailed("no worker was free in the code's time", reason="busy", retryable=True) from error
         try:
-            cell = _Cell(pool.workers, spec, called, notebook, call.seed)
+            left_s = max(call.deadline - time.monotonic() - 2 * _MARGIN_S, _MARGIN_S)
+            cell = _Cell(pool.workers, spec, called, notebook, seed=call.seed, most_s=left_s)
             try:
-                step = await _in_thread(pool.threads, cell.start, code, give_up=cell.release, look=cell.look)
+                step = await _in_thread(
+                    pool.threads, cell.start, code, give_up=cell.release, look=cell.look, first_look_s=spec.time_s
+                )
                 while isinstance(step, _Asked):
                     answers = await _answers(step, called, call, made)
-                    step = await _in_thread(pool.threads, cell.answer, answers, give_up=cell.release, look=cell.look)
+                    step = await _in_thread(
+                        pool.threads,
+                        cell.answer,
+                        answers,
+                        give_up=cell.release,
+                        look=cell.look,
+                        first_look_s=_LOOK_AGAIN_S,
+                    )
             finally:
                 await asyncio.shield(asyncio.ensure_future(_in_thread(pool.threads, cell.release)))
         finally:
@@ -396,7 +439,8 @@ async def _in_thread(
     function: Callable[..., Any],
     *arguments: Any,
     give_up: Callable[[], None] | None = None,
-    look: Callable[[], None] | None = None,
+    look: Callable[[], float] | None = None,
+    first_look_s: float = 0.0,
 ) -> Any:
     job = threads.submit(function, *arguments)
     loop = asyncio.get_running_loop()
@@ -405,11 +449,10 @@ async def _in_thread(
     def again() -> None:
         nonlocal timer
         assert look is not None
-        look()
-        timer = loop.call_later(_LOOK_EVERY_S, again)
+        timer = loop.call_later(look(), again)
 
     if look is not None:
-        timer = loop.call_later(_LOOK_EVERY_S, again)
+        timer = loop.call_later(first_look_s, again)
     try:
         await job.done
     finally:

@@ -79,9 +79,14 @@ async def _working_folder(folder: Path | None) -> AsyncIterator[str]:
 
 
 def _remove(folder: str) -> None:
-    for place, _, _ in os.walk(folder):  # a program may have locked its own folders
-        with contextlib.suppress(OSError):
-            os.chmod(place, stat.S_IRWXU)
+    with contextlib.suppress(OSError):
+        os.chmod(folder, stat.S_IRWXU)
+    for place, folders, _ in os.walk(folder):
+        for name in folders:  # a program may have locked its own folders, and linked to others'
+            path = os.path.join(place, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
     shutil.rmtree(folder, ignore_errors=True)
 
 

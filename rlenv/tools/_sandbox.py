@@ -75,10 +75,9 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
     argv += ["--perms", "0755", "--dir", "/tmp", "--remount-ro", "/"]
     for name, value in (("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0"), ("TZ", "UTC")):
         argv += ["--setenv", name, value]
-    python = (
-        Path(sysconfig.get_config_var("BINDIR") or sys.base_prefix + "/bin")
-        / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    )
+    python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if not python.exists():
+        python = Path(sysconfig.get_config_var("BINDIR") or "/usr/bin") / python.name
     return [*argv, "--chdir", "/", "--", str(python), "-I", "-S", "-X", "utf8", "/zygote.py"]
 
 
@@ -199,6 +198,11 @@ class _Sandbox:
                 if said.done():
                     break
                 judged, wait_s = self._judged(time_s, time.monotonic() - begun, is_last=time.monotonic() >= latest)
+                if judged == "stalled":  # or it has ended at this moment, and that is about to be said
+                    await asyncio.wait((said,), timeout=_MARGIN_S)
+                    if said.done():
+                        judged = ""
+                        break
             if judged:
                 with contextlib.suppress(OSError):
                     self._socket.send(b"k")
@@ -210,7 +214,7 @@ class _Sandbox:
             return None, judged
         answer: dict[str, Any] = json.loads(line)
         self.is_usable = bool(answer["is_clean"])
-        if judged and answer["was_stopped"]:
+        if answer["was_stopped"]:
             judged = "stalled"
         return answer, judged
 

@@ -162,7 +162,8 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     limits = {
         resource.RLIMIT_AS: (wanted["memory"],) * 2,
-        resource.RLIMIT_CPU: (math.ceil(wanted["time_s"]), math.ceil(wanted["time_s"]) + 1),
+        # A second belt: who asked looks first.
+        resource.RLIMIT_CPU: (math.ceil(wanted["time_s"]) + 1, math.ceil(wanted["time_s"]) + 2),
         resource.RLIMIT_FSIZE: (wanted["file"],) * 2,
         resource.RLIMIT_NOFILE: (RESULT + 1,) * 2,
         resource.RLIMIT_CORE: (0, 0),
@@ -177,15 +178,15 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     os.close(begin)
     token, code = wanted.pop("token"), wanted.pop("code")
     answer: dict[str, object] = {"error": None, "shown": None, "result": None}
+    printed_by_code = sys.stdout, sys.stderr
     try:
         execute(code, answer)
-        sys.stdout.flush()
-        sys.stderr.flush()
         said = json.dumps(answer)
     except BaseException as error:
         said = json.dumps({"error": described(error), "shown": None, "result": None})
+    for stream in printed_by_code:
         with contextlib.suppress(BaseException):
-            sys.stdout.flush()
+            stream.flush()
     os.pwrite(RESULT, (token + said + "\n").encode(), 0)
     os._exit(0)
 
