@@ -85,6 +85,7 @@ class Episode:
     _turn_values: list[Mapping[str, Any]] = field(default_factory=list)
     _paid: float = 0.0
     _calls: int = 0
+    _calls_in_turn: int = 0
     _chars: int = 0
     _invalid_streak: int = 0
     _started: float = 0.0
@@ -289,7 +290,6 @@ class Episode:
         for result in results:
             if result.outcome in _INVALID:
                 malformed += 1
-        self._calls += len(results)
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
         observation = self._observe(results, index)
         self._chars += len(observation.text)
@@ -374,21 +374,36 @@ class Episode:
         limits = self.environment.spec.limits
         allowed = min(limits.calls_per_turn, limits.tool_calls - self._calls)
         context = self._tool_context(deadline, turn=len(self.turns))
+        self._calls += len(calls)
+        self._calls_in_turn = len(calls)
         if len(calls) <= allowed:
             return await self.environment.executor.run(calls, context)
         results = await self.environment.executor.run(calls[:allowed], context)
+        return results + self._left_out(calls[allowed:], most=_MOST_LEFT_OUT)
+
+    def _left_out(
+        self, calls: Sequence[ToolCall | MalformedCall], *, most: int | None = None
+    ) -> tuple[ToolResult, ...]:
+        limits = self.environment.spec.limits
         text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
-        shown = calls[allowed : allowed + _MOST_LEFT_OUT]
         left_out = [
             ToolResult(call.name or "", text, "skipped", call_id=call.id, reason="skipped", whose="policy")
-            for call in shown
+            for call in calls[:most]
         ]
-        if len(calls) > allowed + len(shown):
+        if left_out and most is not None and len(calls) > most:
             # One action may write ten thousand calls in the tokens of one answer.
-            left_out[-1] = replace(
-                left_out[-1], text=f"{text} {len(calls) - allowed - len(shown):,} more are left out."
-            )
-        return results + tuple(left_out)
+            left_out[-1] = replace(left_out[-1], text=f"{text} {len(calls) - most:,} more are left out.")
+        return tuple(left_out)
+
+    async def _run_for_tool(self, calls: Sequence[ToolCall], context: ToolContext) -> tuple[ToolResult, ...]:
+        """Runs calls that a tool makes for the policy: they count as the policy's own, in the turn and the episode."""
+        limits = self.environment.spec.limits
+        left = min(limits.calls_per_turn - self._calls_in_turn, limits.tool_calls - self._calls)
+        allowed = calls[: max(left, 0)]
+        self._calls += len(allowed)
+        self._calls_in_turn += len(allowed)
+        results = await self.environment.executor.run(allowed, context) if allowed else ()
+        return results + self._left_out(calls[len(allowed) :])
 
     def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
         show, cut, task = self.environment.show, self.cut, self.task
@@ -445,7 +460,7 @@ class Episode:
             environment.scope,
             turn,
             bounded_by,
-            environment.executor.run,
+            environment.executor.run if turn < 0 else self._run_for_tool,
         )
 
     def scope(self) -> Scope:

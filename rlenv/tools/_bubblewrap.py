@@ -1,113 +1,41 @@
-"""bubblewrap: whether it works here, how it is called, and a filter of system calls for what runs inside."""
+"""bubblewrap: whether it works here, and how a program is run inside it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
-import platform
 import shutil
-import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from rlenv.errors import UsageError
+from rlenv.tools._seccomp import system_call_filter
 
-__all__ = ["around", "bubblewrap", "check_bubblewrap", "no_children", "system_call_filter"]
+__all__ = ["NOBODY", "Confined", "Handshake", "bubblewrap", "check_bubblewrap", "confined", "has_other_user"]
 
-_ALLOW = 0x7FFF0000
-_REFUSE = 0x00050000  # with the error number in the lower bits
-_KILL = 0x80000000
-_EPERM, _ENOSYS = 1, 38
-_CLONE_THREAD = 0x00010000
+NOBODY = 65_534
+"""Who runs inside where rlenv runs as root: a user who owns nothing.
 
-# What code in the sandbox has no use for and what could reach the process that serves the next call: tracing, other
-# processes' memory and limits, kernel objects that outlive a process, namespaces and mounts, sockets, io_uring.
-# From arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux 6.12.
-_NUMBERS: dict[str, tuple[int, dict[str, int], str]] = {
-    "x86_64": (
-        0xC000003E,
-        {"clone": 56, "clone3": 435, "fork": 57, "vfork": 58, "prlimit64": 302},
-        "29 30 31 41 64 65 66 68 69 70 71 101 141 142 144 155 161 165 166 175 203 220 240 246 248 249 250 251 256 272 "
-        "279 298 304 308 310 311 312 313 314 319 321 323",
-    ),
-    "aarch64": (
-        0xC00000B7,
-        {"clone": 220, "clone3": 435, "prlimit64": 261},
-        "30 39 40 41 51 97 104 105 117 118 119 122 140 180 186 187 188 189 190 191 192 193 194 195 196 198 217 218 219 "
-        "238 239 241 265 268 270 271 272 273 274 279 280 282",
-    ),
-}
-_NEW_NUMBERS = "424 425 426 427 428 429 430 431 432 433 434 438 440 442 448"  # the same on all machines
-
-
-def _step(code: int, k: int, jt: int = 0, jf: int = 0) -> bytes:
-    """One instruction of classic BPF (`struct sock_filter`)."""
-    return struct.pack("=HBBI", code, jt, jf, k)
-
-
-def _load(offset: int) -> bytes:
-    return _step(0x20, offset)
-
-
-def _refuse_if(number: int, error: int) -> bytes:
-    return _step(0x15, number, 0, 1) + _step(0x06, _REFUSE | error)
-
-
-@lru_cache(maxsize=2)
-def system_call_filter(*, only_children: bool) -> bytes:
-    """A seccomp program (an array of `struct sock_filter`) under which a process may start threads but no processes.
-
-    Args:
-        only_children: refuse nothing else; otherwise also what could disturb whoever runs in the sandbox next.
-
-    Raises:
-        UsageError: the machine's system calls are not known here.
-    """
-    machine = platform.machine()
-    if machine not in _NUMBERS:
-        raise UsageError(f"no filter of system calls is known for {machine}; expected one of {', '.join(_NUMBERS)}")
-    arch, named, refused = _NUMBERS[machine]
-    # struct seccomp_data: nr at 0, arch at 4, the first argument at 16 (its lower half first).
-    program = _load(4) + _step(0x15, arch, 1, 0) + _step(0x06, _KILL) + _load(0)
-    if machine == "x86_64":
-        program += _step(0x35, 0x40000000, 0, 1) + _step(0x06, _REFUSE | _ENOSYS)  # the x32 numbers
-    # The flags of clone3 lie in memory, which no filter reads; libc falls back to clone.
-    program += _refuse_if(named["clone3"], _ENOSYS)
-    for name in ("fork", "vfork"):
-        if name in named:
-            program += _refuse_if(named[name], _EPERM)
-    program += _step(0x15, named["clone"], 0, 4) + _load(16)
-    program += _step(0x45, _CLONE_THREAD, 0, 1) + _step(0x06, _ALLOW) + _step(0x06, _REFUSE | _EPERM)
-    if not only_children:
-        program += _step(0x15, named["prlimit64"], 0, 4) + _load(16)
-        program += _step(0x15, 0, 0, 1) + _step(0x06, _ALLOW) + _step(0x06, _REFUSE | _EPERM)
-        for number in (*refused.split(), *_NEW_NUMBERS.split()):
-            program += _refuse_if(int(number), _EPERM)
-    return program + _step(0x06, _ALLOW)
-
-
-@contextmanager
-def no_children(*, applies: bool) -> Iterator[int | None]:
-    """A file descriptor with the filter for `bwrap --seccomp`; None where it does not apply."""
-    if not applies:
-        yield None
-        return
-    fd = os.memfd_create("filter")
-    try:
-        os.write(fd, system_call_filter(only_children=True))
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield fd
-    finally:
-        os.close(fd)
+Root owns the machine's devices and files, may change their modes, and is exempt from limits on processes, all without
+any capability.
+"""
+_HIDDEN = (
+    *("/home", "/root", "/run", "/tmp", "/var/tmp", "/mnt", "/media", "/srv"),
+    *("/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/mail", "/var/backups"),
+)
 
 
 def bubblewrap() -> str:
     """Where bwrap is.
 
     Raises:
-        UsageError: it is not installed, or the kernel does not let it make a sandbox; the message names the fix.
+        UsageError: it is not installed; the message names the fix.
     """
     found = shutil.which("bwrap")
     if found is None:
@@ -115,33 +43,111 @@ def bubblewrap() -> str:
     return found
 
 
+class Handshake:
+    """What the two sides of a new sandbox say to each other: its process id, and that its users are mapped.
+
+    Args:
+        other_user: there is a second user beside the one who starts it; only root can do that.
+    """
+
+    def __init__(self, *, other_user: bool) -> None:
+        self._other_user = other_user
+        self._told, self._tell = os.pipe()
+        self._wait, self._go = os.pipe()
+        self._fds = {self._told, self._tell, self._wait, self._go}
+
+    @property
+    def options(self) -> list[str]:
+        """For bwrap."""
+        options = ["--unshare-user", "--info-fd", str(self._tell)]
+        return [*options, "--userns-block-fd", str(self._wait)] if self._other_user else options
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        return (self._tell, self._wait) if self._other_user else (self._tell,)
+
+    @property
+    def fileno(self) -> int:
+        """Can be read once bwrap has started its sandbox, or has ended; `started` does not wait then."""
+        return self._told
+
+    def is_given(self) -> None:
+        """Closes this side's copies of what was passed on."""
+        self._close(self._tell, self._wait)
+
+    def started(self) -> int:
+        """Maps the users and lets the sandbox go on; its first process.
+
+        Raises:
+            OSError, ValueError: there is no sandbox, or its users cannot be mapped.
+        """
+        told = b""
+        while not told.endswith(b"}\n"):  # comes in pieces; bwrap ends where nobody reads them all
+            piece = os.read(self._told, 4_096)
+            if not piece:
+                raise ValueError("bwrap has started no sandbox")
+            told += piece
+        pid = int(json.loads(told)["child-pid"])
+        if self._other_user:
+            for name in ("gid_map", "uid_map"):
+                Path(f"/proc/{pid}/{name}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n", encoding="ascii")
+            os.write(self._go, b"1")
+        return pid
+
+    def close(self) -> None:
+        """Closes everything; a sandbox that still waits ends."""
+        self._close(*self._fds)
+
+    def _close(self, *fds: int) -> None:
+        for fd in fds:
+            if fd in self._fds:
+                self._fds.discard(fd)
+                os.close(fd)
+
+
+def _tried(*, other_user: bool) -> str:
+    """What a sandbox says that should say nothing."""
+    handshake = Handshake(other_user=other_user)
+    argv = [bubblewrap(), "--unshare-all", *handshake.options, "--die-with-parent", "--ro-bind", "/", "/"]
+    argv += ["--dev", "/dev", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
+    try:
+        process = subprocess.Popen(
+            [*argv, "/bin/sh", "-c", "exit 0"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=handshake.pass_fds,
+        )
+        with process:
+            handshake.is_given()
+            with contextlib.suppress(OSError, ValueError):
+                handshake.started()
+            handshake.close()
+            _, said = process.communicate(timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        handshake.close()
+    if not process.returncode:
+        return ""
+    return said.decode("utf-8", errors="replace").strip()[:200] or f"status {process.returncode}"
+
+
+@lru_cache(maxsize=1)
+def has_other_user() -> bool:
+    """Whether what runs inside is another user than root, because rlenv is root and may say so."""
+    return os.geteuid() == 0 and shutil.which("setpriv") is not None and not _tried(other_user=True)
+
+
 @lru_cache(maxsize=1)
 def check_bubblewrap() -> str:
     """Where bwrap is, after it has made a sandbox once.
 
     Raises:
-        UsageError: see `bubblewrap`.
+        UsageError: it is not installed, or the kernel does not let it make a sandbox; the message names the fix.
     """
     path = bubblewrap()
-    trial = [
-        path,
-        "--unshare-all",
-        "--die-with-parent",
-        "--ro-bind",
-        "/",
-        "/",
-        "--dev",
-        "/dev",
-        "/bin/sh",
-        "-c",
-        "exit 0",
-    ]
-    try:
-        done = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"the sandbox bubblewrap does not work here: {error}") from error
-    if done.returncode:
-        said = done.stderr.decode("utf-8", errors="replace").strip()[:200]
+    if not has_other_user() and (said := _tried(other_user=False)):
         raise UsageError(
             f"the sandbox bubblewrap does not work here ({said}); "
             "the kernel or the container must allow user namespaces"
@@ -149,14 +155,93 @@ def check_bubblewrap() -> str:
     return path
 
 
-def around(argv: Sequence[str], *, folder: str, may_write: bool, filter_fd: int | None) -> list[str]:
-    """`argv` inside a sandbox: the machine's files read-only, personal ones and the network gone, `folder` in place."""
-    sandbox = [bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--ro-bind", "/", "/"]
-    for hidden in ("/home", "/root", "/run", "/tmp", "/var/tmp", "/mnt", "/media", "/srv"):
+@dataclass(slots=True)
+class Confined:
+    """How a program is started: `argv`, and the descriptors that it has to be given. `has_sandbox` tells afterwards
+    whether its sandbox came about; a program that has none has what it needs."""
+
+    argv: tuple[str, ...]
+    pass_fds: tuple[int, ...] = ()
+    has_sandbox: bool = True
+
+
+def _bound(path: str, *, may_write: bool) -> list[str]:
+    options: list[str] = []
+    for parent in reversed(Path(path).parents):
+        if any(parent.is_relative_to(hidden) for hidden in _HIDDEN):  # bwrap's own would be for the owner alone
+            options += ["--perms", "0755", "--dir", str(parent)]
+    return [*options, "--bind" if may_write else "--ro-bind", path, path]
+
+
+@contextmanager
+def confined(
+    argv: Sequence[str],
+    *,
+    folders: Mapping[str, bool],
+    cwd: str,
+    processes: bool = True,
+) -> Iterator[Confined]:
+    """`argv` in a sandbox; on an event loop, which has to run on until the program has ended.
+
+    Inside, the machine's files are read-only and personal ones are not there; there is no network, no other process
+    and no capability. System calls are refused but for those that ordinary programs make: no mounts, no namespaces, no
+    tracing, no keys, no sockets that lead out of the sandbox. Where rlenv is root the program is `NOBODY`, and reads
+    what everybody may.
+
+    Args:
+        argv: the program, with its path, and its arguments.
+        folders: what is there beside, at the same place, whatever is hidden around it; true where it may be written.
+        cwd: where the program starts.
+        processes: whether it may start others.
+
+    Raises:
+        UsageError: bubblewrap does not work here.
+    """
+    sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--ro-bind", "/", "/"]
+    for hidden in _HIDDEN:
         if Path(hidden).is_dir() and not Path(hidden).is_symlink():
-            sandbox += ["--tmpfs", hidden]
-    sandbox += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", argv[0], argv[0]]
-    sandbox += ["--bind" if may_write else "--ro-bind", folder, folder, "--chdir", folder]
-    if filter_fd is not None:
-        sandbox += ["--seccomp", str(filter_fd)]
-    return [*sandbox, "--", *argv]
+            sandbox += ["--perms", "0755", "--tmpfs", hidden]
+    sandbox += ["--dev", "/dev", "--proc", "/proc", *_bound(argv[0], may_write=False)]
+    for folder, may_write in folders.items():
+        sandbox += _bound(folder, may_write=may_write)
+        if may_write and has_other_user():
+            os.chown(folder, NOBODY, NOBODY)
+    sandbox += ["--chdir", cwd, "--cap-drop", "ALL"]
+    handshake = Handshake(other_user=has_other_user())
+    filter_fd = os.memfd_create("filter")
+    loop = asyncio.get_running_loop()
+
+    found = Confined((), has_sandbox=False)
+
+    def started() -> None:
+        loop.remove_reader(handshake.fileno)
+        with contextlib.suppress(OSError, ValueError):  # bwrap ends, and says why
+            handshake.started()
+            found.has_sandbox = True
+        handshake.close()
+
+    try:
+        os.pwrite(filter_fd, system_call_filter("program" if processes else "single"), 0)
+        program = list(argv)
+        if has_other_user():
+            # The last is for entering `cwd`; all are gone before the program begins.
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH"):
+                sandbox += ["--cap-add", capability]
+            identity = [
+                "--reuid",
+                str(NOBODY),
+                "--regid",
+                str(NOBODY),
+                "--clear-groups",
+                "--inh-caps=-all",
+                "--bounding-set=-all",
+            ]
+            program = [str(shutil.which("setpriv")), *identity, "--", *program]
+        loop.add_reader(handshake.fileno, started)
+        found.argv = (*sandbox, *handshake.options, "--seccomp", str(filter_fd), "--", *program)
+        found.pass_fds = (*handshake.pass_fds, filter_fd)
+        yield found
+    finally:
+        loop.remove_reader(handshake.fileno)
+        handshake.close()
+        os.close(filter_fd)

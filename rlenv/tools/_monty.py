@@ -8,17 +8,23 @@ threads. To be looked at again with a later version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rlenv._bounded import bounded, encodable, size
 from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError
-from rlenv.messages import ToolCall
-from rlenv.tools._cell import Outcome
+from rlenv.messages import ToolCall, ToolResult
+from rlenv.tools._cell import Outcome, is_plain, plain
 from rlenv.tools._snippet import Snippet, read_snippet
+from rlenv.tools._work import work_of
 from rlenv.tools.base import Tool, ToolContext
 
 if TYPE_CHECKING:
@@ -28,9 +34,46 @@ if TYPE_CHECKING:
 
 __all__ = ["monty_runner"]
 
-_NAME = "__rlenv_value"
-_SCALARS = (int, float, str, bool, type(None))
 _MAX_SHOWN = 10_000
+_MAX_KEPT_ARGUMENTS = 1_000
+_MAX_ARGUMENTS = 1_000_000
+_MARGIN_S = 0.25
+"""So long before the call's end waiting for a worker is given up."""
+_GRACE_S = 2.0
+"""So long after its limit a worker that says nothing is killed."""
+_LOOK_AGAIN_S = 0.05
+_MOST_SILENT_S = 60.0
+"""A worker that says nothing for so long, and that nobody waits for any more, is replaced."""
+
+# Runs before the code does: a code that calls something `len` or `type` is shown as any other. {name} cannot be
+# guessed, and the value of the last expression stands under it too. What leaves the sandbox is small, whatever it is.
+_PRELUDE = """
+def {name}_plain(
+    value, depth, type=type, len=len, scalars=(bool, type(None)), int=int, float=float, str=str, list=list, dict=dict
+):
+    kind = type(value)
+    if kind in scalars or kind == float and -1e308 <= value <= 1e308:
+        return 1
+    if kind == int:
+        return 1 if -10**1000 < value < 10**1000 else 100_000
+    if kind == str:
+        return 1 + len(value)
+    if kind != list and kind != dict or depth > 18 or len(value) > 2_000:
+        return 100_000
+    size = 1
+    for item in value:
+        if kind == dict:
+            if type(item) != str:
+                return 100_000
+            size += len(item)
+            item = value[item]
+        size += {name}_plain(item, depth + 1)
+        if size > 10_000:
+            break
+    return size
+{name}_repr = repr
+"""
+_SHOWN = "({name}_repr({name})[:{most}], {name} if {name}_plain({name}, 0) <= {most} else None, {name} is None)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +95,10 @@ class _Pool:
 
 @dataclass(slots=True, eq=False)
 class _Notebook:
-    """An episode's session: between calls it is bytes, and holds no worker."""
+    """An episode's session: between calls it is bytes, and holds no worker. `name` stands before what is rlenv's."""
 
     state: bytes | None = None
+    name: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -66,10 +110,20 @@ async def _notebook() -> AsyncIterator[_Notebook]:
 class _Cell:
     """One piece of code in one worker; each method is called in a thread, one at a time."""
 
-    def __init__(self, pool: Monty, spec: CodeSpec, called: Mapping[str, Tool], state: bytes | None, seed: int) -> None:
+    def __init__(
+        self,
+        pool: Monty,
+        spec: CodeSpec,
+        called: Mapping[str, Tool],
+        notebook: _Notebook | None,
+        *,
+        seed: int,
+        most_s: float,
+    ) -> None:
         self._spec = spec
         self._called = called
-        self._state = state
+        self._state = notebook.state if notebook is not None else None
+        self.name = notebook.name if notebook is not None and notebook.name else f"_rlenv_{secrets.token_hex(8)}"
         self._printed: list[str] = []
         self._size = 0
         self._pending: dict[int, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {}
@@ -77,18 +131,32 @@ class _Cell:
         self._snippet: Snippet | None = None
         self._session: Any = pool.checkout(
             limits={
-                "max_feed_duration_secs": spec.time_s,
+                # Only that the worker's own time is up counts, and that is seen from here; see `look`.
+                "max_feed_duration_secs": spec.time_s if work_of(os.getpid()) is None else most_s + 1.0,
                 "max_memory": spec.memory_mb * 1024 * 1024,
                 "max_suspensions": 1_000,
             },
             os_policy={"sleep": "zero", "random_start": {"seed": seed}},
         )
         self._is_entered = False
+        self._pid: int | None = None
+        self._cpu_s = 0.0
+        self._until = time.monotonic() + most_s
+        self._ended_for = ""
         self.kept: bytes | None = None
         """The session after the code, where it is kept."""
 
     def start(self, code: str) -> Outcome | _Asked:
-        self._snippet = snippet = read_snippet(code, name=_NAME)
+        import pydantic_monty as monty
+
+        try:
+            self._session.__enter__()
+        except monty.MontyError as error:
+            raise ToolFailed("the code's worker could not be started", reason="worker", retryable=True) from error
+        self._is_entered = True
+        self._pid = self._session.worker_pid
+        self._cpu_s = self._cpu_used()
+        self._snippet = snippet = read_snippet(code, name=self.name)
         return self._guarded(lambda: self._begin(snippet))
 
     def answer(self, results: Mapping[int, Mapping[str, Any]]) -> Outcome | _Asked:
@@ -104,11 +172,40 @@ class _Cell:
             self._is_entered = False
             self._session.__exit__(None, None, None)
 
+    def look(self) -> float:
+        """Stops the worker where the code has used up its time, processor time, whatever else the machine does;
+        otherwise the seconds after which to look again. Called on the event loop, and costs some microseconds."""
+        work = work_of(self._pid) if self._pid is not None else None
+        if work is None:
+            return self._spec.time_s
+        used_s = work.cpu_s - self._cpu_s
+        left_s = self._spec.time_s - used_s
+        if self._size > self._spec.max_bytes:
+            self._end("too_large")
+        elif work.is_stopped:
+            self._end("stalled")
+        elif left_s <= 0:
+            self._end("timeout")
+        elif time.monotonic() >= self._until:
+            self._end("timeout" if used_s >= self._spec.time_s / 2 else "stalled")
+        return max(min(left_s, self._until - time.monotonic()), _LOOK_AGAIN_S)
+
+    def _end(self, reason: str) -> None:
+        if not self._ended_for and self._pid is not None:
+            # The worker is this cell's until the cell gives it back, and that comes after the last look.
+            self._ended_for = reason
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _cpu_used(self) -> float:
+        work = work_of(self._pid) if self._pid is not None else None
+        return work.cpu_s if work is not None else 0.0
+
     def _begin(self, snippet: Snippet) -> Any:
-        self._session.__enter__()
-        self._is_entered = True
         if self._state is not None:
             self._session.load_session(self._state)
+        else:
+            self._session.feed_run(_PRELUDE.format(name=self.name))
         functions = dict.fromkeys(self._called, _never_called)
         return self._session.feed_start(snippet.code, external_lookup=functions, print_callback=self._print)
 
@@ -120,18 +217,33 @@ class _Cell:
             return asked if asked is not None else self._finish()
         except monty.MontyCrashedError as error:
             self._state = None
-            if error.timed_out:
-                return self._outcome(error=self._late(), is_late=True)
-            return self._outcome(error="the code broke its sandbox and was stopped")
+            if self._ended_for == "too_large":
+                return self._outcome(error="the code printed too much and was stopped", reason="too_large")
+            if self._ended_for or error.timed_out:
+                return self._outcome(error=self._late(), reason=self._ended_for or "stalled")
+            return self._outcome(error="the code broke its sandbox and was stopped", reason=_how(str(error)))
         except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
             text = error.display("type-msg")
             if text.startswith("TimeoutError: feed time limit"):
-                return self._outcome(error=self._late(), is_late=True)
-            if self._spec.session and not text.startswith("MemoryError"):
-                self.kept = self._session.dump()
-            return self._outcome(error=text[:1_000] + _line(error))
+                return self._outcome(error=self._late(), reason="timeout")  # no other clock is to be had here
+            is_memory = text.startswith("MemoryError")
+            if self._spec.session and not is_memory and (refused := self._keep()) is not None:
+                return refused
+            return self._outcome(error=text[:1_000] + _line(error), reason="memory" if is_memory else "failed")
         except monty.MontyError as error:
-            return self._outcome(error=str(error)[:1_000])
+            return self._outcome(error=str(error)[:1_000], reason="killed")
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            # A value that has no counterpart outside (an integer of many digits).
+            return self._outcome(error=f"a value cannot leave the sandbox: {error}"[:1_000])
+
+    def _keep(self) -> Outcome | None:
+        """Keeps the session; what the call gives instead where that is too large."""
+        kept = self._session.dump()
+        if len(kept) > self._spec.session_mb * 1024 * 1024:
+            text = f"the session would hold more than {self._spec.session_mb} MB; it is as it was before"
+            return self._outcome(error=text, reason="memory")
+        self.kept = kept
+        return None
 
     def _advance(self, snapshot: Any) -> _Asked | None:
         """Goes on until the code ends (None) or waits for tools."""
@@ -158,19 +270,18 @@ class _Cell:
         assert self._snippet is not None
         shown, result = None, None
         if self._snippet.name is not None:
-            # What leaves the sandbox is small, whatever the value is.
-            code = (
-                f"(repr({_NAME})[:{_MAX_SHOWN}], {_NAME} if type({_NAME}) in (int, float, bool)"
-                f" or type({_NAME}) is str and len({_NAME}) < {_MAX_SHOWN} else None, {_NAME} is None)"
-            )
-            shown, result, is_none = self._session.feed_run(code, print_callback=self._print)
-            if is_none:
-                shown = None
-            elif result is None:
+            ask = _SHOWN.format(name=self.name, most=_MAX_SHOWN)
+            told = self._session.feed_run(ask, print_callback=self._print)
+            if type(told) is not tuple or len(told) != 3 or type(told[0]) is not str:
+                return self._outcome(error="the value of the last expression cannot be shown")
+            shown, result, is_none = told
+            if is_none is True:
+                shown = result = None
+            elif result is None or not is_plain(result):
                 result = shown
-        if self._spec.session:
-            self.kept = self._session.dump()
-        return self._outcome(shown=shown, result=result if type(result) in _SCALARS else shown)
+        if self._spec.session and (refused := self._keep()) is not None:
+            return refused
+        return self._outcome(shown=None if shown is None else encodable(shown), result=plain(result))
 
     _is_future = False
 
@@ -187,6 +298,13 @@ class _Cell:
         if self._size <= self._spec.max_bytes:
             self._printed.append(text)
         self._size += len(text)
+
+
+def _how(text: str) -> str:
+    """The reason of a crash: no code has its own worker killed, but it may find what breaks it."""
+    if any(name in text for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")):
+        return "worker"
+    return "failed" if "SIG" in text or "exit" in text else "killed"
 
 
 def _never_called(*args: Any, **kwargs: Any) -> None:
@@ -235,7 +353,12 @@ def monty_runner(
         import pydantic_monty
 
         threads = ThreadPool(size=spec.workers)
-        workers = pydantic_monty.Monty(min_processes=1, max_processes=spec.workers)
+        workers = pydantic_monty.Monty(
+            min_processes=1,
+            max_processes=spec.workers,
+            request_timeout=max(_MOST_SILENT_S, 10 * spec.time_s),
+            feed_duration_limit_grace=_GRACE_S,
+        )
         await _in_thread(threads, workers.__enter__)
         try:
             yield _Pool(workers, asyncio.Semaphore(spec.workers), threads)
@@ -245,20 +368,36 @@ def monty_runner(
 
     async def one(code: str, call: ToolContext, notebook: _Notebook | None) -> Outcome:
         pool = await call.shared().get(("monty", name), opened)
-        state = notebook.state if notebook is not None else None
-        made: list[Mapping[str, Any]] = []
-        async with pool.places:
-            cell = _Cell(pool.workers, spec, called, state, call.seed)
+        made = _Made()
+        try:
+            async with asyncio.timeout(call.deadline - _MARGIN_S - time.monotonic()):
+                await pool.places.acquire()
+        except TimeoutError as error:
+            raise ToolFailed("no worker was free in the code's time", reason="busy", retryable=True) from error
+        try:
+            left_s = max(call.deadline - time.monotonic() - 2 * _MARGIN_S, _MARGIN_S)
+            cell = _Cell(pool.workers, spec, called, notebook, seed=call.seed, most_s=left_s)
             try:
-                step = await _in_thread(pool.threads, cell.start, code, give_up=cell.release)
+                step = await _in_thread(
+                    pool.threads, cell.start, code, give_up=cell.release, look=cell.look, first_look_s=spec.time_s
+                )
                 while isinstance(step, _Asked):
                     answers = await _answers(step, called, call, made)
-                    step = await _in_thread(pool.threads, cell.answer, answers, give_up=cell.release)
+                    step = await _in_thread(
+                        pool.threads,
+                        cell.answer,
+                        answers,
+                        give_up=cell.release,
+                        look=cell.look,
+                        first_look_s=_LOOK_AGAIN_S,
+                    )
             finally:
                 await asyncio.shield(asyncio.ensure_future(_in_thread(pool.threads, cell.release)))
+        finally:
+            pool.places.release()
         if notebook is not None and cell.kept is not None:
-            notebook.state = cell.kept
-        return Outcome(step.output, step.is_cut, step.shown, step.result, step.error, step.is_late, tuple(made))
+            notebook.state, notebook.name = cell.kept, cell.name
+        return made.seen_by(step, is_reward=call.turn < 0)
 
     async def run(code: str, call: ToolContext) -> Outcome:
         if not spec.session:
@@ -270,13 +409,55 @@ def monty_runner(
     return run
 
 
+@dataclass(slots=True)
+class _Made:
+    """The calls that one piece of code made."""
+
+    calls: list[Mapping[str, Any]] = field(default_factory=list)
+    fault: ToolResult | None = None
+    """The first that failed and not by the policy's doing."""
+
+    def add(self, call: ToolCall, result: ToolResult) -> None:
+        arguments = bounded(dict(call.arguments), _MAX_KEPT_ARGUMENTS)
+        self.calls.append({"tool": call.name, "arguments": arguments, "outcome": result.outcome})
+        if self.fault is None and result.whose in ("infrastructure", "unclear"):
+            self.fault = result
+
+    def seen_by(self, outcome: Outcome, *, is_reward: bool) -> Outcome:
+        """`outcome` with its calls. What a failure of the infrastructure led to is that failure: a code that fails
+        after it, and for a reward a code that went on without."""
+        outcome = replace(outcome, calls=tuple(self.calls))
+        fault = self.fault
+        if fault is None or not fault.whose or (outcome.error is None and not is_reward):
+            return outcome
+        error = outcome.error or f"the tool {fault.name} was not there: {fault.text}"[:1_000]
+        return replace(outcome, error=error, reason=fault.reason, whose=fault.whose)
+
+
 async def _in_thread(
-    threads: ThreadPool, function: Callable[..., Any], *arguments: Any, give_up: Callable[[], None] | None = None
+    threads: ThreadPool,
+    function: Callable[..., Any],
+    *arguments: Any,
+    give_up: Callable[[], None] | None = None,
+    look: Callable[[], float] | None = None,
+    first_look_s: float = 0.0,
 ) -> Any:
     job = threads.submit(function, *arguments)
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def again() -> None:
+        nonlocal timer
+        assert look is not None
+        timer = loop.call_later(look(), again)
+
+    if look is not None:
+        timer = loop.call_later(first_look_s, again)
     try:
         await job.done
     finally:
+        if timer is not None:
+            timer.cancel()
         if not job.is_ended:
             threads.give_up(job, after=give_up)
     if job.error is not None:
@@ -285,7 +466,7 @@ async def _in_thread(
 
 
 async def _answers(
-    asked: _Asked, called: Mapping[str, Tool], call: ToolContext, made: list[Mapping[str, Any]]
+    asked: _Asked, called: Mapping[str, Tool], call: ToolContext, made: _Made
 ) -> dict[int, dict[str, Any]]:
     """What the tools answer, each in the form in which the sandbox goes on: a value, or an exception."""
     if call.run_calls is None:
@@ -294,14 +475,17 @@ async def _answers(
     calls: dict[int, ToolCall] = {}
     for number, (name, args, kwargs) in asked.calls.items():
         try:
-            calls[number] = ToolCall(name, _arguments(called[name], args, kwargs))
+            arguments = _arguments(called[name], args, kwargs)
+            if size(arguments, _MAX_ARGUMENTS) > _MAX_ARGUMENTS:
+                raise ValueError(f"{name} takes at most {_MAX_ARGUMENTS} characters of arguments")
+            calls[number] = ToolCall(name, arguments)
         except ValueError as error:
             answers[number] = {"exception": TypeError(str(error))}
     if time.monotonic() >= call.deadline:
-        raise ToolFailed("the code's time is up", reason="timeout")
+        raise ToolFailed("the code's time is up", reason="late")
     results = await call.run_calls(list(calls.values()), call)
     for (number, one), result in zip(calls.items(), results, strict=True):
-        made.append({"tool": one.name, "arguments": dict(one.arguments), "outcome": result.outcome})
+        made.add(one, result)
         if result.outcome == "ok":
             answers[number] = {"return_value": result.text if result.value is None else result.value}
         else:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-__all__ = ["Collected", "collected", "ended"]
+__all__ = ["Collected", "collected", "ended", "readable"]
 
 _PIECE = 65_536
 
@@ -69,6 +69,23 @@ async def collected(limit: int) -> AsyncIterator[tuple[int, Collected]]:
         os.close(out)
         if not found.done.done():
             found.done.cancel()
+
+
+async def readable(fd: int) -> None:
+    """Waits until there is something to read, or the end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        loop.remove_reader(fd)
+        if not done.done():
+            done.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        await done
+    finally:
+        loop.remove_reader(fd)
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:

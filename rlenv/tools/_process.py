@@ -13,12 +13,13 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from rlenv.errors import ToolFailed
+from rlenv.tools._bubblewrap import Confined
 from rlenv.tools._pipes import Collected, collected, ended
 
 __all__ = ["MARK", "Ended", "Limits", "run_program", "sweep"]
@@ -46,12 +47,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended: `code` is negative for a signal; `is_flood` where it was killed for writing too much."""
+    """How a program ended: `code` is negative for a signal; `is_flood` where it was killed for writing too much.
+    `has_sandbox` is false where it was to have one and was never begun."""
 
     code: int
     output: bytes
     errors: bytes
     is_flood: bool
+    has_sandbox: bool = True
 
 
 def _limited(argv: Sequence[str], limits: Limits) -> list[str]:
@@ -77,22 +80,26 @@ async def _working_folder(folder: Path | None) -> AsyncIterator[str]:
 
 
 def _remove(folder: str) -> None:
-    for place, _, _ in os.walk(folder):  # a program may have locked its own folders
-        with contextlib.suppress(OSError):
-            os.chmod(place, stat.S_IRWXU)
+    with contextlib.suppress(OSError):
+        os.chmod(folder, stat.S_IRWXU)
+    for place, folders, _ in os.walk(folder):
+        for name in folders:  # a program may have locked its own folders, and linked to others'
+            path = os.path.join(place, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 async def run_program(
-    argv: Callable[[str], Sequence[str]],
+    program: Callable[[str], AbstractContextManager[Confined]],
     *,
     stdin: bytes,
     cwd: Path | None,
     env: Mapping[str, str],
     limits: Limits,
-    pass_fds: Sequence[int] = (),
 ) -> tuple[Ended, str]:
-    """Runs `argv(folder)` in a session of its own and gives how it ended, and the folder in which it ran.
+    """Runs `program(folder)` in a session of its own and gives how it ended, and the folder in which it ran.
 
     Whatever happens, cancellation included, its process group is killed, and on Linux every other process that it
     started and that kept its environment.
@@ -106,27 +113,29 @@ async def run_program(
         collected(limits.max_bytes) as (output_fd, output),
         collected(limits.max_bytes) as (errors_fd, errors),
     ):
+        started = ExitStack()
         try:
             with TemporaryFile() as given:
                 given.write(stdin)
                 given.seek(0)
+                confined = started.enter_context(program(folder))
                 # About a millisecond; asyncio's own processes would wait for pipes that a daemon holds.
                 process = subprocess.Popen(  # noqa: ASYNC220
-                    _limited(argv(folder), limits),
+                    _limited(confined.argv, limits),
                     stdin=given,
                     stdout=output_fd,
                     stderr=errors_fd,
                     cwd=folder,
                     env={**env, MARK: mark},
                     start_new_session=True,
-                    pass_fds=tuple(pass_fds),
+                    pass_fds=confined.pass_fds,
                 )
-        except ValueError as error:  # a null character, or text that no file system encodes
-            raise ToolFailed("an argument holds a character that no program takes", reason="bad_arguments") from error
-        except OSError as error:
-            if error.errno == errno.E2BIG:
-                raise ToolFailed("the arguments are too long", reason="bad_arguments") from error
-            raise
+        except BaseException as error:
+            started.close()
+            refused = _refused(error)
+            if refused is error:
+                raise
+            raise refused from error
         finally:
             os.close(output_fd)
             os.close(errors_fd)
@@ -135,13 +144,24 @@ async def run_program(
         try:
             await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            started.close()
             _kill_group(process.pid)
             for one in floods:
                 one.cancel()
             await asyncio.shield(asyncio.ensure_future(_gone(ending, mark)))
         output.take_rest()
         errors.take_rest()
-        return Ended(ending.result(), output.data, errors.data, output.is_flood or errors.is_flood), folder
+        is_flood = output.is_flood or errors.is_flood
+        return Ended(ending.result(), output.data, errors.data, is_flood, confined.has_sandbox), folder
+
+
+def _refused(error: BaseException) -> BaseException:
+    """What it means where a program could not be started."""
+    if isinstance(error, ValueError):  # a null character, or text that no file system encodes
+        return ToolFailed("an argument holds a character that no program takes", reason="bad_arguments")
+    if isinstance(error, OSError) and error.errno == errno.E2BIG:
+        return ToolFailed("the arguments are too long", reason="bad_arguments")
+    return error
 
 
 async def _flood(pipe: Collected) -> None:

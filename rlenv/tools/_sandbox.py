@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlenv._bounded import encodable
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _zygote
-from rlenv.tools._bubblewrap import check_bubblewrap, system_call_filter
-from rlenv.tools._cell import Outcome
-from rlenv.tools._pipes import Collected, collected
+from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
+from rlenv.tools._cell import Outcome, is_plain, plain
+from rlenv.tools._pipes import Collected, collected, readable
+from rlenv.tools._seccomp import OWN_PID, system_call_filter
+from rlenv.tools._work import only_child, work_of
 from rlenv.tools.base import ToolContext
 
 if TYPE_CHECKING:
@@ -30,16 +36,28 @@ __all__ = ["sandbox_runner"]
 
 _START_S = 30.0
 _GRACE_S = 2.0
-_MAX_RESULT = 262_144
+_MARGIN_S = 0.25
+"""So long before the call's end the code is stopped, so that what it did still counts."""
+_MAX_RESULT = 131_072
+_MAX_SHOWN, _MAX_ERROR = 10_000, 2_000
 _FOLDER_BYTES = 64 * 1024 * 1024
+_FOLDER_FILES = 10_000
 _FILE_BYTES = 16 * 1024 * 1024
 # What CPython has mapped before any code runs.
 _BASE_BYTES = 64 * 1024 * 1024
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_GONE = "the code's sandbox was gone; try again"
 
 
-def _argv(filter_fd: int) -> list[str]:
-    """A sandbox with the interpreter's files and nothing else: one folder to write, no /proc, no network."""
-    argv = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
+def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
+    """A sandbox with the interpreter's files and nothing else: one folder to write, no /proc, no network.
+
+    The one capability that is left is for the process that forks, within its own user namespace; see `_zygote`.
+    """
+    argv = [check_bubblewrap(), "--unshare-all", *handshake.options, "--die-with-parent", "--new-session", "--as-pid-1"]
+    argv += ["--clearenv", "--hostname", "sandbox", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
+    if has_other_user():
+        argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     for name in ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache"):
         path = Path(name)
         if path.is_symlink():
@@ -47,46 +65,73 @@ def _argv(filter_fd: int) -> list[str]:
         elif path.exists():
             argv += ["--ro-bind", name, name]
     if not sys.base_prefix.startswith("/usr/"):
+        for parent in reversed(Path(sys.base_prefix).parents[:-1]):  # bwrap would take over who may look into them
+            argv += ["--perms", "0755", "--dir", str(parent)]
         argv += ["--ro-bind", sys.base_prefix, sys.base_prefix]
-    for device in ("null", "zero", "random", "urandom"):
-        argv += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    argv += ["--ro-bind", _zygote.__file__, "/zygote.py", "--ro-bind-data", str(filter_fd), "/filter"]
-    argv += ["--perms", "0755", "--size", str(_FOLDER_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/"]
+    for device in _DEVICES:
+        argv += ["--dev-bind", device, device]
+    argv += ["--ro-bind", _zygote.__file__, "/zygote.py"]
+    argv += ["--ro-bind-data", str(filter_fd), "/filter", "--ro-bind-data", str(setting_fd), "/setting"]
+    argv += ["--perms", "0755", "--dir", "/tmp", "--remount-ro", "/"]
     for name, value in (("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0"), ("TZ", "UTC")):
         argv += ["--setenv", name, value]
-    python = (
-        Path(sysconfig.get_config_var("BINDIR") or sys.base_prefix + "/bin")
-        / f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    )
+    python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if not python.exists():
+        python = Path(sysconfig.get_config_var("BINDIR") or "/usr/bin") / python.name
     return [*argv, "--chdir", "/", "--", str(python), "-I", "-S", "-X", "utf8", "/zygote.py"]
+
+
+def _setting() -> bytes:
+    has_other = has_other_user()
+    return json.dumps(
+        {
+            "uid": NOBODY if has_other else os.geteuid(),
+            "gid": NOBODY if has_other else os.getegid(),
+            "has_other_user": has_other,
+            "own_pid": OWN_PID,
+            "devices": _DEVICES,
+            "bytes": _FOLDER_BYTES,
+            "files": _FOLDER_FILES,
+        }
+    ).encode()
+
+
+@contextlib.contextmanager
+def _file_with(content: bytes) -> Iterator[int]:
+    fd = os.memfd_create("rlenv")
+    try:
+        os.pwrite(fd, content, 0)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class _Sandbox:
     """One sandbox; runs one piece of code at a time."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        filter_fd = os.memfd_create("filter")
+        self._handshake = Handshake(other_user=has_other_user())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            os.write(filter_fd, system_call_filter(only_children=False))
-            os.lseek(filter_fd, 0, os.SEEK_SET)
-            self._process = subprocess.Popen(
-                _argv(filter_fd),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(filter_fd,),
-                start_new_session=True,
-            )
+            with theirs, _file_with(system_call_filter("code")) as filter_fd, _file_with(_setting()) as setting_fd:
+                self._process = subprocess.Popen(
+                    _argv(filter_fd, setting_fd, self._handshake),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(filter_fd, setting_fd, *self._handshake.pass_fds),
+                    start_new_session=True,
+                )
         except BaseException:
             ours.close()
+            self._handshake.close()
             raise
-        finally:
-            theirs.close()
-            os.close(filter_fd)
+        self._handshake.is_given()
         ours.setblocking(False)
         self._socket = ours
+        self._pid = 0
         self.is_usable = False
+        self.is_gone = False
 
     async def ready(self) -> None:
         """Waits until the interpreter inside is there.
@@ -96,101 +141,179 @@ class _Sandbox:
         """
         try:
             async with asyncio.timeout(_START_S):
-                line = await self._line()
-        except TimeoutError:
-            line = b""
-        if line != b"ready\n":
+                await readable(self._handshake.fileno)
+                self._pid = self._handshake.started()
+                said = await self._message()
+        except (TimeoutError, OSError, ValueError) as error:
+            raise EpisodeError("the sandbox bubblewrap could not be started", reason="sandbox") from error
+        finally:
+            self._handshake.close()
+        if said != b"ready":
             raise EpisodeError("the sandbox bubblewrap could not be started", reason="sandbox")
         self.is_usable = True
 
-    async def _line(self) -> bytes:
-        loop = asyncio.get_running_loop()
-        line = b""
-        while not line.endswith(b"\n"):
-            piece = await loop.sock_recv(self._socket, 4_096)
-            if not piece:
-                return b""
-            line += piece
-        return line
+    async def _message(self) -> bytes:
+        await readable(self._socket.fileno())
+        try:
+            return self._socket.recv(4_096)
+        except OSError:
+            return b""
 
-    async def run(self, code: str, spec: CodeSpec, *, seconds: float, seed: int) -> Outcome:
+    async def run(self, code: str, spec: CodeSpec, *, deadline: float, seed: int) -> Outcome:
         self.is_usable = False  # until it has answered that nothing is left
+        token = secrets.token_hex(16)
         request = {
             "code": code,
-            "time_s": seconds,
+            "token": token,
+            "time_s": spec.time_s,
             "memory": _BASE_BYTES + spec.memory_mb * 1024 * 1024,
             "file": _FILE_BYTES,
             "seed": seed,
         }
-        async with collected(spec.max_bytes) as (out_fd, out), collected(_MAX_RESULT) as (result_fd, result):
-            given = os.memfd_create("request")
-            try:
-                with os.fdopen(os.dup(given), "wb") as file:
-                    file.write(json.dumps(request).encode())
-                os.lseek(given, 0, os.SEEK_SET)
+        with _file_with(json.dumps(request).encode()) as given, _result_file() as result_fd:
+            async with collected(spec.max_bytes) as (out_fd, out):
                 try:
-                    socket.send_fds(self._socket, [str(seconds).encode()], [given, out_fd, result_fd])
+                    socket.send_fds(self._socket, [b"run"], [given, out_fd, result_fd])
                 except OSError:
-                    return Outcome(error="the code's sandbox was gone; try again")
-            finally:
-                for fd in (given, out_fd, result_fd):
-                    os.close(fd)
-            answer = await self._answer(out, seconds)
-            out.take_rest()
-            result.take_rest()
-            return _outcome(answer, out, result.data, seconds)
+                    self.is_gone = True
+                    return Outcome(error=_GONE, reason="worker")
+                finally:
+                    os.close(out_fd)
+                answer, judged = await self._answer(out, spec.time_s, deadline)
+                out.take_rest()
+                said = os.pread(result_fd, _MAX_RESULT, 0)
+        return _outcome(answer, judged, out, said, token, spec)
 
-    async def _answer(self, out: Collected, seconds: float) -> dict[str, Any] | None:
-        """What the sandbox says at the end; None where it says nothing in time, so that it has to go."""
+    async def _answer(self, out: Collected, time_s: float, deadline: float) -> tuple[dict[str, Any] | None, str]:
+        """What the sandbox says at the end, None where it says nothing any more; and why the code was stopped, if it
+        was: `timeout`, `stalled` or `late` (see `rlenv.reasons`)."""
         out.done.add_done_callback(self._stop_flood(out))
+        said = asyncio.ensure_future(self._message())
+        begun = time.monotonic()
+        latest = max(deadline - _MARGIN_S, begun)
+        wait_s, judged = time_s, ""
         try:
-            async with asyncio.timeout(seconds + _GRACE_S):
-                line = await self._line()
-        except (TimeoutError, OSError):
-            return None
-        if not line:
-            return None
+            while not judged:
+                await asyncio.wait((said,), timeout=min(wait_s, latest - time.monotonic()))
+                if said.done():
+                    break
+                judged, wait_s = self._judged(time_s, time.monotonic() - begun, is_last=time.monotonic() >= latest)
+                if judged == "stalled":  # or it has ended at this moment, and that is about to be said
+                    await asyncio.wait((said,), timeout=_MARGIN_S)
+                    if said.done():
+                        judged = ""
+                        break
+            if judged:
+                with contextlib.suppress(OSError):
+                    self._socket.send(b"k")
+                await asyncio.wait((said,), timeout=_GRACE_S)
+        finally:
+            if not said.done():
+                said.cancel()
+        if not said.done() or said.cancelled() or not (line := said.result()):
+            return None, judged
         answer: dict[str, Any] = json.loads(line)
-        self.is_usable = bool(answer["is_clean"]) and not out.is_flood
-        return answer
+        self.is_usable = bool(answer["is_clean"])
+        if answer["was_stopped"]:
+            judged = "stalled"
+        return answer, judged
+
+    def _judged(self, time_s: float, elapsed_s: float, *, is_last: bool) -> tuple[str, float]:
+        """Why to stop code that has not ended, "" where it was kept from the processor and has time left: how much."""
+        child = only_child(self._pid)
+        work = work_of(child if child is not None else self._pid)
+        if work is None:
+            return "late", 0.0
+        if child is None or work.is_stopped or work.state == "Z":
+            return "stalled", 0.0  # the code has ended or not begun, and the one that forks does nothing about it
+        own_s = max(work.cpu_s, min(work.own_s, elapsed_s))
+        if own_s < time_s - 0.01 and not is_last:
+            return "", max(time_s - own_s, 0.01)
+        if own_s < min(time_s, elapsed_s) / 2:
+            return "stalled", 0.0
+        # A process that waits for a disk may have asked for little or for much.
+        return ("late" if work.state == "D" and work.cpu_s < time_s / 2 else "timeout"), 0.0
 
     def _stop_flood(self, out: Collected) -> Callable[[object], None]:
         def stop(_: object) -> None:
             if out.is_flood:
-                try:
+                with contextlib.suppress(OSError):
                     self._socket.send(b"k")
-                except OSError:
-                    return
 
         return stop
 
     def close(self) -> None:
         """Ends the sandbox with everything in it; the process namespace goes with its first process."""
         self._socket.close()
+        self._handshake.close()
         self._process.kill()
         self._process.wait()
 
 
-def _outcome(answer: dict[str, Any] | None, out: Collected, result: bytes, seconds: float) -> Outcome:
+@contextlib.contextmanager
+def _result_file() -> Iterator[int]:
+    """A file that cannot grow, for what the code's process says of itself."""
+    fd = os.memfd_create("result", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, _MAX_RESULT)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _outcome(
+    answer: dict[str, Any] | None, judged: str, out: Collected, said: bytes, token: str, spec: CodeSpec
+) -> Outcome:
     output = out.data.decode("utf-8", errors="replace")
     if out.is_flood:
-        return Outcome(output, is_cut=True, error="the code printed too much and was stopped")
-    if answer is None:
-        return Outcome(output, error="the code broke its sandbox and was stopped")
-    if answer["is_late"]:
-        return Outcome(output, error=f"the code did not end within {seconds:g} s", is_late=True)
+        return Outcome(output, is_cut=True, error="the code printed too much and was stopped", reason="too_large")
+    late = f"the code did not end within {spec.time_s:g} s"
+    if judged:
+        if judged == "timeout":
+            return Outcome(output, error=late, reason="timeout")
+        return Outcome(output, error=f"{late}: it was kept from the processor", reason=judged)
+    if answer is None or not answer["has_begun"]:
+        return Outcome(output, error=_GONE, reason="worker")
+    status, cpu_s = answer["status"], answer["cpu_s"]
+    if status == -signal.SIGXCPU or (status == -signal.SIGKILL and cpu_s >= spec.time_s):
+        return Outcome(output, error=late, reason="timeout")
+    if status == -signal.SIGKILL:  # no code can do that to itself
+        return Outcome(output, error="the code's process was killed from outside; try again", reason="worker")
+    found = _read(said, token) if status == 0 else None
+    if found is None:
+        return Outcome(output, error=f"the code was stopped: {_how(status)}")
+    shown, result, error = found
+    is_memory = error is not None and error.startswith("MemoryError")
+    return Outcome(output, shown=shown, result=result, error=error, reason="memory" if is_memory else "failed")
+
+
+def _read(said: bytes, token: str) -> tuple[str | None, Any, str | None] | None:
+    """What the code's process said when it had run to its end; None for anything else than exactly that."""
+    line, newline, _ = said.partition(b"\n")
+    if not newline or not line.startswith(token.encode()):
+        return None
     try:
-        told = json.loads(result)
-        return Outcome(output, shown=told["shown"], result=told["result"], error=told["error"])
-    except (ValueError, KeyError, TypeError):
-        return Outcome(output, error=f"the code was stopped: {_how(answer['status'])}")
+        told = json.loads(line[len(token) :])
+    except (ValueError, RecursionError):
+        return None
+    if type(told) is not dict or told.keys() != {"shown", "result", "error"}:
+        return None
+    shown, error = told["shown"], told["error"]
+    if type(shown) not in (str, type(None)) or type(error) not in (str, type(None)) or not is_plain(told["result"]):
+        return None
+    return _text(shown, _MAX_SHOWN), plain(told["result"]), _text(error, _MAX_ERROR)
+
+
+def _text(text: str | None, most: int) -> str | None:
+    return None if text is None else encodable(text[:most])
 
 
 def _how(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "it used up its time or its memory"
     if status < 0 and -status in set(signal.Signals):
         return signal.Signals(-status).name
+    if status == 0:
+        return "it ended its process before its last statement"
     return f"it ended its process with status {status}"
 
 
@@ -202,22 +325,37 @@ class _Sandboxes:
         self._idle: list[_Sandbox] = []
         self._all: set[_Sandbox] = set()
 
-    async def run(self, code: str, spec: CodeSpec, *, seconds: float, seed: int) -> Outcome:
-        async with self._places:
-            sandbox = self._idle.pop() if self._idle else await self._started()
-            try:
-                return await sandbox.run(code, spec, seconds=seconds, seed=seed)
-            finally:
-                if sandbox.is_usable:
-                    self._idle.append(sandbox)
-                else:
-                    self._close(sandbox)
+    async def run(self, code: str, spec: CodeSpec, *, deadline: float, seed: int) -> Outcome:
+        try:
+            async with asyncio.timeout(deadline - _MARGIN_S - time.monotonic()):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise ToolFailed("no sandbox was free in the code's time", reason="busy", retryable=True) from error
+        try:
+            for _ in range(2):
+                sandbox = self._idle.pop() if self._idle else await self._started(deadline)
+                try:
+                    outcome = await sandbox.run(code, spec, deadline=deadline, seed=seed)
+                finally:
+                    if sandbox.is_usable:
+                        self._idle.append(sandbox)
+                    else:
+                        self._close(sandbox)
+                if not sandbox.is_gone:  # one that ended while it was idle has run nothing
+                    break
+            return outcome
+        finally:
+            self._places.release()
 
-    async def _started(self) -> _Sandbox:
+    async def _started(self, deadline: float) -> _Sandbox:
         sandbox = _Sandbox()
         self._all.add(sandbox)
         try:
-            await sandbox.ready()
+            async with asyncio.timeout(deadline - _MARGIN_S - time.monotonic()):
+                await sandbox.ready()
+        except TimeoutError as error:
+            self._close(sandbox)
+            raise ToolFailed("no sandbox could be started in the code's time", reason="worker") from error
         except BaseException:
             self._close(sandbox)
             raise
@@ -241,7 +379,7 @@ def sandbox_runner(spec: CodeSpec) -> Callable[[str, ToolContext], Awaitable[Out
     check_bubblewrap()
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         raise UsageError("the sandbox bubblewrap needs Linux")
-    system_call_filter(only_children=False)
+    system_call_filter("code")
     key = ("bubblewrap", spec.workers)
 
     @asynccontextmanager
@@ -254,9 +392,6 @@ def sandbox_runner(spec: CodeSpec) -> Callable[[str, ToolContext], Awaitable[Out
 
     async def run(code: str, call: ToolContext) -> Outcome:
         sandboxes = await call.shared().get(key, opened)
-        seconds = min(spec.time_s, call.deadline - time.monotonic())
-        if seconds <= 0:
-            raise ToolFailed("the code's time is up", reason="timeout")
-        return await sandboxes.run(code, spec, seconds=spec.time_s, seed=call.seed)
+        return await sandboxes.run(code, spec, deadline=call.deadline, seed=call.seed)
 
     return run

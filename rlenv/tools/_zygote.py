@@ -2,8 +2,14 @@
 
 It is process 1 of its own process namespace, so nothing inside can kill it, and it can kill everything inside. It reads
 requests from a socket (descriptor 0), each with three descriptors: a file with the request, the pipe for what the code
-prints, the pipe for its result. It answers with one JSON line once no process of the request is left. This file imports
-nothing of rlenv. What it imports and does not use is there for the code.
+prints, the file for its result. It answers with one JSON object once no process of the request is left. It keeps no
+time: whoever asks looks at the clock and at the processor, and says when to stop.
+
+Within its own user namespace it may mount, and does two things with that: the devices become read-only for good, and
+every piece of code finds a new file system on /tmp. The code has none of that: before it runs, its process gives up
+the identity (where there is another), all capabilities and every system call that is not on a list.
+
+This file imports nothing of rlenv. What it imports and does not use is there for the code.
 """
 
 import ast
@@ -18,144 +24,184 @@ import gc
 import heapq  # noqa: F401
 import itertools  # noqa: F401
 import json
-import math  # noqa: F401
+import math
 import os
 import random
 import re  # noqa: F401
 import resource
 import select
-import shutil
 import signal
 import socket
 import statistics  # noqa: F401
 import string  # noqa: F401
+import struct
 import sys
+from typing import Any
 
-FOLDER = "/tmp"
-MAX_ENTRIES = 1_000
+FOLDER = b"/tmp"
 MAX_SHOWN = 10_000
+MAX_DEPTH = 20
+MAX_PARTS = 2_000
+RESULT = 63  # the last descriptor that the limit leaves
+
+NOSUID, NODEV, NOEXEC, READ_ONLY, REMOUNT, BIND, DETACH = 2, 4, 8, 1, 32, 4_096, 2
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_char_p)]  # struct sock_fprog
 
 
+def check(status: int) -> None:
+    if status:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 def serve() -> None:
     """Answers requests until the other end of the socket is closed."""
     host = socket.socket(fileno=0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of the same user may look into this one
+    # Process 1 gets no signal that it has no handler for; Python's own for SIGINT would be one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    LIBC.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no process of the same user may look into this one
+    with open("/setting", "rb") as file:
+        setting = json.loads(file.read())
     with open("/filter", "rb") as file:
         program = file.read()
-    rules = Filter(len(program) // 8, program)
+    for device in setting["devices"]:
+        # A device may be written to on a read-only mount, but its mode, times and lists of access stay as they are.
+        flags = REMOUNT | BIND | READ_ONLY | NOSUID | NOEXEC
+        check(LIBC.mount(None, device.encode(), None, ctypes.c_ulong(flags), None))
     null = os.open("/dev/null", os.O_RDWR)
     for _ in range(20):  # the interpreter adapts to what it runs; done here, no child has to copy those pages
         execute("1 + 1", json.loads('{"error": null}'))
         json.dumps({"shown": "2"})
+    fresh(setting)
     gc.collect()
     gc.freeze()
-    host.send(b"ready\n")
+    host.send(b"ready")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(host, 64, 3)  # the seconds that the code may take
+        message, descriptors, _, _ = socket.recv_fds(host, 64, 3)
         if not message:
             return
         if len(descriptors) != 3:
             continue  # a request to stop that came too late
-        request, printed, result = descriptors
+        began, begin = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                run(request, printed, result, null, libc, rules)
+                run(descriptors, begin, null, program, setting)
             finally:
                 os._exit(121)
+        os.close(begin)
         for descriptor in descriptors:
             os.close(descriptor)
-        answer = attend(child, host, float(message))
-        answer["is_clean"] = clean()
-        host.send(json.dumps(answer).encode() + b"\n")
+        answer = attend(child, host)
+        answer["has_begun"] = os.read(began, 1) == b"b"
+        os.close(began)
+        answer["is_clean"] = renewed(setting)
+        host.send(json.dumps(answer).encode())
 
 
-def attend(child: int, host: socket.socket, limit: float) -> dict[str, object]:
-    """Waits for the code, for its time or for a request to stop; then nothing but this process is left."""
+def attend(child: int, host: socket.socket) -> dict[str, object]:
+    """Waits for the code or for a request to stop; then nothing but this process is left."""
     handle = os.pidfd_open(child)
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
     waiting.register(host, select.POLLIN)
-    ready = dict(waiting.poll(limit * 1000))
-    is_late = not ready
+    ready = dict(waiting.poll())
     os.close(handle)
-    if host.fileno() in ready and not host.recv(16):
-        os._exit(0)
+    was_stopped = False
+    if host.fileno() in ready:
+        if not host.recv(16):
+            os._exit(0)
+        # No code can stop itself or go on after that: whoever did so stands outside.
+        look = os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            was_stopped = os.waitid(os.P_PID, child, look) is not None
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    status = 0
+    status, cpu_s = 0, 0.0
     while True:
         try:
-            pid, found = os.waitpid(-1, 0)
+            pid, found, usage = os.wait4(-1, 0)
         except ChildProcessError:
-            return {"status": os.waitstatus_to_exitcode(status), "is_late": is_late}
+            return {"status": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s, "was_stopped": was_stopped}
         if pid == child:
-            status = found
+            status, cpu_s = found, usage.ru_utime + usage.ru_stime
 
 
-def clean() -> bool:
-    """Empties the one folder that can be written; False where that is not quickly done."""
-    if os.stat(FOLDER).st_mode & 0o777 != 0o755:
+def fresh(setting: dict[str, Any]) -> None:
+    """A new file system on the one folder that can be written."""
+    owner = f"uid={setting['uid']},gid={setting['gid']}"
+    options = f"size={setting['bytes']},nr_inodes={setting['files']},mode=0755,{owner}".encode()
+    check(LIBC.mount(b"tmpfs", FOLDER, b"tmpfs", ctypes.c_ulong(NOSUID | NODEV | NOEXEC), options))
+
+
+def renewed(setting: dict[str, Any]) -> bool:
+    """Throws the folder away with all that it holds; False where that cannot be done."""
+    try:
+        check(LIBC.umount2(FOLDER, DETACH))
+        fresh(setting)
+    except OSError:
         return False
-    entries = os.listdir(FOLDER)
-    count = 0
-    for _, folders, files in os.walk(FOLDER):
-        count += len(folders) + len(files)
-        if count > MAX_ENTRIES:
-            return False
-    for entry in entries:
-        path = os.path.join(FOLDER, entry)
-        try:
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
-        except OSError:
-            return False
-    return not entries or not os.listdir(FOLDER)
+    return True
 
 
-def run(request: int, printed: int, result: int, null: int, libc: ctypes.CDLL, rules: Filter) -> None:
-    """In the child: limits, the filter, the code; never returns."""
+def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any]) -> None:
+    """In the child: descriptors, limits, identity, the filter, the code; never returns."""
+    request, printed, result = descriptors
     wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))
     os.dup2(null, 0)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
-    os.dup2(result, 3)
-    os.closerange(4, 256)
+    begin = os.dup2(begin, 64)
+    os.dup2(result, RESULT)
+    os.closerange(3, RESULT)
+    os.closerange(65, 256)
     os.chdir(FOLDER)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     limits = {
-        resource.RLIMIT_AS: wanted["memory"],
-        resource.RLIMIT_CPU: int(wanted["time_s"]) + 1,
-        resource.RLIMIT_FSIZE: wanted["file"],
-        resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: 64,
+        resource.RLIMIT_AS: (wanted["memory"],) * 2,
+        # A second belt: who asked looks first.
+        resource.RLIMIT_CPU: (math.ceil(wanted["time_s"]) + 1, math.ceil(wanted["time_s"]) + 2),
+        resource.RLIMIT_FSIZE: (wanted["file"],) * 2,
+        resource.RLIMIT_NOFILE: (RESULT + 1,) * 2,
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_MEMLOCK: (0, 0),
+        resource.RLIMIT_NPROC: (64, 64),
     }
     for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(kind, limit)
+    surrender(program, setting)
     random.seed(wanted["seed"])
-    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(rules), 0, 0):  # no new privileges; seccomp
-        os._exit(120)
+    os.write(begin, b"b")
+    os.close(begin)
+    token, code = wanted.pop("token"), wanted.pop("code")
     answer: dict[str, object] = {"error": None, "shown": None, "result": None}
+    printed_by_code = sys.stdout, sys.stderr
     try:
-        execute(wanted["code"], answer)
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            answer["error"] = f"SystemExit: {error.code}"[:1_000]
+        execute(code, answer)
+        said = json.dumps(answer)
     except BaseException as error:
-        answer["error"] = described(error)
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.write(3, json.dumps(answer).encode())
-    finally:
-        os._exit(0)
+        said = json.dumps({"error": described(error), "shown": None, "result": None})
+    for stream in printed_by_code:
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os.pwrite(RESULT, (token + said + "\n").encode(), 0)
+    os._exit(0)
+
+
+def surrender(program: bytes, setting: dict[str, Any]) -> None:
+    """Gives up what the code must not have; the process ends where one of it is refused."""
+    if setting["has_other_user"]:
+        os.setgroups([])
+        os.setresgid(*(setting["gid"],) * 3)
+        os.setresuid(*(setting["uid"],) * 3)
+    header, nothing = struct.pack("=Ii", 0x20080522, 0), bytes(24)  # version 3; effective, permitted, inheritable
+    check(LIBC.capset(header, nothing))
+    program = program.replace(struct.pack("=I", setting["own_pid"]), struct.pack("=I", os.getpid()))
+    check(LIBC.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS
+    check(LIBC.prctl(22, 2, ctypes.byref(Filter(len(program) // 8, program)), 0, 0))  # PR_SET_SECCOMP
 
 
 def execute(code: str, answer: dict[str, object]) -> None:
@@ -168,10 +214,40 @@ def execute(code: str, answer: dict[str, object]) -> None:
         value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
         if value is not None:
             answer["shown"] = repr(value)[:MAX_SHOWN]
-            is_small = type(value) in (int, float, bool) or (type(value) is str and len(value) < MAX_SHOWN)
-            answer["result"] = value if is_small else answer["shown"]
+            answer["result"] = value if is_plain(value) else answer["shown"]
     else:
         exec(compile(tree, "<code>", "exec"), names)
+
+
+def is_plain(value: object) -> bool:
+    """Whether `value` is JSON of exactly the built-in types, and not much of it."""
+    rest, parts, size = [(value, 0)], 0, 0
+    while rest:
+        item, depth = rest.pop()
+        kind = type(item)
+        parts += 1
+        if kind is str:
+            size += len(item)  # type: ignore[arg-type]
+        elif kind is float:
+            if not math.isfinite(item):  # type: ignore[arg-type]
+                return False
+        elif kind is int:
+            size += item.bit_length() // 3  # type: ignore[attr-defined]
+        elif kind is list or kind is dict:
+            if depth >= MAX_DEPTH or len(item) > MAX_PARTS:  # type: ignore[arg-type]
+                return False
+            if kind is dict:
+                if any(type(key) is not str for key in item):  # type: ignore[attr-defined]
+                    return False
+                size += sum(map(len, item))  # type: ignore[call-overload]
+                rest.extend((one, depth + 1) for one in item.values())  # type: ignore[attr-defined]
+            else:
+                rest.extend((one, depth + 1) for one in item)  # type: ignore[attr-defined]
+        elif kind is not bool and item is not None:
+            return False
+        if parts > MAX_PARTS or size > MAX_SHOWN:
+            return False
+    return True
 
 
 def described(error: BaseException) -> str:
@@ -182,8 +258,11 @@ def described(error: BaseException) -> str:
         if step.tb_frame.f_code.co_filename == "<code>":
             line = step.tb_lineno
         step = step.tb_next
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
     name = type(error).__name__
+    try:
+        text = str(error.msg if isinstance(error, SyntaxError) else error)
+    except BaseException:  # the code's own class
+        text = ""
     return (f"{name}: {text}" if text else name)[:1_000] + (f" (line {line})" if line is not None else "")
 
 

@@ -17,7 +17,8 @@ from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, comm
 
 __all__ = ["KIND", "CodeSpec"]
 
-_MAX_CODE = 200_000
+_MAX_CODE = {"monty": 32_768, "bubblewrap": 200_000}
+"""Characters. What monty runs is read in rlenv's own process first, in time that no other episode gets."""
 
 
 class CodeSpec(ToolSpec):
@@ -28,6 +29,8 @@ class CodeSpec(ToolSpec):
     """`monty`: a small Python of its own, without files, network or packages; `bubblewrap`: CPython in a sandbox."""
     session: Bool = False
     """True: names live from call to call within an episode (with monty)."""
+    session_mb: Annotated[Int, Field(ge=1, le=1_024)] = 8
+    """What a session may hold between calls; it is kept in rlenv's own process."""
     tools: tuple[Text, ...] = ()
     """Tools above this one that the code may call as functions (with monty)."""
     time_s: Annotated[Float, Field(gt=0, le=600)] = 2.0
@@ -78,6 +81,15 @@ def _text(outcome: Outcome, max_bytes: int) -> str:
     return output + (outcome.shown or "")
 
 
+def _counted(calls: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """How often each tool was called, by outcome: it stays where a long list is cut."""
+    counted: dict[str, dict[str, int]] = {}
+    for call in calls:
+        outcomes = counted.setdefault(call["tool"], {})
+        outcomes[call["outcome"]] = outcomes.get(call["outcome"], 0) + 1
+    return counted
+
+
 def _description(spec: CodeSpec, called: Mapping[str, Tool]) -> str:
     text = "Run Python and read what it prints and what its last expression gives."
     if spec.session:
@@ -92,8 +104,8 @@ def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence
     """One tool with the argument `code`.
 
     Its value is `{"output": …, "result": …}`: what was printed, and what the last expression gave, as it is where it is
-    a number, a text, a boolean or None, and as its repr otherwise. Code that raises, or that breaks a limit, is a
-    failure whose text holds what it had printed.
+    JSON of exactly the built-in types and at most 10,000 characters, and as its repr otherwise. Code that raises (also
+    SystemExit), or that breaks a limit, is a failure whose text holds what it had printed.
 
     Raises:
         MissingExtra, UsageError: the sandbox is not installed or does not work here; a tool is not there.
@@ -103,18 +115,20 @@ def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         code = arguments["code"]
-        if len(code) > _MAX_CODE:
-            raise ToolFailed(f"the code is longer than {_MAX_CODE} characters", reason="bad_arguments")
+        if len(code) > _MAX_CODE[spec.sandbox]:
+            raise ToolFailed(f"the code is longer than {_MAX_CODE[spec.sandbox]} characters", reason="bad_arguments")
         try:
             code.encode()
         except UnicodeEncodeError as error:
             raise ToolFailed("the code holds a character that no file can hold", reason="bad_arguments") from error
         outcome = await run_code(code, call)
         text = _text(outcome, spec.max_bytes)
-        details = {"calls": list(outcome.calls)} if outcome.calls else None
+        details = {"called": _counted(outcome.calls), "calls": list(outcome.calls)} if outcome.calls else None
         if outcome.error is not None:
-            reason = "timeout" if outcome.is_late else "failed"
-            raise ToolFailed(text + outcome.error, reason=reason, details=details)
+            is_ours = outcome.reason in ("worker", "stalled")
+            raise ToolFailed(
+                text + outcome.error, reason=outcome.reason, retryable=is_ours, details=details, whose=outcome.whose
+            )
         return ToolOutput(text or "(no output)", {"output": outcome.output, "result": outcome.result}, details=details)
 
     return (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field
 
 from rlenv.errors import ToolFailed, UsageError
@@ -18,7 +20,7 @@ from rlenv.registry import Kind
 from rlenv.secrets import redact
 from rlenv.spec import Bool, Int, Text, ToolSpec
 from rlenv.templates import compile_template
-from rlenv.tools._bubblewrap import around, check_bubblewrap, no_children
+from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
 from rlenv.tools._filling import Filling, compile_filling, is_dynamic, read_parameters
 from rlenv.tools._process import Ended, Limits, run_program
 from rlenv.tools._signature import shorthand
@@ -28,7 +30,10 @@ __all__ = ["KIND", "CommandSpec"]
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _SHOWN_ERRORS = 300
-_NUMBER = re.compile(r"-\.?\d")
+_NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_CLIMBS = re.compile(r"(?:^|[/\\=@:,])\.\.(?:[/\\]|$)")
+# Also after what programs write before a name (`key=/…`, `@/…`, `host:/…`); an address `https://…` is none.
+_ABSOLUTE = re.compile(r"(?:^|[=@,])(?:/|~/|file:)|:/(?!/)", re.IGNORECASE)
 
 
 class CommandSpec(ToolSpec):
@@ -59,6 +64,8 @@ class CommandSpec(ToolSpec):
     """`bubblewrap`: the machine's files are read-only, personal folders are empty, and there is no network."""
     processes: Bool = True
     """False: the program cannot start others; with `sandbox: bubblewrap`."""
+    paths: Bool = False
+    """True: what a call fills in may be an absolute path, or climb with `..`; otherwise only names below a folder."""
     options: Bool = False
     """True: what a call fills in may begin with `-`; otherwise only after `--`, or as a number."""
 
@@ -95,24 +102,56 @@ def _programs(search: str) -> set[str]:
 
 
 def _words(value: Any) -> Iterator[str]:
-    if value is None:
-        return
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _words(one)
-    else:
-        yield value if isinstance(value, str) else orjson.dumps(value).decode()
+    """What a template gave, as words: a list gives several, None none, anything else than text is JSON."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, (list, tuple)):
+            rest.extend(reversed(one))
+        elif one is not None:
+            yield one if isinstance(one, str) else _json(one)
 
 
-def _argv(words: Sequence[tuple[Filling, bool]], values: Mapping[str, Any], *, may_be_options: bool) -> list[str]:
+def _json(value: Any) -> str:
+    try:
+        # Numbers of any size, unlike faster writers.
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ToolFailed("an argument cannot be written as JSON", reason="bad_arguments") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """One entry of `argv`. `before` is what the author wrote before the first thing that a call fills in, and all of
+    it where a call fills in nothing."""
+
+    fill: Filling
+    is_filled: bool
+    before: str
+
+    def check(self, word: str, spec: CommandSpec, *, ends_options: bool) -> None:
+        """Refuses what a call must not make of this argument."""
+        is_value = self.before.startswith("--") and "=" in self.before
+        if word.startswith("-") and not (spec.options or ends_options or is_value or _NUMBER.fullmatch(word)):
+            raise ToolFailed("an argument must not begin with '-'", reason="bad_arguments")
+        if spec.paths:
+            return
+        # What the author wrote up to the last slash is the folder that the call stays below.
+        folder = self.before[: self.before.rfind("/") + 1] if word.startswith(self.before) else ""
+        if _CLIMBS.search(word[len(folder) :]) or (not folder and _ABSOLUTE.search(word)):
+            raise ToolFailed("an argument must not name a path outside of its folder", reason="bad_arguments")
+
+
+def _argv(words: Sequence[_Word], values: Mapping[str, Any], spec: CommandSpec) -> list[str]:
     argv: list[str] = []
-    for filling, is_filled in words:
-        for word in _words(filling(**values)):
-            if is_filled and not may_be_options and word.startswith("-") and not _NUMBER.match(word):
-                raise ToolFailed("an argument must not begin with '-'", reason="bad_arguments")
-            if not is_filled and word == "--":
-                may_be_options = True
-            argv.append(word)
+    ends_options = False
+    for word in words:
+        for text in _words(word.fill(**values)):
+            if word.is_filled:
+                word.check(text, spec, ends_options=ends_options)
+            elif text == "--":
+                ends_options = True
+            argv.append(text)
     return argv
 
 
@@ -123,10 +162,13 @@ def _environment(extra: Mapping[str, Any]) -> dict[str, str]:
 
 def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolOutput:
     name = os.path.basename(program)
+    if not ended.has_sandbox:
+        raise ToolFailed(f"the sandbox of {name} could not be started", reason="worker", retryable=True)
     if ended.is_flood:
-        raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped")
+        raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
     if ended.code not in spec.expect_exit:
-        raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}")
+        reason = "killed" if ended.code == -signal.SIGKILL else "failed"
+        raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}", reason=reason)
     text = ended.output.decode("utf-8", errors="replace").removesuffix("\n")
     return ToolOutput(text or "(no output)", text)
 
@@ -150,6 +192,10 @@ def _shown(errors: bytes, folder: str) -> str:
     return ": " + (text if len(text) <= _SHOWN_ERRORS else "…" + text[-_SHOWN_ERRORS + 1 :])
 
 
+def _before(word: str) -> str:
+    return word.partition("{{")[0].partition("{%")[0]
+
+
 def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Sequence[Tool]:
     """One tool that runs the program; its text and its value are what it wrote.
 
@@ -169,7 +215,7 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
     def filling(key: str, value: Any) -> Filling:
         return compile_filling(value, where=key, parameters=parameters, vars=context.vars)
 
-    words = [(filling("argv", word), is_dynamic(word)) for word in spec.argv[1:]]
+    words = [_Word(filling("argv", word), is_dynamic(word), _before(word)) for word in spec.argv[1:]]
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))
     arguments_of = read_parameters(parameters)
@@ -177,24 +223,16 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         values = {"args": arguments_of(arguments), "task": call.task}
-        argv = [program, *_argv(words, values, may_be_options=spec.options)]
+        argv = [program, *_argv(words, values, spec)]
         environment = _environment(env(**values))
         given = "".join(_words(stdin(**values))).encode("utf-8", errors="replace")
-        with no_children(applies=not spec.processes) as filter_fd:
 
-            def started(folder: str) -> list[str]:
-                if spec.sandbox == "none":
-                    return argv
-                return around(argv, folder=folder, may_write=cwd is None, filter_fd=filter_fd)
+        def started(folder: str) -> AbstractContextManager[Confined]:
+            if spec.sandbox == "none":
+                return nullcontext(Confined(tuple(argv)))
+            return confined(argv, folders={folder: cwd is None}, cwd=folder, processes=spec.processes)
 
-            ended, folder = await run_program(
-                started,
-                stdin=given,
-                cwd=cwd,
-                env=environment,
-                limits=limits,
-                pass_fds=() if filter_fd is None else (filter_fd,),
-            )
+        ended, folder = await run_program(started, stdin=given, cwd=cwd, env=environment, limits=limits)
         return _answer(ended, program, folder, spec)
 
     return (

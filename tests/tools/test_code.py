@@ -74,7 +74,7 @@ def test_what_is_printed_and_what_the_last_expression_gives_are_shown(sandbox: s
     )
     assert (printed.text, printed.value) == ("1\n2\n", {"output": "1\n2\n", "result": None})
     assert (value.text, value.value["result"]) == ("42", 42)
-    assert (both.text, both.value["result"]) == ("a\n[1, 2]", "[1, 2]")
+    assert (both.text, both.value["result"]) == ("a\n[1, 2]", [1, 2])
     assert (text.text, text.value["result"]) == ("'xxx'", "xxx")
     assert last.text == "'two'"
     assert (broken.outcome, broken.text) == ("failed", "so\nZeroDivisionError: division by zero (line 3)")
@@ -136,10 +136,11 @@ def test_code_calls_other_tools_as_functions() -> None:
     )
     assert plain.value["result"] == "rows of x, rows of y"
     assert plain.details == {
+        "called": {"query": {"ok": 2}},
         "calls": [
             {"tool": "query", "arguments": {"sql": "x"}, "outcome": "ok"},
             {"tool": "query", "arguments": {"sql": "y", "limit": 2}, "outcome": "ok"},
-        ]
+        ],
     }
     assert caught.text == "no such table\n"
     assert raised.text == "RuntimeError: no such table (line 1)"

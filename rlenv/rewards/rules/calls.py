@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -39,7 +39,7 @@ class ValidCallsSpec(RuleSpec):
 
 
 class ToolCalledSpec(RuleSpec):
-    """1 if a tool was called as often as asked for, 0 otherwise."""
+    """1 if a tool was called as often as asked for, 0 otherwise; by the policy, or by code that it wrote."""
 
     rule: Literal["tool_called"]
     tool: Text
@@ -53,7 +53,8 @@ class ToolCalledSpec(RuleSpec):
 
 
 class ToolCallCountSpec(RuleSpec):
-    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too."""
+    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too, and so do those
+    that code made."""
 
     rule: Literal["tool_call_count"]
     max: Annotated[Int, Field(ge=0)] | None = None
@@ -75,6 +76,18 @@ class TurnCountSpec(RuleSpec):
 def _results(context: RewardContext, *, last_only: bool) -> Iterator[ToolResult]:
     for turn in context.turns[-1:] if last_only else context.turns:
         yield from turn.results
+
+
+def _made_by_code(result: ToolResult) -> Iterator[tuple[str, str, int]]:
+    """Tool, outcome and number of the calls that this call made; see the `code` tool."""
+    called = (result.details or {}).get("called")
+    if not isinstance(called, Mapping):
+        return
+    for tool, outcomes in called.items():
+        if isinstance(outcomes, Mapping):
+            for outcome, count in outcomes.items():
+                if type(count) is int:
+                    yield tool, outcome, count
 
 
 def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -> Term:
@@ -111,10 +124,10 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
     last_only = spec.when == "turn"
 
     def measure(context: RewardContext) -> Measured:
-        found = sum(
-            result.name == spec.tool and (result.outcome == "ok" or not spec.succeeded)
-            for result in _results(context, last_only=last_only)
-        )
+        found = 0
+        for result in _results(context, last_only=last_only):
+            for tool, outcome, count in ((result.name, result.outcome, 1), *_made_by_code(result)):
+                found += count * (tool == spec.tool and (outcome == "ok" or not spec.succeeded))
         fits = found >= spec.min and (spec.max is None or found <= spec.max)
         return Measured(float(fits), f"{found} calls of {spec.tool}", {"calls": found})
 
@@ -127,7 +140,10 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
 
     def measure(context: RewardContext) -> Measured:
         turns = context.turns[-1:] if last_only else context.turns
-        found = sum(max(len(turn.results), len(turn.parsed.calls)) for turn in turns)
+        found = 0
+        for turn in turns:
+            found += max(len(turn.results), len(turn.parsed.calls))
+            found += sum(count for result in turn.results for _, _, count in _made_by_code(result))
         fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
         return Measured(float(fits), f"{found} calls", {"calls": found})
 

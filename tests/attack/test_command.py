@@ -1,0 +1,263 @@
+"""What a call cannot make of an author's program: an option, a path outside, or a way out of the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.errors import UsageError
+from rlenv.executor import Executor
+from rlenv.messages import ToolCall, ToolResult
+from rlenv.spec import CallsSpec
+from rlenv.testing.tools import call, kept
+from rlenv.tools._bubblewrap import confined
+from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.command import KIND, CommandSpec
+
+TEXT = {"text": "string"}
+
+
+def compiled(argv: list[str], *, base: Path = Path(), **keys: Any) -> Tool:
+    spec = CommandSpec.model_validate({"kind": "command", "argv": argv, "timeout_s": 60.0, **keys})
+    try:
+        (tool,) = KIND.factory("run", spec, CompileContext(base=base))
+    except UsageError as error:
+        if "bubblewrap" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert isinstance(tool, Tool)
+    return tool
+
+
+def run(argv: list[str], arguments: dict[str, Any] | None = None, **keys: Any) -> ToolResult:
+    return asyncio.run(call(compiled(argv, **keys), arguments or {}))
+
+
+def inside(script: str, **keys: Any) -> ToolResult:
+    """A shell in the sandbox, which is the worst program that an author may offer."""
+    return run(["sh"], stdin=script, sandbox="bubblewrap", expect_exit=list(range(256)), **keys)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    "text",
+    "-0o/tmp/x -0e -1e. -4K/etc/passwd -1f/etc/hostname -.5x -5- -1,2 -1e -e1 -0x1 -٣ --1 -- - -1\n -inf".split(" "),
+)
+def test_only_a_whole_number_may_begin_with_a_hyphen(text: str) -> None:
+    for argument in ("{{ args.text }}", "{{ [args.text] }}"):
+        result = run(["printf", "%s", argument], {"text": text}, parameters=TEXT)
+        assert (result.outcome, result.text) == ("bad_arguments", "an argument must not begin with '-'"), text
+
+
+@pytest.mark.parametrize("text", ["-5", "-0.25", "-.5", "-1.", "-1e5", "-2.5E-3"])
+def test_a_negative_number_is_an_argument(text: str) -> None:
+    assert run(["printf", "%s", "{{ args.text }}"], {"text": text}, parameters=TEXT).outcome == "ok"
+
+
+def test_an_option_that_the_author_wrote_takes_its_value_and_no_other_option() -> None:
+    keys: dict[str, Any] = {"parameters": TEXT}
+    assert run(["echo", "--limit={{ args.text }}"], {"text": "-x"}, **keys).text == "--limit=-x"
+    assert run(["echo", "-{{ args.text }}"], {"text": "n"}, **keys).outcome == "bad_arguments"
+    assert run(["echo", "-n{{ args.text }}"], {"text": "e"}, **keys).outcome == "bad_arguments"
+
+
+# Paths.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("../secret", "a/../../secret", "..", "a/..", "./../secret", "/etc/passwd", "/", "//etc/passwd", "~/secret"),
+        *(
+            "file:///etc/passwd",
+            "FILE:/etc/passwd",
+            "@/etc/passwd",
+            "x=/etc/passwd",
+            "host:/etc/passwd",
+            "a=../b",
+            "..\\b",
+        ),
+    ],
+)
+def test_a_call_names_no_path_outside_of_a_folder(text: str) -> None:
+    for argument in ("{{ args.text }}", "--file={{ args.text }}"):
+        result = run(["echo", argument], {"text": text}, parameters=TEXT)
+        assert (result.outcome, result.whose) == ("bad_arguments", "policy"), f"{argument}: {text}"
+        assert "path outside" in result.text
+
+
+@pytest.mark.parametrize("text", ["../secret", "a/../../secret", "..", "a/..", "./../x"])
+def test_a_path_that_the_author_began_is_never_climbed_out_of(text: str, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "secret").write_text("secret", encoding="utf-8")
+    for argument in (
+        "files/{{ args.text }}",
+        f"{tmp_path}/files/{{{{ args.text }}}}",
+        "../{{ args.text }}",
+        "./{{ args.text }}",
+    ):
+        result = run(["cat", argument], {"text": text}, parameters=TEXT, base=tmp_path, cwd=".")
+        assert (result.outcome, "path outside" in result.text) == ("bad_arguments", True), argument
+
+
+def test_two_parts_of_a_call_make_no_path_outside_together(tmp_path: Path) -> None:
+    parameters = {"a": "string", "b": "string"}
+    for argument in ("files/{{ args.a }}{{ args.b }}", "files/{{ args.a }}/{{ args.b }}", "{{ args.a }}{{ args.b }}"):
+        result = run(["cat", argument], {"a": ".", "b": "./x"}, parameters=parameters, base=tmp_path, cwd=".")
+        joined = argument.replace("{{ args.a }}", ".").replace("{{ args.b }}", "./x")
+        assert (result.outcome == "bad_arguments") is (".." in joined.split("/")), argument
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a/b.txt", "a b", "1/2", "..a", "a..b", "...", "https://example.org/x", "10:30", "x=1"]
+)
+def test_ordinary_words_and_names_below_a_folder_are_arguments(text: str) -> None:
+    assert run(["echo", "{{ args.text }}"], {"text": text}, parameters=TEXT).text == text
+
+
+def test_an_author_may_allow_any_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content", encoding="utf-8")
+    argv = ["cat", "{{ args.text }}"]
+    assert run(argv, {"text": str(tmp_path / "file")}, parameters=TEXT, paths=True).text == "content"
+
+
+# Values.
+
+
+@pytest.mark.parametrize("value", [10**25, -(10**30), 10**4000, [10**25], {"n": 10**30}, {"a": [None, True, 1.5]}])
+def test_numbers_of_any_size_are_arguments_or_refused_and_never_a_fault_of_ours(value: Any) -> None:
+    tool = compiled(["echo", "{{ args.x }}"], parameters={"type": "object", "properties": {"x": {}}})
+
+    async def go() -> list[ToolResult]:
+        executor = Executor({"run": tool}, calls=CallsSpec.model_validate({"breaker": {"failures": 2, "reset_s": 60}}))
+        async with kept() as make:
+            results = [(await executor.run([ToolCall("run", {"x": value})], make()))[0] for _ in range(3)]
+            return [*results, (await executor.run([ToolCall("run", {"x": 1})], make()))[0]]
+
+    *tried, after = asyncio.run(go())
+    assert all(one.outcome in ("ok", "bad_arguments") for one in tried)
+    assert after.text == "1"
+
+
+def test_a_deep_list_is_an_argument_list_or_refused() -> None:
+    deep: Any = "x"
+    for _ in range(90):
+        deep = [deep]
+    tool = compiled(["echo", "{{ args.x }}"], parameters={"type": "object", "properties": {"x": {}}})
+    assert asyncio.run(call(tool, {"x": deep})).text == "x"
+    dashes: Any = "-n"
+    for _ in range(9):
+        dashes = [dashes]
+    assert asyncio.run(call(tool, {"x": dashes})).outcome == "bad_arguments"
+
+
+# The sandbox.
+
+
+def test_a_program_in_the_sandbox_has_no_capability_and_is_never_root() -> None:
+    result = inside("grep -h Cap /proc/self/status; id -u")
+    *capabilities, user = result.text.splitlines()
+    assert [line.split()[1] for line in capabilities[:4]] == ["0" * 16] * 4
+    assert user != "0"
+
+
+@pytest.mark.parametrize("keys", [{}, {"processes": False}])
+def test_nothing_that_is_hidden_is_uncovered_and_nothing_is_made_writable(keys: dict[str, Any], tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    host.write_text("original", encoding="utf-8")
+    scripts = [
+        f"umount /tmp; cat {host}",
+        f"umount -l /tmp; cat {host}",
+        f"mount -o remount,bind,rw /; echo spoiled > {host}; echo x > /usr/rlenv-attack",
+        f"unshare -Urm sh -c 'umount /tmp; cat {host}; mount -o remount,bind,rw /; echo x > /usr/rlenv-attack'",
+        f"nsenter -t 1 -m -U cat {host}",
+        "chroot / true && echo changed",
+        "echo x > /proc/sys/kernel/core_pattern && echo changed",
+        "echo x > /proc/sysrq-trigger && echo changed",
+        "chmod 666 /dev/null && echo changed",
+        "mknod /tmp/disk b 254 0 && echo changed",
+        "test -r /etc/shadow && cat /etc/shadow | head -c 5",
+    ]
+    for script in scripts:
+        text = inside(f"exec 2>/dev/null; {script}", **keys).text
+        assert "original" not in text, script
+        assert "changed" not in text, script
+        assert text == "(no output)", script
+    assert host.read_text(encoding="utf-8") == "original"
+    assert not Path("/usr/rlenv-attack").exists()
+
+
+SYSTEM_CALLS = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    return 0 if libc.syscall(ctypes.c_long(number), *arguments) < 0 and ctypes.get_errno() in (1, 38) else number
+numbers = [101, 134, 155, 161, 163, 165, 166, 167, 169, 170, 171, 172, 175, 176, 179, 246, 248, 250, 256, 272, 279]
+numbers += [298, 300, 303, 304, 308, 310, 311, 312, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433]
+numbers += [434, 438, 440, 442, 443, 447, 457, 458, 463, 467, *range(468, 600)]
+print([number for number in numbers if call(number, -1, -1, -1, -1, -1, -1)])
+print([flag for flag in (0x20000, 0x10000000, 0x40000000, 0x80) if call(56, flag | 17, 0, 0, 0, 0)])
+for family in (socket.AF_UNIX, 38, 40, 17):
+    try:
+        socket.socket(family, socket.SOCK_STREAM)
+        print(family)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86_64")
+def test_system_calls_that_ordinary_programs_do_not_make_are_refused() -> None:
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if python is None:
+        pytest.skip("no Python that the sandbox shows")
+    result = run([python, "-I", "-S", "-c", SYSTEM_CALLS], sandbox="bubblewrap")
+    assert result.text.splitlines() == ["[]", "[]"]
+
+
+def test_honest_programs_run_in_the_sandbox() -> None:
+    script = "mkdir a; echo text > a/b; cp a/b c; ls | sort | tr '\\n' ' '; sed -n 1p c; (sleep 0.01; echo late) & wait"
+    assert inside(script).text == "a c text\nlate"
+
+
+def test_a_sandbox_that_cannot_be_started_is_the_infrastructures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = compiled(["true"], sandbox="bubblewrap")  # skips where there is none
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: no permission' >&2\nexit 1\n", encoding="utf-8")
+    broken.chmod(0o755)
+    monkeypatch.setattr("rlenv.tools._bubblewrap.check_bubblewrap", lambda: str(broken))
+    result = asyncio.run(call(tool, {}))
+    assert (result.outcome, result.reason, result.whose) == ("failed", "worker", "infrastructure")
+
+
+def test_a_program_of_anybodys_is_confined_by_one_function(tmp_path: Path) -> None:
+    compiled(["true"], sandbox="bubblewrap")  # skips where there is none
+    outside = tmp_path / "outside"
+    outside.write_text("secret", encoding="utf-8")
+    folder = tmp_path / "inside"
+    folder.mkdir()
+
+    async def go() -> tuple[bytes, bool]:
+        script = f"cat {outside}; echo done > {folder}/made; umount /tmp; cat {outside}"
+        with confined(["/bin/sh", "-c", script], folders={str(folder): True}, cwd=str(folder)) as started:
+            process = await asyncio.create_subprocess_exec(
+                *started.argv,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                pass_fds=started.pass_fds,
+            )
+            said, _ = await process.communicate()
+        return said, started.has_sandbox
+
+    assert asyncio.run(go()) == (b"", True)
+    assert (folder / "made").read_text(encoding="utf-8") == "done\n"
