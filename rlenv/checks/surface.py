@@ -11,6 +11,7 @@ from rlenv._arguments import ArgumentCheck
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault, UsageError
 from rlenv.rewards import answer as answers
+from rlenv.rewards.patterns import compile_pattern
 from rlenv.source import nearest
 
 __all__ = ["check_surface"]
@@ -75,7 +76,7 @@ def _answer(subject: Subject) -> Iterator[Fault]:
             hint = "put a backslash before a character that is meant as it stands"
         yield document.fault(f"answer.{key}", message, hint)
         return
-    if rule == "regex" and spec.pattern is not None and re.compile(spec.pattern).groups == 0:
+    if rule == "regex" and spec.pattern is not None and compile_pattern(spec.pattern).groups == 0:
         message = "the pattern has no group; its first group is the answer"
         yield document.fault("answer.pattern", message, f"write ({spec.pattern})")
 

@@ -1,8 +1,8 @@
 """Reads the answer out of one action.
 
 Only what the policy wrote outside thinking and calls is read (for `from: tool`, the arguments of its own well-formed
-call), so text that a tool, a user or the prompt put there can never be an answer. Every rule but the author's own
-pattern takes time linear in the text's length.
+call), so text that a tool, a user or the prompt put there can never be an answer. Every rule takes time linear in the
+text's length; an author's pattern sees a bounded part of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import orjson
 
 from rlenv.errors import UsageError
 from rlenv.messages import ParsedAction, ToolCall
-from rlenv.rewards.patterns import compile_pattern, last_match
+from rlenv.rewards.patterns import compile_pattern
 from rlenv.spec import AnswerSpec
 
 __all__ = ["Answer", "check", "extract", "is_explicit"]
@@ -133,10 +133,11 @@ def _boxed(text: str) -> str | None:
 
 
 def _matched(text: str, source: str) -> str | None:
-    match = last_match(compile_pattern(source), text)
+    pattern = compile_pattern(source)
+    match = pattern.last(text)
     if match is None:
         return None
-    found: str | None = match[1] if match.re.groups else match[0]
+    found = match[1] if pattern.groups else match[0]
     return None if found is None else found.strip()
 
 

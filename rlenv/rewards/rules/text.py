@@ -10,7 +10,7 @@ from rlenv.errors import RewardError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, token_f1
-from rlenv.rewards.patterns import SEARCHED_CHARS, compile_pattern
+from rlenv.rewards.patterns import compile_pattern
 from rlenv.rewards.rule import Reads, RuleSpec, check_range, gold_text, read
 from rlenv.rewards.templating import compile_accepted
 from rlenv.spec import Bool, Float, Int, Text
@@ -72,7 +72,7 @@ class RegexSpec(RuleSpec):
 
     rule: Literal["regex"]
     pattern: Text
-    """A Python regular expression; the dot matches line ends too."""
+    """A regular expression in the language of RE2; the dot matches line ends too."""
     full: Bool = False
     """Match all of the text instead of some part of it."""
     of: Reads = "answer"
@@ -156,10 +156,10 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
         text = read(context, spec.of)
         if text is None:
             return _NO_ANSWER
-        if spec.full and len(text) > SEARCHED_CHARS:
-            return Measured(0.0, f"longer than the {SEARCHED_CHARS} characters that a pattern may see")
-        match = search(text[-SEARCHED_CHARS:])
-        return Measured(0.0, text) if match is None else Measured(1.0, match[0])
+        if spec.full and len(text) > pattern.sees:
+            return Measured(0.0, f"longer than the {pattern.sees} characters that this pattern may see")
+        match = search(text)
+        return Measured(0.0, text) if match is None else Measured(1.0, match[0] or "")
 
     return Term(name=name, spec=spec, measure=measure)
 
