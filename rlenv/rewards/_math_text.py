@@ -7,14 +7,15 @@ included. Here the text as a whole has to be the expression, so that "the answer
 from __future__ import annotations
 
 import re
-import unicodedata
 from fractions import Fraction
+
+from rlenv.rewards.normalise import ascii_form
 
 __all__ = ["bare", "brackets", "is_prose", "plain_number", "sides", "split_unit", "words"]
 
 _WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("`", "`"))
 _BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
-_SIGN = {"\u2212": "-", "\u2013": "-", "\u2014": "-", "\uff0d": "-"}
+_DASHES = str.maketrans("\u2013\u2014", "--")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
 _EXPONENT = re.compile(r"(?<![\w\\.])(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})[eE]([+-]?\d{1,6})(?![\w.])")
 _ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?\(")
@@ -70,7 +71,7 @@ def bare(text: str) -> str:
     its sum.
     """
     if not text.isascii():
-        text = "".join(map(_ascii, text))
+        text = ascii_form(text.translate(_DASHES))
     text = _unwrapped(text)
     text = re.sub(r"^([+-]?)\s*\\?\$\s*", r"\1", text)
     text = _THOUSANDS.sub("", text)
@@ -106,19 +107,6 @@ def _rooted(text: str) -> str:
 
 def _written(number: Fraction) -> str:
     return str(number.numerator) if number.denominator == 1 else rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
-
-
-def _ascii(char: str) -> str:
-    if char < "\x80":
-        return char
-    if char in _SIGN:
-        return _SIGN[char]
-    if "\uff01" <= char <= "\uff5e":  # full-width forms
-        return chr(ord(char) - 0xFEE0)
-    kind = unicodedata.category(char)
-    if kind == "Nd":
-        return str(unicodedata.decimal(char))
-    return " " if kind == "Zs" else "" if kind == "Cf" else char
 
 
 def _unwrapped(text: str) -> str:

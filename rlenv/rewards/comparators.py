@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Literal, cast
 
-import orjson
 from pydantic import Field
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
+from rlenv.rewards.exact_json import MAX_CHARS, loads
 from rlenv.rewards.functions import is_async, load_function
-from rlenv.rewards.normalise import NORMALISERS, Normalisation, number
-from rlenv.rewards.rows import orders_rows, read_table, same_rows
+from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
+from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
 from rlenv.rewards.rules.numbers import is_near
 from rlenv.spec import Float, Spec, Text
 
@@ -54,9 +54,9 @@ class NumberSpec(Spec):
     """The same number, exactly unless a tolerance is given; one in a text is read as numeric_match reads it."""
 
     by: Literal["number"]
-    tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Accept a difference of at most this much."""
-    relative_tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    relative_tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Accept a difference of at most this share of the gold number."""
 
 
@@ -73,11 +73,12 @@ class RowsSpec(Spec):
 
     by: Literal["rows"]
     order: Literal["auto", "always", "never"] = "auto"
-    """Whether the order of rows counts; `auto`: where the gold query has a top-level ORDER BY."""
+    """Whether the order of rows counts; `auto`: where the gold query has a top-level ORDER BY. What it orders by is
+    looked for in the result: rows that are equal there may stand in any order among themselves."""
     columns: Literal["in_order", "any_order"] = "in_order"
     """`any_order`: some order of the columns has to fit."""
-    tolerance: Annotated[Float, Field(ge=0)] = 1e-6
-    """Numbers may differ by this share, or by this much near zero."""
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+    """Fractions may differ by this share, or by a thousandth of it near zero; whole numbers are equal or not."""
     query: Text | None = None
     """The argument that holds the query; by default the only one that is text."""
 
@@ -88,8 +89,8 @@ class JsonSpec(Spec):
     by: Literal["json"]
     mode: Literal["equal", "subset"] = "equal"
     """`subset`: objects of the policy's result may have keys that the gold ones lack."""
-    tolerance: Annotated[Float, Field(ge=0)] = 0.0
-    """Numbers may differ by this share, or by this much near zero."""
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Fractions may differ by this share, or by this much near zero; whole numbers are equal or not."""
 
 
 class PythonSpec(Spec):
@@ -144,11 +145,16 @@ def _number(spec: NumberSpec) -> Comparator:
     tolerance, relative = Decimal(repr(spec.tolerance)), Decimal(repr(spec.relative_tolerance))
 
     def compare(mine: Side, gold: Side) -> float:
-        target = number(gold.best)
-        if target is None:
+        targets = numbers(gold.best)
+        if not targets:
             raise RewardError(f"the gold result {gold.best!r:.80} is not a number")
-        found = number(mine.best)
-        return float(found is not None and is_near(found, target, tolerance=tolerance, relative=relative))
+        return float(
+            any(
+                is_near(found, target, tolerance=tolerance, relative=relative)
+                for found in numbers(mine.best)
+                for target in targets
+            )
+        )
 
     return compare
 
@@ -161,18 +167,19 @@ def _rows(spec: RowsSpec) -> Comparator:
         if target.is_cut:
             # Equal so far proves nothing, and unequal so far neither: without an order any part may be shown.
             raise RewardError("the gold result was cut at the tool's row limit and cannot be compared; raise the limit")
+        query = _query(spec, gold)
         found = read_table(mine.best)
         if found is None:
-            raise RewardError(f"the tool gave a {type(mine.best).__name__}, not rows; use another comparator")
+            return Measured(0.0, f"a {type(mine.best).__name__}, not rows")
         if found.is_cut:
-            if len(target.rows) > len(found.rows):
-                raise RewardError("the expected rows are more than the tool's row limit lets through; raise the limit")
-            return Measured(0.0, "more rows than the gold result has")
-        ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(_query(spec, gold)))
+            # The gold result is whole under the same limits, so that one which had to be cut is another.
+            return Measured(0.0, "cut at the tool's limit, which the gold result is within")
+        ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(query))
         same = same_rows(
             found.rows,
             target.rows,
             ordered=ordered,
+            order_keys=order_keys(query, target.columns) if ordered and spec.order == "auto" else (),
             tolerance=spec.tolerance,
             any_column_order=spec.columns == "any_order",
         )
@@ -198,16 +205,18 @@ def _json(spec: JsonSpec) -> Comparator:
     compare = same_json if spec.mode == "equal" else holds
 
     def read(side: Side) -> Any:
-        return side.value if side.value is not None else orjson.loads(side.text)
+        return side.value if side.value is not None else loads(side.text)
 
     def measure(mine: Side, gold: Side) -> float | Measured:
         try:
             target = read(gold)
-        except orjson.JSONDecodeError as error:
+        except ValueError as error:
             raise RewardError(f"the gold result is not JSON: {error}") from error
+        if mine.value is None and len(mine.text) > MAX_CHARS:
+            return Measured(0.0, f"longer than the {MAX_CHARS} characters that are read as JSON")
         try:
             found = read(mine)
-        except orjson.JSONDecodeError as error:
+        except ValueError as error:
             return Measured(0.0, f"not JSON: {error}")
         return float(compare(found, target, tolerance=spec.tolerance))
 

@@ -117,6 +117,13 @@ def test_f1_is_symmetric_bounded_and_full_for_equal_texts(one: str, other: str) 
         ("9" * 5000, 1, {}, 0.0),
         ("9007199254740993", 9007199254740992, {}, 0.0),
         ("١", 1, {}, 0.0),
+        ("４２", 42, {}, 1.0),
+        ("3\u00a0901", 3901, {}, 0.0),
+        ("\u00a042\u200b", 42, {}, 1.0),
+        ("$50%", 50, {}, 0.0),
+        ("0.3", 0.1 + 0.2, {}, 1.0),
+        ("0.30000000000000004", 0.1 + 0.2, {}, 1.0),
+        ("0.31", 0.1 + 0.2, {}, 0.0),
         ("3.14", 3.14159, {"tolerance": 0.01}, 1.0),
         ("3.1", 3.14159, {"tolerance": 0.01}, 0.0),
         ("99", 100, {"relative_tolerance": 0.01}, 1.0),
@@ -332,3 +339,26 @@ async def _await(awaitable: Any) -> Any:
 def test_a_function_that_cannot_be_used_is_refused_with_its_key(author: Path, target: str) -> None:
     with pytest.raises(UsageError, match="python: "):
         compile_term(python=target, base=author)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("123456789012345678901", 123456789012345678902, 0.0),
+        ("123456789012345678901", "123456789012345678901", 1.0),
+        ('{"id": 123456789012345678901}', {"id": 123456789012345678901}, 1.0),
+        ("[" * 900 + "1" * 20 + "]" * 900, 1, 0.0),
+    ],
+)
+def test_json_keeps_all_digits_of_whole_numbers(answer: str, gold: Any, expected: float) -> None:
+    assert value("json_match", answer, gold) == expected
+
+
+def test_json_schema_takes_what_is_too_deep_to_check_for_wrong() -> None:
+    assert value("json_schema", "[" * 900 + "]" * 900, schema={"type": "object"}) == 0.0
+
+
+def test_a_pattern_in_a_schema_runs_in_linear_time_too() -> None:
+    assert value("json_schema", '"aaa!"', schema={"pattern": "^(a|aa)+!$"}) == 1.0
+    with pytest.raises(UsageError, match="schema"):
+        compile_term(rule="json_schema", schema={"pattern": "(?=a)b"})
