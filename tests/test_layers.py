@@ -25,6 +25,7 @@ LAYERS: dict[str, int] = {
     "rlenv.templates": 0,
     "rlenv.expressions": 0,
     "rlenv.functions": 0,
+    "rlenv._neighbours": 0,
     "rlenv.images": 0,
     "rlenv.secrets": 0,
     "rlenv._chat": 0,

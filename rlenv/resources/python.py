@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from rlenv._hosted import Hosted
 from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, ResourceError, UsageError
-from rlenv.functions import import_function
+from rlenv.functions import import_function, named_parameters
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import logger
@@ -176,18 +176,11 @@ def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext)
         UsageError: there is no such function, or it takes what nothing gives.
     """
     function = import_function(spec.factory, base=context.bases.get("factory", context.base))
-    names: list[str] = []
-    for parameter, one in inspect.signature(function).parameters.items():
-        has_default = one.default is not one.empty
-        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (parameter not in _OFFERED and has_default):
-            continue
-        if parameter not in _OFFERED:
-            raise UsageError(f"factory: nothing gives '{parameter}'; it may take: {', '.join(_OFFERED)}")
-        if parameter == "task" and spec.scope == "process":
-            raise UsageError("factory: a resource of scope process is made once and has no task; use scope: episode")
-        names.append(parameter)
+    names = named_parameters(function, key="factory", offered=_OFFERED)
+    if "task" in names and spec.scope == "process":
+        raise UsageError("factory: a resource of scope process is made once and has no task; use scope: episode")
     return PythonResource(
-        name, scope=spec.scope, function=function, parameters=tuple(names), in_thread=spec.run_in == "thread"
+        name, scope=spec.scope, function=function, parameters=names, in_thread=spec.run_in == "thread"
     )
 
 

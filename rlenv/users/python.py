@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from rlenv._threads import ThreadPool
-from rlenv.errors import EpisodeError, UsageError
-from rlenv.functions import import_function
+from rlenv.errors import EpisodeError
+from rlenv.functions import import_function, named_parameters
 from rlenv.messages import Message
 from rlenv.registry import Kind
 from rlenv.secrets import logger
@@ -104,15 +104,8 @@ def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:
         UsageError: there is no such function, or it takes what nothing gives.
     """
     function = import_function(spec.function, base=context.bases.get("function", context.base))
-    offered = (*_OFFERED, *context.resources)
-    names: list[str] = []
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and one.default is not one.empty):
-            continue
-        if name not in offered:
-            raise UsageError(f"function: nothing gives '{name}'; it may take: {', '.join(offered)}")
-        names.append(name)
-    return _Python(spec.stop, function, tuple(names), inspect.iscoroutinefunction(function))
+    names = named_parameters(function, key="function", offered=(*_OFFERED, *context.resources))
+    return _Python(spec.stop, function, names, inspect.iscoroutinefunction(function))
 
 
 KIND = Kind(PythonUserSpec, compile_python)
