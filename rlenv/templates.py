@@ -32,6 +32,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
+# What a template may raise by what it reads; a macro that calls itself, or a text without end, among it.
+_AUTHORS = (
+    *(TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+    *(RecursionError, MemoryError),
+)
 _environment = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 
 
@@ -63,7 +68,7 @@ class Template:
             return self._text(**values)
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except _AUTHORS as error:
             raise TemplateError(f"{type(error).__name__}: {error}") from error
 
     def value(self, **values: Any) -> Any:
@@ -78,7 +83,7 @@ class Template:
             result = self._value(**values)
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except _AUTHORS as error:
             raise TemplateError(f"{type(error).__name__}: {error}") from error
         if isinstance(result, jinja2.Undefined):
             raise TemplateError(f"{self.source.strip()} is undefined")
@@ -191,6 +196,8 @@ def compile_template(source: str) -> Template:
         value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(error.message or "syntax error", line=error.lineno) from error
+    except (RecursionError, MemoryError, OverflowError, SyntaxError) as error:  # of the code that is made of it
+        raise TemplateError(f"nested too deep to compile ({type(error).__name__})") from error
     text, value = _quick(tree, compiled.render, value)
     return Template(source, frozenset(meta.find_undeclared_variables(tree)), _paths(tree), text, value)
 

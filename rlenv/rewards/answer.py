@@ -7,8 +7,10 @@ text's length; an author's pattern sees a bounded part of it.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -23,6 +25,8 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-\u2212+]?[$€£]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?%?",
     re.ASCII,
 )
+# Boxes and numbers are looked for in so many characters from the end.
+_SEARCHED_CHARS = 65_536
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -119,6 +123,7 @@ def _boxed(text: str) -> str | None:
         return None
     open_braces: list[int] = []  # where a box's content starts; -1 for any other brace
     best_start = best_end = -1
+    text = text[-_SEARCHED_CHARS:]
     for token in _BRACES.finditer(text):
         symbol = token[0]
         if symbol == "}":
@@ -143,7 +148,7 @@ def _matched(text: str, source: str) -> str | None:
 
 def _last_number(text: str) -> str | None:
     last: str | None = None
-    for token in _NUMBER.finditer(text):
+    for token in _NUMBER.finditer(text[-_SEARCHED_CHARS:]):
         last = token[0]
     return last
 
@@ -161,5 +166,16 @@ def _submitted(action: ParsedAction, spec: AnswerSpec) -> str | None:
             value = next(iter(arguments.values()))
         else:
             return None
-        return value.strip() if isinstance(value, str) else orjson.dumps(value).decode()
+        return value.strip() if isinstance(value, str) else _as_json(value)
     return None
+
+
+def _as_json(value: Any) -> str:
+    """A value as JSON; "" for what no JSON text can hold, or nested too deep: an answer that states nothing."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer beyond 64 bit, half of a surrogate pair, many levels
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.rewards.base import Measured, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
 from rlenv.rewards.exact_json import MAX_CHARS, loads
-from rlenv.rewards.functions import is_async, load_function
+from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
 from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
 from rlenv.rewards.rules.numbers import is_near
@@ -134,11 +134,24 @@ def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
     if isinstance(spec, JsonSpec):
         return _json(spec)
     if isinstance(spec, PythonSpec):
-        function = load_function(spec.function, key="compare.function", context=context)
+        function = load_function(spec.function, key="compare.function", gives=["mine", "gold"], context=context)
         if is_async(function):
             raise UsageError(f"compare.function: {spec.function} is a coroutine function; a plain one was expected")
-        return cast(Comparator, function)
+        return _own(function, spec.function)
     return lambda mine, gold: float(same_json(mine.best, gold.best))
+
+
+def _own(function: Callable[..., Any], target: str) -> Comparator:
+    def compare(mine: Side, gold: Side) -> float | Measured:
+        try:
+            found: float | Measured = function(mine, gold)
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise raised(target, error) from error
+        return found
+
+    return compare
 
 
 def _number(spec: NumberSpec) -> Comparator:

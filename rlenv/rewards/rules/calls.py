@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlenv.errors import UsageError
+from rlenv.errors import RewardError, UsageError
 from rlenv.messages import MalformedCall, ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.outages import is_lost, is_well
 from rlenv.rewards.rule import RuleSpec, check_range
 from rlenv.spec import Bool, Int, Text
 
@@ -31,15 +32,20 @@ _REFUSED = ("unknown_tool", "bad_arguments", "malformed")
 class ValidCallsSpec(RuleSpec):
     """The share of calls, in [0, 1], that could be read, named a tool and fitted its schema.
 
-    A call that a tool accepted counts as valid even if it failed while running; one that was never looked at (over
-    a limit, or beside an answer) does not count at all. Where there are no calls there is nothing to measure.
+    A call that a tool accepted counts as valid even if it failed while running, by an outage say; one that was never
+    looked at (over a limit, or beside an answer) does not count at all. Where there are no calls there is nothing to
+    measure.
     """
 
     rule: Literal["valid_calls"]
 
 
 class ToolCalledSpec(RuleSpec):
-    """1 if a tool was called as often as asked for, 0 otherwise."""
+    """1 if a tool was called as often as asked for, 0 otherwise.
+
+    With `succeeded`, calls that failed by an outage are not held against the policy: where it depends on them, the
+    term is invalid.
+    """
 
     rule: Literal["tool_called"]
     tool: Text
@@ -53,7 +59,12 @@ class ToolCalledSpec(RuleSpec):
 
 
 class ToolCallCountSpec(RuleSpec):
-    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too."""
+    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too.
+
+    The calls that a piece of code made count beside the one that ran it.
+
+    Calls that failed by an outage count for `min` and not for `max`: making them again is no fault.
+    """
 
     rule: Literal["tool_call_count"]
     max: Annotated[Int, Field(ge=0)] | None = None
@@ -109,16 +120,44 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
+    tool = context.tools[spec.tool]
 
-    def measure(context: RewardContext) -> Measured:
-        found = sum(
-            result.name == spec.tool and (result.outcome == "ok" or not spec.succeeded)
-            for result in _results(context, last_only=last_only)
-        )
-        fits = found >= spec.min and (spec.max is None or found <= spec.max)
-        return Measured(float(fits), f"{found} calls of {spec.tool}", {"calls": found})
+    def fits(count: int) -> bool:
+        return count >= spec.min and (spec.max is None or count <= spec.max)
 
-    return Term(name=name, spec=spec, measure=measure)
+    def measured(count: int) -> Measured:
+        return Measured(float(fits(count)), f"{count} calls of {spec.tool}", {"calls": count})
+
+    if not spec.succeeded:
+
+        def measure(context: RewardContext) -> Measured:
+            return measured(sum(result.name == spec.tool for result in _results(context, last_only=last_only)))
+
+        return Term(name=name, spec=spec, measure=measure)
+
+    async def measure_async(context: RewardContext) -> Measured:
+        made = [result for result in _results(context, last_only=last_only) if result.name == spec.tool]
+        found = sum(result.outcome == "ok" for result in made)
+        lost = sum(result.whose == "infrastructure" for result in made)
+        unclear = sum(result.whose == "unclear" for result in made)
+        if unclear and _differ(fits, found, lost + unclear) and await is_well(tool, context):
+            unclear = 0
+        if _differ(fits, found, lost + unclear):
+            raise RewardError(f"{lost + unclear} calls of '{spec.tool}' failed by no fault of the policy's")
+        return measured(found)
+
+    return Term(name=name, spec=spec, measure_async=measure_async)
+
+
+def _differ(fits: Callable[[int], bool], found: int, lost: int) -> bool:
+    """Whether it would be another verdict had some of the lost calls succeeded."""
+    return any(fits(found + more) != fits(found) for more in range(1, lost + 1))
+
+
+def _inside(result: ToolResult) -> int:
+    """How many calls the code of one call made."""
+    calls = result.details.get("calls") if result.details else None
+    return len(calls) if isinstance(calls, (list, tuple)) else 0
 
 
 def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
@@ -128,8 +167,10 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
     def measure(context: RewardContext) -> Measured:
         turns = context.turns[-1:] if last_only else context.turns
         found = sum(max(len(turn.results), len(turn.parsed.calls)) for turn in turns)
-        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
-        return Measured(float(fits), f"{found} calls", {"calls": found})
+        found += sum(_inside(result) for turn in turns for result in turn.results)
+        lost = sum(is_lost(result) for turn in turns for result in turn.results)
+        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found - lost <= spec.max)
+        return Measured(float(fits), f"{found} calls", {"calls": found} | ({"lost": lost} if lost else {}))
 
     return Term(name=name, spec=spec, measure=measure)
 

@@ -19,6 +19,7 @@ __all__ = ["SKYRL_GSM8K", "SKYRL_SYNSQL", "SkyrlGsm8kSpec", "SkyrlSynsqlSpec", "
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _FORBIDDEN = re.compile(r"</?(?:think|sql|observation)\b", re.IGNORECASE)
 _OBSERVED = re.compile("</observation>", re.IGNORECASE)
+_THINKS_ON = re.compile(r"\s*<think>", re.IGNORECASE)
 
 
 class SkyrlGsm8kSpec(RuleSpec):
@@ -77,7 +78,7 @@ def read_solution(text: str) -> str | None:
     if _FORBIDDEN.search(query) or opened < 0 or "</think>" not in text[opened:]:
         return None
     for match in _OBSERVED.finditer(before):
-        if not before[match.end() :].lstrip().lower().startswith("<think>"):
+        if _THINKS_ON.match(before, match.end()) is None:
             return None
     return query.strip()
 
