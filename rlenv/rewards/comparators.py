@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlenv._bounded import size
 from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.rewards.base import Measured, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
@@ -19,7 +20,9 @@ from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
 from rlenv.rewards.rules.numbers import is_near
 from rlenv.spec import Float, Spec, Text
 
-__all__ = ["Comparator", "CompareSpec", "Named", "Side", "compile_comparator"]
+__all__ = ["Comparator", "CompareSpec", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]
+
+_LARGE_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,11 @@ _BY_NAME: dict[str, type[EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec
     "rows": RowsSpec,
     "json": JsonSpec,
 }
+
+
+def is_large(gold: Side) -> bool:
+    """Whether comparing with `gold` takes more than a few milliseconds, which the event loop is not held for."""
+    return size(gold.best, _LARGE_CHARS) > _LARGE_CHARS
 
 
 def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:

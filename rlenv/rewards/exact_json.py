@@ -10,7 +10,7 @@ import orjson
 
 __all__ = ["MAX_CHARS", "loads"]
 
-MAX_CHARS = 256_000
+MAX_CHARS = 131_072
 """What a policy wrote is read as JSON up to this length, which takes some milliseconds on the event loop."""
 
 # A float holds 15 to 17 digits; a run of fewer is read the same by everybody.

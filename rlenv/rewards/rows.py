@@ -13,9 +13,9 @@ from rlenv.rewards.compare import is_number, near
 
 __all__ = ["Table", "order_keys", "orders_rows", "read_table", "row_key", "same_rows"]
 
-# Both bound the time that a comparison may hold the event loop.
-_MAX_ORDERINGS = 720
-_MAX_SEARCHED = 40_000  # pairs of rows
+# Both bound the time that a comparison takes.
+_MAX_CELLS = 200_000
+_MAX_SEARCHED = 10_000  # pairs of rows
 
 _DIRECTION = re.compile(r"\s(?:asc|desc)?\s*(?:nulls\s+(?:first|last))?\s*$", re.IGNORECASE)
 _DOTTED = re.compile(r"[\w.]+")
@@ -97,31 +97,61 @@ def same_rows(
     return False
 
 
-def _orders(mine: Sequence[Row], gold: Sequence[Row], width: int, tolerance: float) -> Sequence[tuple[int, ...]]:
-    # Only columns with equal contents can stand for each other, which leaves few orders to try.
-    fits = [
-        [
-            source
-            for source in range(width)
-            if _match([(row[source],) for row in mine], [(row[target],) for row in gold], None, tolerance)
-        ]
-        for target in range(width)
-    ]
+def _orders(mine: Sequence[Row], gold: Sequence[Row], width: int, tolerance: float) -> list[tuple[int, ...]]:
+    """The orders of mine's columns that may make the rows equal; [] where there are more than can be looked at."""
+    fits = _fits(mine, gold, width, tolerance)
     twins: dict[Row, list[int]] = {}
     for source in range(width):
-        twins.setdefault(tuple(_hashable(row[source]) for row in mine), []).append(source)
+        twins.setdefault(_column(mine, source), []).append(source)
     # Columns that are equal in every row are interchangeable: they are taken from left to right only.
     before = {twin: group[:index] for group in twins.values() for index, twin in enumerate(group)}
+    looks = max(_MAX_CELLS // (len(gold) * width), 8)
     orders: list[tuple[int, ...]] = [()]
     for target in range(width):
-        orders = [
-            (*order, source)
-            for order in orders
-            for source in fits[target]
-            if source not in order and all(twin in order for twin in before[source])
-        ]
-        orders = orders[:_MAX_ORDERINGS]
+        longer: list[tuple[int, ...]] = []
+        for order in orders:
+            for source in fits[target]:
+                if source in order or not all(twin in order for twin in before[source]):
+                    continue
+                # What does not fit so far will not fit with more columns. One order alone is tried as a whole.
+                if len(orders) * len(fits[target]) > 1:
+                    looks -= 1
+                    if looks < 0:
+                        return []
+                    if not _fits_so_far(mine, gold, (*order, source), tolerance):
+                        continue
+                longer.append((*order, source))
+        orders = longer
     return orders
+
+
+def _fits_so_far(mine: Sequence[Row], gold: Sequence[Row], order: tuple[int, ...], tolerance: float) -> bool:
+    some = [tuple(row[index] for index in order) for row in mine]
+    return _same_multiset(some, [row[: len(order)] for row in gold], tolerance)
+
+
+def _fits(mine: Sequence[Row], gold: Sequence[Row], width: int, tolerance: float) -> list[list[int]]:
+    """For each column of gold those of mine that hold the same cells."""
+    known = [Counter(_column(mine, source)) for source in range(width)]
+    fits: list[list[int]] = []
+    looks = max(_MAX_CELLS // len(gold), 8)
+    for target in range(width):
+        cells = [(row[target],) for row in gold]
+        counted = Counter(_column(gold, target))
+        same = [source for source in range(width) if known[source] == counted]
+        if not same and tolerance:
+            for source in range(width):
+                looks -= 1
+                if looks >= 0 and _same_multiset([(row[source],) for row in mine], cells, tolerance):
+                    same.append(source)
+        if not same:
+            return [[]] * width
+        fits.append(same)
+    return fits
+
+
+def _column(rows: Sequence[Row], index: int) -> Row:
+    return tuple(_hashable(row[index]) for row in rows)
 
 
 def _match(mine: Sequence[Row], gold: Sequence[Row], order_keys: Sequence[int] | None, tolerance: float) -> bool:

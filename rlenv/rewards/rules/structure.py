@@ -20,6 +20,7 @@ from rlenv.rewards.templating import compile_for_context
 __all__ = ["JSON_MATCH", "JSON_SCHEMA", "JsonMatchSpec", "JsonSchemaSpec"]
 
 
+_SAID_CHARS = 4_096
 _TOO_LONG = f"longer than the {MAX_CHARS} characters that are read as JSON"
 
 
@@ -63,10 +64,13 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
             return Measured(0.0, _TOO_LONG)
         try:
             value = loads(text)
-            fault = next(iter(validator.iter_errors(value)), None)
+            if validator.is_valid(value):
+                return Measured(1.0, text)
+            # What is wrong is said for a short text: the message holds all of it.
+            fault = next(iter(validator.iter_errors(value)), None) if len(text) <= _SAID_CHARS else None
         except (ValueError, RecursionError, OverflowError) as error:  # what is no JSON, or nested too deep to check
             return Measured(0.0, f"not JSON: {error}")
-        return Measured(1.0, text) if fault is None else Measured(0.0, fault.message)
+        return Measured(0.0, text if fault is None else fault.message)
 
     return Term(name=name, spec=spec, measure=measure)
 
