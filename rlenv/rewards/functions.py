@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import Any
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.functions import check_positional, failure, import_function
+from rlenv.secrets import logger
 from rlenv.tools.base import CompileContext
 
 __all__ = ["is_async", "load_function", "raised"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
+_logged: set[tuple[str, str, str]] = set()
 
 
 def load_function(target: str, *, key: str, gives: Sequence[str], context: CompileContext) -> Callable[..., Any]:
@@ -43,7 +44,9 @@ def raised(target: str, error: BaseException) -> RewardError:
     """What an author's function raised, as the reason why nothing was measured: what, and on which line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
-    _log.warning("the reward function %s raised %s%s", target, failure(error), place)
+    if (key := (target, type(error).__name__, place)) not in _logged:  # once: every episode's record has it
+        _logged.add(key)
+        _log.warning("the reward function %s raised %s%s", target, failure(error), place)
     return RewardError(f"{target} raised {failure(error)}{place}")
 
 

@@ -1,6 +1,7 @@
 """What each rule measures."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.rewards.normalise import number, qa, token_f1
 from rlenv.testing.rewards import compile_term, measure, reward_context, turn
 from rlenv.tools.base import Tool
+from rlenv.validate import validate
 
 
 def value(rule: str, answer: str | None, gold: Any = None, **keys: Any) -> float | None:
@@ -362,3 +364,33 @@ def test_a_pattern_in_a_schema_runs_in_linear_time_too() -> None:
     assert value("json_schema", '"aaa!"', schema={"pattern": "^(a|aa)+!$"}) == 1.0
     with pytest.raises(UsageError, match="schema"):
         compile_term(rule="json_schema", schema={"pattern": "(?=a)b"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold", "is_fault"),
+    [
+        ({"rule": "exact_match", "normalise": "qa"}, "A", True),
+        ({"rule": "exact_match", "normalise": "qa"}, ["Paris", "The"], True),
+        ({"rule": "exact_match"}, "A", False),
+        ({"rule": "f1"}, "!!!", True),
+        ({"rule": "search_r1", "expect": "{{ task.answer }}"}, "an", True),
+        ({"rule": "search_r1", "expect": "{{ task.answer }}"}, "B", False),
+    ],
+)
+def test_validation_shows_a_gold_value_of_which_squads_rule_leaves_nothing(
+    tmp_path: Path, keys: dict[str, Any], gold: Any, is_fault: bool
+) -> None:
+    spec = {
+        "rlenv": 1,
+        "name": "qa",
+        "tasks": {"train": {"rows": [{"q": "a", "answer": "Rome"}, {"q": "b", "answer": gold}]}},
+        "prompt": {"user": "{{ task.q }}"},
+        "rewards": {"correct": {"kind": "rule", **keys}},
+    }
+    (tmp_path / "env.yaml").write_text(json.dumps(spec))
+    faults = validate([tmp_path / "env.yaml"]).faults
+    assert [("row 2 of split 'train'" in fault.message, "nothing is left" in fault.message) for fault in faults] == (
+        [(True, True)] if is_fault else []
+    )
+    # The rule stays SQuAD's own.
+    assert value("exact_match", "the", "A", normalise="qa") == 1.0
