@@ -208,12 +208,21 @@ def brackets(text: str) -> str:
     return opening if opening in "([{" and closing in ")]}" else ","
 
 
-def sides(text: str) -> tuple[str, ...]:
-    """The sides of a chain of equations, names of what is solved for left out: `x = 3 + 4 = 7` gives `3 + 4` and `7`.
-
-    One side where there is no equation.
+def sides(text: str) -> tuple[str, tuple[str, ...]]:
+    """The name that a chain of equations begins with ("" for none), and its sides: `x = 3 + 4 = 7` has the name `x`
+    and the sides `3 + 4` and `7`; what is no equation is one side.
     """
-    parts = [part.strip() for part in re.split(r"(?<![<>!:\\=])=(?!=)", text)]
+    parts: list[str] = []
+    begin = depth = 0
+    for index, char in enumerate(text):
+        if char in "{([":
+            depth += 1
+        elif char in "})]":
+            depth -= 1
+        elif char == "=" and depth <= 0 and text[index - 1 : index] not in ("<", ">", "!", ":", "\\", "="):
+            parts.append(text[begin:index].strip())
+            begin = index + 1
+    parts.append(text[begin:].strip())
     if len(parts) > 1 and _NAME.fullmatch(parts[0]):
-        parts = parts[1:]
-    return tuple(parts)
+        return parts[0], tuple(parts[1:])
+    return "", tuple(parts)

@@ -112,7 +112,15 @@ def _same(mine: str, gold: str) -> bool | None:
         mine = number_of_mine
     if unit_of_gold and (unit_of_mine or len(unit_of_gold) > 3):
         gold = number_of_gold
-    found = (mine,) if "=" in gold else sides(mine)
+    if "dots" in mine and "dots" not in gold:
+        return None  # something is left out
+    (name, found), (name_of_gold, wanted) = sides(mine), sides(gold)
+    if len(wanted) > 1 or (name_of_gold and not name and len(found) > 1):
+        found = (mine,)  # an equation, as a whole
+    elif name_of_gold and name and name != name_of_gold:
+        return False
+    elif name_of_gold:
+        (gold,) = wanted
     if len(found) > 8 or not all(found):
         return None
     return all(_same_side(side, gold) for side in found)
