@@ -117,7 +117,8 @@ def _unwrapped(text: str) -> str:
             if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
                 inner = text[len(opening) : -len(closing)]
                 # What is wrapped twice over are two expressions; an escaped closing mark is none.
-                if opening not in inner and closing not in inner and not inner.endswith("\\"):
+                seen = inner.replace("\\$", "")
+                if opening not in seen and closing not in seen and not inner.endswith("\\"):
                     text = inner
         box = _BOX.match(text)
         if box is not None and _closing(text, box.end() - 1) == len(text) - 1:

@@ -108,6 +108,7 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
         ("４２", "42", 1.0),
         ("18.90", r"\$18.90", 1.0),
         ("$5", r"\$5", 1.0),
+        (r"$\$32,\!348$", "32348", 1.0),
         ("pi/2", r"\frac{\pi}{2}", 1.0),
         ("sqrt(2)/2", r"\frac{\sqrt{2}}{2}", 1.0),
         ("1<x<2", "(1,2)", 1.0),
