@@ -2,7 +2,8 @@
 
 Each mutant is made by sqlglot from a gold query: a condition dropped, a constant changed, an aggregate swapped, another
 order where the order counts, or a column dropped. What it should earn is computed here with Python's sqlite3 alone:
-the same rows as some gold query, as often, and in the same order where that gold query orders them.
+the same rows as some gold query, as often, and in the same order where that gold query orders them; rows that it does
+not order, as they are equal in all that it orders by, may stand in any order among themselves.
 
     python benchmarks/nl2sql_mutations.py [--data DIR] [--mutants 500]
 """
@@ -19,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +111,10 @@ def rows_of(database: Path, query: str) -> list[tuple[Any, ...]] | None:
             return None
 
 
-def same(mine: Sequence[tuple[Any, ...]], gold: Sequence[tuple[Any, ...]], *, ordered: bool) -> bool:
-    """Whether two results are equal, numbers within 1e-6."""
+def same(
+    mine: Sequence[tuple[Any, ...]], gold: Sequence[tuple[Any, ...]], *, ordered: bool, keys: Sequence[int] = ()
+) -> bool:
+    """Whether two results are equal, numbers within 1e-6; `keys` are the columns that `gold` is ordered by."""
 
     def near(a: Any, b: Any) -> bool:
         both = isinstance(a, (int, float)) and isinstance(b, (int, float))
@@ -121,6 +125,9 @@ def same(mine: Sequence[tuple[Any, ...]], gold: Sequence[tuple[Any, ...]], *, or
 
     if len(mine) != len(gold):
         return False
+    if ordered and keys:
+        tied = [list(run) for _, run in groupby(range(len(gold)), key=lambda index: [gold[index][key] for key in keys])]
+        return all(same([mine[i] for i in run], [gold[i] for i in run], ordered=False) for run in tied)
     if ordered:
         return all(alike(a, b) for a, b in zip(mine, gold, strict=True))
     left = list(gold)
@@ -139,10 +146,30 @@ def expected(database: Path, query: str, golds: Sequence[str]) -> bool:
         return False
     for gold in golds:
         target = rows_of(database, gold)
-        ordered = parse_one(gold, dialect="sqlite").args.get("order") is not None
-        if target is not None and same(mine, target, ordered=ordered):
+        tree = parse_one(gold, dialect="sqlite")
+        ordered = tree.args.get("order") is not None
+        if target is not None and same(mine, target, ordered=ordered, keys=_keys(tree) if ordered else ()):
             return True
     return False
+
+
+def _keys(tree: exp.Expr) -> list[int]:
+    """The columns of a query's result that it is ordered by; [] where one is not in its result."""
+    outputs = [(item.alias_or_name.lower(), item.unalias().sql().lower()) for item in tree.expressions]
+    found: list[int] = []
+    for item in tree.args["order"].expressions:
+        by = item.this
+        places = [
+            place
+            for place, (name, text) in enumerate(outputs)
+            if (isinstance(by, exp.Column) and by.name.lower() == name) or by.sql().lower() == text
+        ]
+        if by.is_int:
+            places = [int(by.name) - 1]
+        if len(places) != 1:
+            return []
+        found += places
+    return found
 
 
 async def score(environment: Environment, split: str, index: int, query: str) -> float | None:

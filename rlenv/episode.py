@@ -18,9 +18,10 @@ from rlenv.observe import CHARS_PER_TOKEN, Cut
 from rlenv.resources.base import ResourceContext
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import RewardContext
-from rlenv.secrets import redact, redact_value
+from rlenv.scoring import clean
+from rlenv.secrets import redact
 from rlenv.tools.base import ToolContext
-from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
+from rlenv.trajectory import Failure, RewardBreakdown, Trajectory, Turn
 from rlenv.users.base import UserContext, UserSession
 
 if TYPE_CHECKING:
@@ -529,7 +530,7 @@ class Episode:
             terminated and not is_invalid,
             is_invalid or not terminated,
             reason if terminated is False or not is_invalid else "reward",
-            _clean(breakdown),
+            clean(breakdown),
             success,
             failure,
             time.monotonic() - self._started,
@@ -540,18 +541,3 @@ class Episode:
         total = trajectory.reward.total
         reward = None if total is None else total - self._paid
         return Step(observation, reward, trajectory.terminated, trajectory.truncated, trajectory.reason)
-
-
-def _clean(breakdown: RewardBreakdown) -> RewardBreakdown:
-    """The breakdown without secrets: a term may quote what an endpoint or a tool answered it."""
-    terms = {name: _clean_term(term) for name, term in breakdown.terms.items()}
-    if all(terms[name] is term for name, term in breakdown.terms.items()):
-        return breakdown
-    return replace(breakdown, terms=terms)
-
-
-def _clean_term(term: TermResult) -> TermResult:
-    evidence, error, details = redact(term.evidence), redact(term.error), redact_value(term.details)
-    if evidence is term.evidence and error is term.error and details is term.details:
-        return term
-    return replace(term, evidence=evidence, error=error, details=details)

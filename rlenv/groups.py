@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from rlenv.scoring import Scorer
+from rlenv.scoring import Scorer, clean
+from rlenv.secrets import redact
 from rlenv.trajectory import Failure, Trajectory
 
 __all__ = ["score_groups"]
@@ -32,15 +33,19 @@ def score_groups(scorer: Scorer, trajectories: Sequence[Trajectory]) -> list[Tra
         for place, (reward, success) in zip(places, scored, strict=True):
             trajectory = trajectories[place]
             failure = trajectory.failure
+            reason = trajectory.reason
             if failure is None and reward.total is None:
                 bad = [term for term in reward.terms.values() if term.status == "invalid"]
-                failure = Failure("reward", "; ".join(f"{term.name}: {term.error}" for term in bad))
+                failure = Failure("reward", redact("; ".join(f"{term.name}: {term.error}" for term in bad)))
+                # As an episode ends whose own terms are invalid: that it was cut before stays said.
+                reason = "reward" if trajectory.terminated else reason
             found[place] = dataclasses.replace(
                 trajectory,
-                reward=reward,
+                reward=clean(reward),
                 success=success,
                 failure=failure,
                 terminated=trajectory.terminated and failure is None,
                 truncated=trajectory.truncated or failure is not None,
+                reason=reason,
             )
     return found

@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Real
 from typing import Any
 
+from rlenv._bounded import cut_middle
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UsageError
 from rlenv.expressions import Expression, ExpressionError, compile_expression
+from rlenv.functions import failure as failure_of
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.shaping import shaped
+from rlenv.secrets import redact, redact_value
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
-__all__ = ["EVIDENCE_CHARS", "Reading", "Scorer", "TurnReadings"]
+__all__ = ["EVIDENCE_CHARS", "Reading", "Scorer", "TurnReadings", "clean"]
 
 EVIDENCE_CHARS = 1024
-"""Evidence in a TermResult is cut to this many characters."""
+"""Evidence and error in a TermResult are cut to this many characters."""
 
 _CANCEL_GRACE_S = 1.0
 _WAITS = "it is measured once all answers to the task are there"
@@ -428,10 +431,9 @@ def _outcome(task: asyncio.Task[Reading]) -> Reading:
 
 
 def _raised(error: Exception, begun: float) -> Reading:
-    text = str(error)
-    if not isinstance(error, EpisodeError) or not text:
-        text = f"{type(error).__name__}: {text}"
-    return Reading(None, text, "", _clock() - begun)
+    if isinstance(error, EpisodeError) and (text := str(error)):
+        return Reading(None, cut_middle(text, EVIDENCE_CHARS), "", _clock() - begun)
+    return Reading(None, failure_of(error), "", _clock() - begun)
 
 
 def _too_slow(limit_s: float | None) -> str:
@@ -520,3 +522,18 @@ async def _cancel(tasks: Sequence[asyncio.Task[Reading]]) -> None:
         task.cancel()
     # Bounded: a term that will not be cancelled costs its own breakdown a moment and not the episode its end.
     await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)
+
+
+def clean(breakdown: RewardBreakdown) -> RewardBreakdown:
+    """The breakdown without secrets: a term may quote what an endpoint or a tool answered it."""
+    terms = {name: _clean_term(term) for name, term in breakdown.terms.items()}
+    if all(terms[name] is term for name, term in breakdown.terms.items()):
+        return breakdown
+    return replace(breakdown, terms=terms)
+
+
+def _clean_term(term: TermResult) -> TermResult:
+    evidence, error, details = redact(term.evidence), redact(term.error), redact_value(term.details)
+    if evidence is term.evidence and error is term.error and details is term.details:
+        return term
+    return replace(term, evidence=evidence, error=error, details=details)

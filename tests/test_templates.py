@@ -106,3 +106,18 @@ def _values() -> dict[str, Any]:
         "none": None,
     }
     return {"task": task, "resources": {"db": SimpleNamespace(schema="CREATE", _private=1)}, "vars": {}}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ " + "(" * 4_000 + "1" + ")" * 4_000 + " }}", "{{ " + "[" * 4_000 + "]" * 4_000 + " }}"],
+)
+def test_a_template_too_deep_to_compile_is_the_authors_mistake(source: str) -> None:
+    with pytest.raises(TemplateError, match="too deep"):
+        compile_template(source)
+
+
+def test_a_macro_that_calls_itself_for_ever_is_a_template_that_cannot_be_rendered() -> None:
+    template = compile_template("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+    with pytest.raises(TemplateError, match="RecursionError"):
+        template.text()

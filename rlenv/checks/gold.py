@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlenv.checks.subject import Split, Subject
@@ -12,6 +12,9 @@ from rlenv.messages import ToolResult
 from rlenv.rewards.base import RewardContext, Term
 
 __all__ = ["check_gold"]
+
+# Reading mathematics takes some milliseconds a value.
+_MAX_READ = 1_000
 
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -24,18 +27,37 @@ def check_gold(subject: Subject) -> Iterator[Fault]:
         path = f"rewards.{term.name}"
         reads = str(subject.document.get(f"{path}.expect") or "")
         # The author's own function may do anything; a gold value behind a resource needs an episode.
-        if term.measure is None or not hasattr(term.spec, "expect") or hasattr(term.spec, "python"):
-            continue
-        if "resources" in reads:
+        if not hasattr(term.spec, "expect") or hasattr(term.spec, "python") or "resources" in reads:
             continue
         for split in subject.splits.values():
-            yield from _measured(subject, term, path, split)
+            if term.measure is not None:
+                yield from _asked(subject, _measured(term.measure), path, split, len(split.rows))
+            if term.check_gold is not None:
+                yield from _asked(subject, term.check_gold, path, split, _most(subject, term, split))
 
 
-def _measured(subject: Subject, term: Term, path: str, split: Split) -> Iterator[Fault]:
-    measure = term.measure
-    assert measure is not None
-    for index, row in enumerate(split.rows):
+def _measured(measure: Callable[[RewardContext], object]) -> Callable[[RewardContext], None]:
+    def ask(context: RewardContext) -> None:
+        measure(context)
+
+    return ask
+
+
+def _most(subject: Subject, term: Term, split: Split) -> int:
+    """How many rows are looked at; says so where that is not all of them."""
+    total = len(split.rows)
+    if term.measure is not None or total <= _MAX_READ:
+        return total
+    subject.not_checked.append(
+        f"rewards.{term.name}: the gold values of split '{split.name}' after row {_MAX_READ} were not read"
+    )
+    return _MAX_READ
+
+
+def _asked(
+    subject: Subject, ask: Callable[[RewardContext], None], path: str, split: Split, most: int
+) -> Iterator[Fault]:
+    for index, row in enumerate(split.rows[:most]):
         context = RewardContext(
             task=row,
             messages=(),
@@ -47,7 +69,7 @@ def _measured(subject: Subject, term: Term, path: str, split: Split) -> Iterator
             reason="answer",
         )
         try:
-            measure(context)
+            ask(context)
         except Exception as error:  # a value of any kind meets a rule
             why = str(error) if isinstance(error, RewardError) else failure(error)
             at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path

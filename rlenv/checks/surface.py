@@ -12,6 +12,7 @@ from rlenv._arguments import ArgumentCheck
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault, UsageError
 from rlenv.rewards import answer as answers
+from rlenv.rewards.patterns import compile_pattern
 from rlenv.source import nearest
 
 __all__ = ["check_surface"]
@@ -88,7 +89,7 @@ def _answer(subject: Subject) -> Iterator[Fault]:
         return
     if rule == "tag":
         yield from _answer_tag(subject, spec.tag)
-    if rule == "regex" and spec.pattern is not None and re.compile(spec.pattern).groups == 0:
+    if rule == "regex" and spec.pattern is not None and compile_pattern(spec.pattern).groups == 0:
         message = "the pattern has no group; its first group is the answer"
         yield document.fault("answer.pattern", message, f"write ({spec.pattern})")
 

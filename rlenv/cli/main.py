@@ -93,9 +93,9 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        if (code := _tell(error)) is None:
+        if (exit_code := _tell(error)) is None:
             raise
-        return code
+        return exit_code
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

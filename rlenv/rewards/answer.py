@@ -1,20 +1,22 @@
 """Reads the answer out of one action.
 
 Only what the policy wrote outside thinking and calls is read (for `from: tool`, the arguments of its own well-formed
-call), so text that a tool, a user or the prompt put there can never be an answer. Every rule but the author's own
-pattern takes time linear in the text's length.
+call), so text that a tool, a user or the prompt put there can never be an answer. Every rule takes time linear in the
+text's length; an author's pattern sees a bounded part of it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from rlenv.errors import UsageError
 from rlenv.messages import ParsedAction, ToolCall
-from rlenv.rewards.patterns import compile_pattern, last_match
+from rlenv.rewards.patterns import compile_pattern
 from rlenv.spec import AnswerSpec
 
 __all__ = ["Answer", "check", "extract", "is_explicit"]
@@ -23,6 +25,8 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-\u2212+]?[$€£]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?%?",
     re.ASCII,
 )
+# Boxes and numbers are looked for in so many characters from the end.
+_SEARCHED_CHARS = 65_536
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -119,6 +123,7 @@ def _boxed(text: str) -> str | None:
         return None
     open_braces: list[int] = []  # where a box's content starts; -1 for any other brace
     best_start = best_end = -1
+    text = text[-_SEARCHED_CHARS:]
     for token in _BRACES.finditer(text):
         symbol = token[0]
         if symbol == "}":
@@ -133,16 +138,17 @@ def _boxed(text: str) -> str | None:
 
 
 def _matched(text: str, source: str) -> str | None:
-    match = last_match(compile_pattern(source), text)
+    pattern = compile_pattern(source)
+    match = pattern.last(text)
     if match is None:
         return None
-    found: str | None = match[1] if match.re.groups else match[0]
+    found = match[1] if pattern.groups else match[0]
     return None if found is None else found.strip()
 
 
 def _last_number(text: str) -> str | None:
     last: str | None = None
-    for token in _NUMBER.finditer(text):
+    for token in _NUMBER.finditer(text[-_SEARCHED_CHARS:]):
         last = token[0]
     return last
 
@@ -160,5 +166,16 @@ def _submitted(action: ParsedAction, spec: AnswerSpec) -> str | None:
             value = next(iter(arguments.values()))
         else:
             return None
-        return value.strip() if isinstance(value, str) else orjson.dumps(value).decode()
+        return value.strip() if isinstance(value, str) else _as_json(value)
     return None
+
+
+def _as_json(value: Any) -> str:
+    """A value as JSON; "" for what no JSON text can hold, or nested too deep: an answer that states nothing."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer beyond 64 bit, half of a surrogate pair, many levels
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return ""

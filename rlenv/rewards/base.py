@@ -73,6 +73,9 @@ class Term:
     measure_group: Callable[[Sequence[Trajectory]], Sequence[Measured]] | None = None
     reads: tuple[str, ...] = ()
     """The other terms whose values `measure_group` reads."""
+    check_gold: Callable[[RewardContext], None] | None = None
+    """Reads the task's gold values, in any time, while a spec is validated; raises RewardError where one cannot be
+    compared with. Without it a quick term's `measure` is asked instead."""
 
 
 @dataclass(frozen=True, slots=True)

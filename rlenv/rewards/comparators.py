@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field
 
-from rlenv.errors import RewardError, UsageError
+from rlenv._bounded import size
+from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.rewards.base import Measured, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
-from rlenv.rewards.functions import is_async, load_function
-from rlenv.rewards.normalise import NORMALISERS, Normalisation, number
-from rlenv.rewards.rows import orders_rows, read_table, same_rows
+from rlenv.rewards.exact_json import MAX_CHARS, loads
+from rlenv.rewards.functions import is_async, load_function, raised
+from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
+from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
 from rlenv.rewards.rules.numbers import is_near
 from rlenv.spec import Float, Spec, Text
 
-__all__ = ["Comparator", "CompareSpec", "Named", "Side", "compile_comparator"]
+__all__ = ["Comparator", "CompareSpec", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]
+
+_LARGE_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,9 @@ class NumberSpec(Spec):
     """The same number, exactly unless a tolerance is given; one in a text is read as numeric_match reads it."""
 
     by: Literal["number"]
-    tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Accept a difference of at most this much."""
-    relative_tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    relative_tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Accept a difference of at most this share of the gold number."""
 
 
@@ -73,11 +76,12 @@ class RowsSpec(Spec):
 
     by: Literal["rows"]
     order: Literal["auto", "always", "never"] = "auto"
-    """Whether the order of rows counts; `auto`: where the gold query has a top-level ORDER BY."""
+    """Whether the order of rows counts; `auto`: where the gold query has a top-level ORDER BY. What it orders by is
+    looked for in the result: rows that are equal there may stand in any order among themselves."""
     columns: Literal["in_order", "any_order"] = "in_order"
     """`any_order`: some order of the columns has to fit."""
-    tolerance: Annotated[Float, Field(ge=0)] = 1e-6
-    """Numbers may differ by this share, or by this much near zero."""
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 1e-6
+    """Fractions may differ by this share, or by a thousandth of it near zero; whole numbers are equal or not."""
     query: Text | None = None
     """The argument that holds the query; by default the only one that is text."""
 
@@ -88,8 +92,8 @@ class JsonSpec(Spec):
     by: Literal["json"]
     mode: Literal["equal", "subset"] = "equal"
     """`subset`: objects of the policy's result may have keys that the gold ones lack."""
-    tolerance: Annotated[Float, Field(ge=0)] = 0.0
-    """Numbers may differ by this share, or by this much near zero."""
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Fractions may differ by this share, or by this much near zero; whole numbers are equal or not."""
 
 
 class PythonSpec(Spec):
@@ -115,6 +119,11 @@ _BY_NAME: dict[str, type[EqualSpec | NumberSpec | TextSpec | RowsSpec | JsonSpec
 }
 
 
+def is_large(gold: Side) -> bool:
+    """Whether comparing with `gold` takes more than a few milliseconds, which the event loop is not held for."""
+    return size(gold.best, _LARGE_CHARS) > _LARGE_CHARS
+
+
 def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
     """Compiles a comparator from its name or its mapping.
 
@@ -133,22 +142,40 @@ def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
     if isinstance(spec, JsonSpec):
         return _json(spec)
     if isinstance(spec, PythonSpec):
-        function = load_function(spec.function, key="compare.function", context=context)
+        function = load_function(spec.function, key="compare.function", gives=["mine", "gold"], context=context)
         if is_async(function):
             raise UsageError(f"compare.function: {spec.function} is a coroutine function; a plain one was expected")
-        return cast(Comparator, function)
+        return _own(function, spec.function)
     return lambda mine, gold: float(same_json(mine.best, gold.best))
+
+
+def _own(function: Callable[..., Any], target: str) -> Comparator:
+    def compare(mine: Side, gold: Side) -> float | Measured:
+        try:
+            found: float | Measured = function(mine, gold)
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise raised(target, error) from error
+        return found
+
+    return compare
 
 
 def _number(spec: NumberSpec) -> Comparator:
     tolerance, relative = Decimal(repr(spec.tolerance)), Decimal(repr(spec.relative_tolerance))
 
     def compare(mine: Side, gold: Side) -> float:
-        target = number(gold.best)
-        if target is None:
+        targets = numbers(gold.best)
+        if not targets:
             raise RewardError(f"the gold result {gold.best!r:.80} is not a number")
-        found = number(mine.best)
-        return float(found is not None and is_near(found, target, tolerance=tolerance, relative=relative))
+        return float(
+            any(
+                is_near(found, target, tolerance=tolerance, relative=relative)
+                for found in numbers(mine.best)
+                for target in targets
+            )
+        )
 
     return compare
 
@@ -161,18 +188,19 @@ def _rows(spec: RowsSpec) -> Comparator:
         if target.is_cut:
             # Equal so far proves nothing, and unequal so far neither: without an order any part may be shown.
             raise RewardError("the gold result was cut at the tool's row limit and cannot be compared; raise the limit")
+        query = _query(spec, gold)
         found = read_table(mine.best)
         if found is None:
-            raise RewardError(f"the tool gave a {type(mine.best).__name__}, not rows; use another comparator")
+            return Measured(0.0, f"a {type(mine.best).__name__}, not rows")
         if found.is_cut:
-            if len(target.rows) > len(found.rows):
-                raise RewardError("the expected rows are more than the tool's row limit lets through; raise the limit")
-            return Measured(0.0, "more rows than the gold result has")
-        ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(_query(spec, gold)))
+            # The gold result is whole under the same limits, so that one which had to be cut is another.
+            return Measured(0.0, "cut at the tool's limit, which the gold result is within")
+        ordered = spec.order == "always" or (spec.order == "auto" and orders_rows(query))
         same = same_rows(
             found.rows,
             target.rows,
             ordered=ordered,
+            order_keys=order_keys(query, target.columns) if ordered and spec.order == "auto" else (),
             tolerance=spec.tolerance,
             any_column_order=spec.columns == "any_order",
         )
@@ -198,16 +226,18 @@ def _json(spec: JsonSpec) -> Comparator:
     compare = same_json if spec.mode == "equal" else holds
 
     def read(side: Side) -> Any:
-        return side.value if side.value is not None else orjson.loads(side.text)
+        return side.value if side.value is not None else loads(side.text)
 
     def measure(mine: Side, gold: Side) -> float | Measured:
         try:
             target = read(gold)
-        except orjson.JSONDecodeError as error:
+        except ValueError as error:
             raise RewardError(f"the gold result is not JSON: {error}") from error
+        if mine.value is None and len(mine.text) > MAX_CHARS:
+            return Measured(0.0, f"longer than the {MAX_CHARS} characters that are read as JSON")
         try:
             found = read(mine)
-        except orjson.JSONDecodeError as error:
+        except ValueError as error:
             return Measured(0.0, f"not JSON: {error}")
         return float(compare(found, target, tolerance=spec.tolerance))
 

@@ -6,12 +6,44 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["holds", "is_number", "same_json"]
+__all__ = ["holds", "is_number", "near", "same_json"]
+
+
+_NOISE = 1e-9
+_MAX_NOISE = 0.01
+_FLOAT_WHOLE = 2.0**53
 
 
 def is_number(value: Any) -> bool:
     """Whether a JSON value is a number; true and false are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def near(mine: float, gold: float, *, relative: float, absolute: float) -> bool:
+    """Whether two numbers are the same, up to a difference that only fractions may have.
+
+    Whole numbers are equal or not: identifiers, counts and years are no measurements. A fraction that is a whole
+    number but for the noise of floating point is that number; two fractions may differ by `relative` of the larger
+    one, or by `absolute`.
+    """
+    if mine == gold:
+        return True
+    if not (relative or absolute):
+        return False
+    try:
+        if _is_whole(mine) and _is_whole(gold):
+            # Beyond that a float holds whole numbers alone, and sums of fractions end on one.
+            is_float = isinstance(mine, float) and isinstance(gold, float) and abs(mine) >= _FLOAT_WHOLE
+            return is_float and math.isclose(mine, gold, rel_tol=_NOISE)
+        if _is_whole(mine) or _is_whole(gold):
+            return abs(mine - gold) < _MAX_NOISE and math.isclose(mine, gold, rel_tol=_NOISE, abs_tol=_NOISE)
+        return math.isclose(mine, gold, rel_tol=relative, abs_tol=absolute)
+    except OverflowError:  # an integer that no float holds, and another
+        return False
+
+
+def _is_whole(number: float) -> bool:
+    return isinstance(number, int) or number.is_integer()
 
 
 def same_json(mine: Any, gold: Any, *, tolerance: float = 0.0) -> bool:
@@ -20,7 +52,8 @@ def same_json(mine: Any, gold: Any, *, tolerance: float = 0.0) -> bool:
     Args:
         mine: one value.
         gold: the other.
-        tolerance: numbers may differ by this share of the larger one, or by this much near zero.
+        tolerance: numbers may differ by this share of the larger one, or by this much near zero; whole numbers may
+            not.
     """
     return _same(mine, gold, tolerance, subset=False)
 
@@ -36,7 +69,7 @@ def _same(mine: Any, gold: Any, tolerance: float, *, subset: bool) -> bool:
     while pairs:
         a, b = pairs.pop()
         if is_number(a) and is_number(b):
-            if a != b and not (tolerance and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)):
+            if not near(a, b, relative=tolerance, absolute=tolerance):
                 return False
         elif isinstance(a, Mapping) and isinstance(b, Mapping):
             if (len(a) != len(b) and not subset) or any(key not in a for key in b):

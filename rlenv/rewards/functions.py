@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from rlenv.errors import UsageError
-from rlenv.functions import import_function
+from rlenv.errors import RewardError, UsageError
+from rlenv.functions import check_positional, failure, import_function
+from rlenv.secrets import logger
 from rlenv.tools.base import CompileContext
 
-__all__ = ["is_async", "load_function"]
+__all__ = ["is_async", "load_function", "raised"]
+
+_log = logger(__name__)
+_logged: set[tuple[str, str, str]] = set()
 
 
-def load_function(target: str, *, key: str, context: CompileContext) -> Callable[..., Any]:
+def load_function(target: str, *, key: str, gives: Sequence[str], context: CompileContext) -> Callable[..., Any]:
     """The function that `target`, written under `key`, names: `file.py:function` or `module:function`.
 
+    Args:
+        target: as the spec names it.
+        key: the key that holds it, for messages.
+        gives: what it is called with, by position.
+        context: where the spec stands.
+
     Raises:
-        UsageError: the file or the function is not there, the import fails, or it is not a function.
+        UsageError: the file or the function is not there, the import fails, it is not a function, or it cannot be
+            called so.
     """
     try:
-        return import_function(target, base=context.path(key, ""))
+        function = import_function(target, base=context.path(key, ""))
+        check_positional(function, target=target, gives=gives)
     except UsageError as error:
         raise UsageError(f"{key}: {error}") from error
+    return function
+
+
+def raised(target: str, error: BaseException) -> RewardError:
+    """What an author's function raised, as the reason why nothing was measured: what, and on which line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
+    if (key := (target, type(error).__name__, place)) not in _logged:  # once: every episode's record has it
+        _logged.add(key)
+        _log.warning("the reward function %s raised %s%s", target, failure(error), place)
+    return RewardError(f"{target} raised {failure(error)}{place}")
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Literal
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import EpisodeError, RewardError, UsageError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, Term, TermCompileContext
-from rlenv.rewards.functions import is_async, load_function
+from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.spec import RewardSpec, Text
 from rlenv.trajectory import Trajectory
 
@@ -60,12 +61,18 @@ def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
     if spec.of == name:
         raise UsageError(f"of: '{name}' cannot be compared with itself; name another term")
     if spec.python is not None:
-        function = load_function(spec.python, key="python", context=context)
+        target = spec.python
+        function = load_function(target, key="python", gives=["trajectories"], context=context)
         if is_async(function):
             raise UsageError(f"python: {spec.python} is a coroutine function; a plain one was expected")
 
         def own(trajectories: Sequence[Trajectory]) -> list[Measured]:
-            found: list[Any] = list(function(trajectories))
+            try:
+                found: list[Any] = list(islice(function(trajectories), len(trajectories) + 1))
+            except EpisodeError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise raised(target, error) from error
             return [value if isinstance(value, Measured) else Measured(value) for value in found]
 
         return Term(name=name, spec=spec, measure_group=own)

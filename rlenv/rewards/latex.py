@@ -12,6 +12,9 @@ from collections.abc import Callable
 __all__ = ["boxed_in_braces", "hendrycks_box", "hendrycks_equal", "minerva"]
 
 
+_MAX_BOX_CHARS = 16_384  # a box that is longer does not close
+
+
 def boxed_in_braces(text: str) -> str | None:
     """What the last `\\boxed{…}` holds, None where there is none or its braces do not close.
 
@@ -23,7 +26,7 @@ def boxed_in_braces(text: str) -> str | None:
 
 def _braced(text: str, opening: int) -> str | None:
     depth = 0
-    for index in range(opening, len(text)):
+    for index in range(opening, min(len(text), opening + _MAX_BOX_CHARS)):
         if text[index] == "{":
             depth += 1
         elif text[index] == "}":

@@ -17,7 +17,7 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.comparators import Comparator, CompareSpec, Named, Side, compile_comparator
+from rlenv.rewards.comparators import Comparator, CompareSpec, Named, PythonSpec, Side, compile_comparator, is_large
 from rlenv.rewards.gold import GoldCache
 from rlenv.rewards.templating import UnfitAnswer, compile_for_context
 from rlenv.spec import Float, Int, RewardSpec, Spec, Text
@@ -76,6 +76,8 @@ class _Verify:
     cache: GoldCache
     example: Mapping[str, Any] | None
     may_repeat: bool
+    is_own: bool
+    """Whether the comparator is a function of the author's, which may not be made for threads."""
 
     async def measure(self, context: RewardContext) -> Measured:
         if context.answer is None and self.reads_answer:
@@ -105,7 +107,11 @@ class _Verify:
             }
         }
         if result.outcome == "ok":
-            best = self._best(Side(result.text, result.value, arguments), golds)
+            mine = Side(result.text, result.value, arguments)
+            if self.is_own or not any(map(is_large, golds)):
+                best = self._best(mine, golds)
+            else:
+                best = await asyncio.to_thread(self._best, mine, golds)
             return Measured(best.value, best.evidence, {**best.details, **seen})
         # A result that does not say whose it is was made by other hands than the executor's, and by what it declares.
         if result.whose in ("policy", "") and result.outcome in ("failed", "timeout", "bad_arguments"):
@@ -236,6 +242,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         cache=GoldCache(),
         example=tool.example,
         may_repeat=not tool.mutates,
+        is_own=isinstance(spec.compare, PythonSpec),
     )
     return Term(name=name, spec=spec, measure_async=verify.measure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,20 @@ def compile_term(
 
 
 def measure(rule: str, context: RewardContext, *, tools: Mapping[str, Tool] | None = None, **keys: Any) -> Measured:
-    """What a rule measures in `context`.
+    """What a rule measures in `context`; one that waits for something is run in an event loop of its own.
 
     Raises:
         RewardError: it cannot be measured.
-        UsageError: the factory refuses the entry, or the rule is not a quick one.
+        UsageError: the factory refuses the entry.
+        RuntimeError: the rule waits for something, and this is called from within a loop; await
+            `compile_term(...).measure_async(context)` there.
     """
     term = compile_term(rule=rule, tools=tools, **keys)
-    if term.measure is None:
-        raise UsageError(f"rule '{rule}' is asynchronous here; await compile_term(...).measure_async(context)")
-    return term.measure(context)
+    if term.measure is not None:
+        return term.measure(context)
+    assert term.measure_async is not None
+    return asyncio.run(_awaited(term.measure_async(context)))
+
+
+async def _awaited(measured: Awaitable[Measured]) -> Measured:
+    return await measured

@@ -419,7 +419,8 @@ class _Made:
 
     def add(self, call: ToolCall, result: ToolResult) -> None:
         arguments = bounded(dict(call.arguments), _MAX_KEPT_ARGUMENTS)
-        self.calls.append({"tool": call.name, "arguments": arguments, "outcome": result.outcome})
+        outcome = result.whose if result.whose in ("infrastructure", "unclear") else result.outcome
+        self.calls.append({"tool": call.name, "arguments": arguments, "outcome": outcome})
         if self.fault is None and result.whose in ("infrastructure", "unclear"):
             self.fault = result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import Message
 from rlenv.registry import Kind
+from rlenv.rewards.patterns import Pattern, compile_pattern
 from rlenv.spec import Spec, Text, UserSpec
 from rlenv.templates import Template, TemplateError
 from rlenv.tools.base import CompileContext
@@ -25,7 +25,7 @@ class CueSpec(Spec):
     """A reply to certain words."""
 
     when: Text
-    """A regular expression that is searched in the policy's message, upper and lower case alike."""
+    """A regular expression, in the language of RE2, that is searched in the policy's message; case does not count."""
     say: Text
     """The reply, a template over `task`, `vars`, `message` and `turn`."""
 
@@ -43,7 +43,7 @@ class ScriptedUserSpec(UserSpec):
 @dataclass(frozen=True, slots=True)
 class _Scripted:
     stop: str | None
-    cues: tuple[tuple[re.Pattern[str], Template], ...]
+    cues: tuple[tuple[Pattern, Template], ...]
     replies: tuple[Template, ...]
 
     def start(self, context: UserContext) -> _Session:
@@ -81,14 +81,12 @@ def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Script
     """
     if not spec.cues and not spec.replies:
         raise UsageError("the user has nothing to say; add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'")
-    cues: list[tuple[re.Pattern[str], Template]] = []
+    cues: list[tuple[Pattern, Template]] = []
     for index, cue in enumerate(spec.cues):
         try:
-            pattern = re.compile(cue.when, re.IGNORECASE)
-        except re.error as error:
-            raise UsageError(
-                f"cues.{index}.when: not a regular expression: {error}; put a backslash before signs that are meant"
-            ) from error
+            pattern = compile_pattern(cue.when, dot_all=False, ignore_case=True)
+        except UsageError as error:
+            raise UsageError(f"cues.{index}.when: {error}") from error
         cues.append((pattern, template_of(cue.say, where=f"cues.{index}.say", names=_NAMES)))
     replies = [template_of(text, where=f"replies.{index}", names=_NAMES) for index, text in enumerate(spec.replies)]
     return _Scripted(spec.stop, tuple(cues), tuple(replies))

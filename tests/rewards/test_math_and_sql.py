@@ -1,13 +1,19 @@
 """math_equal and sql_match: what they take for equal, and hostile answers."""
 
 import asyncio
+import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
+from rlenv.rewards.mathematics import Workers, _Ended, _Worker
 from rlenv.rewards.queries import UnreadableQuery, overlap, structure
 from rlenv.testing.rewards import compile_term, measure, reward_context
+from rlenv.validate import validate
 
 pytest.importorskip("math_verify", reason="the extra `math` is not installed")
 pytest.importorskip("sqlglot", reason="the extra `sql` is not installed")
@@ -46,9 +52,77 @@ def test_equality_is_that_of_mathematics(answer: str | None, gold: object, value
     assert equal(answer, gold).value == value
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "value"),
+    [
+        # Numbers are exactly what they say.
+        ("0.0000002", "0.0000001", 0.0),
+        ("0.3333333", "1/3", 0.0),
+        ("1000000000001", "10^{12}", 0.0),
+        ("6.28", r"2\pi", 0.0),
+        ("6.28318530717959", r"2\pi", 1.0),
+        # A percentage is its hundredth.
+        (r"50\%", "0.5", 1.0),
+        ("1/2", "50%", 1.0),
+        (r"50\%", "50", 0.0),
+        # A unit may be left out and not be another one.
+        ("10", "10 cm", 1.0),
+        ("10 centimeters", r"10\text{ cm}", 1.0),
+        ("10 m", "10 cm", 0.0),
+        ("10 cm", "10 cm^2", 0.0),
+        # The whole text is the expression.
+        ("The answer is not 7", "7", 0.0),
+        (r"\text{not } 7", "7", 0.0),
+        ("7 is wrong", "7", 0.0),
+        # Every side of a chain of equations has to hold.
+        ("8=7", "7", 0.0),
+        ("2x=7", "7", 0.0),
+        ("x=41=42", "42", 0.0),
+        ("x=3+4=7", "7", 1.0),
+        ("f(x)=7", "7", 1.0),
+        ("x=41=42", "x=42", 0.0),
+        ("y=42", "x=42", 0.0),
+        ("42", "x=42", 1.0),
+        ("42 = x", "x=42", 1.0),
+        ("y = 1 + 2x", "y = 2x + 1", 1.0),
+        ("x + y = 3", "y + x = 3", 1.0),
+        ("2x + 2y = 6", "x + y = 3", 1.0),
+        (r"\sum_{i=1}^{42} 1", "42", 1.0),
+        (r"1, \dots, 42", "42", 0.0),
+        (r"\dots 42", "42", 0.0),
+        # Tuples have an order and sets have none; a name is not Euler's number.
+        (r"\{1,2\}", "(1,2)", 0.0),
+        ("(1,2)", r"\{1,2\}", 0.0),
+        ("2,1", "(1,2)", 0.0),
+        ("1,2", "(1,2)", 1.0),
+        ("e", "E", 0.0),
+        # The same thing in other clothes.
+        (r"1\,000", "1000", 1.0),
+        ("3 1/2", "3.5", 1.0),
+        ("-3 1/2", "-3.5", 1.0),
+        ("1.5e3", "1500", 1.0),
+        (r"\boxed{7}", "7", 1.0),
+        (r"\[7\]", "7", 1.0),
+        ("**7**", "7", 1.0),
+        ("42", "42", 1.0),
+        ("４２", "42", 1.0),
+        ("18.90", r"\$18.90", 1.0),
+        ("$5", r"\$5", 1.0),
+        (r"$\$32,\!348$", "32348", 1.0),
+        ("pi/2", r"\frac{\pi}{2}", 1.0),
+        ("sqrt(2)/2", r"\frac{\sqrt{2}}{2}", 1.0),
+        ("1<x<2", "(1,2)", 1.0),
+        ("Blue", r"\text{blue}", 1.0),
+        (r"3 \text{ or } 5", r"3 \text{ or } 5", 1.0),
+    ],
+)
+def test_what_is_the_same_and_what_is_not(answer: str, gold: str, value: float) -> None:
+    assert equal(answer, gold).value == value
+
+
 def test_an_expression_without_end_is_wrong_and_the_next_one_is_measured() -> None:
     hostile = equal("9^{9^{9^{9}}}", "3", limit_s=0.3)
-    assert (hostile.value, hostile.details) == (0.0, {"note": "not decided within 0.3 s"})
+    assert (hostile.value, hostile.details) == (0.0, {"note": "not decided within 0.3 s of processor time"})
     assert equal("0.25", "1/4").value == 1.0
 
 
@@ -56,9 +130,100 @@ def test_a_very_long_answer_is_not_read() -> None:
     assert equal("1+" * 2_000 + "1", "3").value == 0.0
 
 
-def test_a_gold_value_that_is_no_mathematics_leaves_the_term_invalid() -> None:
-    with pytest.raises(RewardError, match="cannot be read as mathematics"):
-        equal("3", "((")
+@pytest.mark.parametrize(
+    ("gold", "message"),
+    [
+        ("((", "cannot be read as mathematics"),
+        ("C++", "cannot be read as mathematics"),
+        ("(" * 900 + ")" * 900, "gold value"),
+        ("9^{9^{9^{9}}}", "takes more than 0.3 s"),
+    ],
+)
+@pytest.mark.parametrize("answer", ["3x", "the gold itself"])
+def test_a_gold_value_that_cannot_be_compared_with_leaves_the_term_invalid_for_everybody(
+    gold: str, message: str, answer: str
+) -> None:
+    with pytest.raises(RewardError, match=message):
+        equal(gold if answer == "the gold itself" else answer, gold, limit_s=0.3)
+
+
+def workers() -> Workers:
+    return Workers(size=1, stall_s=60.0)
+
+
+def pid_of(pool: Workers) -> int:
+    (idle,) = pool._idle
+    return idle.process.pid
+
+
+def test_a_process_that_is_stopped_says_nothing_about_the_answer() -> None:
+    pool = workers()
+    assert pool.compare("x", ["x"], limit_s=5).is_equal
+    stopped = pid_of(pool)
+    os.kill(stopped, signal.SIGSTOP)
+    pool._stall_s = 0.1
+    with pytest.raises(RewardError, match="stopped or starved"):
+        pool.compare("0.25+0.25", [r"\frac{1}{2}"], limit_s=0.01)
+    assert not Path(f"/proc/{stopped}").exists()
+    pool.close()
+
+
+def test_a_process_that_somebody_ends_costs_no_comparison() -> None:
+    pool = workers()
+    assert pool.compare("x", ["x"], limit_s=5).is_equal
+    os.kill(pid_of(pool), signal.SIGKILL)
+    assert pool.compare("0.25+0.25", ["1/2"], limit_s=5).is_equal
+    pool.close()
+
+
+class EndsOverAnswers(Workers):
+    """Ends its process with a signal as soon as it has said that the gold values are readable."""
+
+    def __init__(self, number: int, times: int) -> None:
+        super().__init__(size=1, stall_s=60.0)
+        self.number, self.left = number, times
+
+    def _take(self, is_fresh: bool) -> _Worker:
+        worker = super()._take(is_fresh)
+        if self.left:
+            self.left -= 1
+            read = worker.read
+
+            def ended(limit_s: float) -> object:
+                found = read(limit_s)
+                os.kill(worker.process.pid, self.number)
+                worker.process.wait()
+                worker.read = lambda limit_s: (_ for _ in ()).throw(_Ended(-self.number))  # type: ignore[assignment]
+                return found
+
+            worker.read = ended  # type: ignore[method-assign]
+        return worker
+
+
+def test_an_answer_that_brings_its_process_down_is_wrong_and_one_that_somebody_ends_is_not_measured() -> None:
+    crashing = EndsOverAnswers(signal.SIGSEGV, times=9)
+    assert not crashing.compare("x+1", ["x+1"], limit_s=5).is_equal
+    crashing.close()
+    once = EndsOverAnswers(signal.SIGSEGV, times=1)
+    assert once.compare("x+1", ["x+1"], limit_s=5).is_equal
+    once.close()
+    used_up = EndsOverAnswers(signal.SIGXCPU, times=1)
+    assert not used_up.compare("x+1", ["x+1"], limit_s=5).is_equal
+    used_up.close()
+    ended = EndsOverAnswers(signal.SIGKILL, times=9)
+    with pytest.raises(RewardError, match="from outside"):
+        ended.compare("x+1", ["x+1"], limit_s=5)
+    ended.close()
+
+
+def test_validation_reads_the_gold_values_and_shows_the_row(tmp_path: Path) -> None:
+    (tmp_path / "env.yaml").write_text(
+        "rlenv: 1\nname: golds\ntasks: {train: {rows: [{q: a, answer: '1/2'}, {q: b, answer: '(('}]}}\n"
+        "prompt: {user: '{{ task.q }}'}\nrewards: {correct: {kind: rule, rule: math_equal}}\n"
+    )
+    (fault,) = validate([tmp_path / "env.yaml"]).faults
+    assert "row 2 of split 'train' cannot be scored" in fault.message
+    assert "cannot be read as mathematics" in fault.message
 
 
 GOLD = "SELECT a.name FROM author AS a WHERE a.age > 30 AND a.city IN ('Rome', 'Oslo') ORDER BY a.name"
@@ -110,3 +275,65 @@ def test_a_gold_query_that_cannot_be_read_leaves_the_term_invalid() -> None:
 def test_an_unknown_dialect_is_the_authors_mistake() -> None:
     with pytest.raises(UsageError, match="dialect"):
         compile_term(rule="sql_match", dialect="nosuch")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("SELECT (NOT a) = b FROM t", "SELECT NOT a = b FROM t"),
+        ("SELECT (a+b)*c FROM t", "SELECT a+b*c FROM t"),
+        ("SELECT a-(b-c) FROM t", "SELECT a-b-c FROM t"),
+        ("SELECT -(a+b) FROM t", "SELECT -a+b FROM t"),
+        ("SELECT 1=(2=3)", "SELECT (1=2)=3"),
+        ("SELECT (NOT a) IS NULL FROM t", "SELECT NOT a IS NULL FROM t"),
+        ("SELECT x||y FROM t", "SELECT y||x FROM t"),
+        ("SELECT a < b FROM t", "SELECT b < a FROM t"),
+    ],
+)
+def test_parentheses_count_where_they_change_the_meaning(one: str, other: str) -> None:
+    assert structure(one, dialect="sqlite") != structure(other, dialect="sqlite")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "SELECT (a) FROM t WHERE ((a > 1)) AND (b = 2 OR (c = 3))",
+            "SELECT a FROM t WHERE (3 = c OR 2 = b) AND 1 < a",
+        ),
+        (
+            "SELECT COUNT(*) n, g FROM t GROUP BY g HAVING n > 1 ORDER BY n DESC",
+            "SELECT COUNT(*), g FROM t GROUP BY g HAVING COUNT(*) > 1 ORDER BY COUNT(*) DESC",
+        ),
+        (
+            "SELECT x.a FROM t x WHERE EXISTS (SELECT 1 FROM u WHERE u.i = x.i)",
+            "SELECT t.a FROM t WHERE EXISTS (SELECT 1 FROM u WHERE t.i = u.i)",
+        ),
+    ],
+)
+def test_spelling_does_not_count(one: str, other: str) -> None:
+    assert structure(one, dialect="sqlite") == structure(other, dialect="sqlite")
+
+
+HOSTILE_QUERIES = [
+    *("SELECT " + "+".join(["1"] * n) for n in (140, 290, 2_000)),
+    *("SELECT " + "=".join(["a"] * n) for n in (140, 290, 2_000)),
+    "SELECT 1 WHERE " + " OR ".join(["a AND b"] * 140),
+    "SELECT a FROM (" * 55 + "SELECT a FROM t" + ") x" * 55,
+    "SELECT " + "NOT " * 590 + "1",
+    "SELECT " + "CASE WHEN 1 THEN " * 100 + "1" + " END" * 100,
+    "SELECT " + "+".join(["a"] * 120) + " AS x FROM t ORDER BY " + ",".join(["x"] * 120),
+    " UNION ".join(["SELECT a"] * 190),
+    "SELECT " + "[" * 4_000,
+    "SELECT " + "/*" * 2_000,
+    "SELECT 1" + ",1" * 290,
+    "SELECT '" + "\\" * 4_000,
+    "SELECT \x00\ud800",
+]
+
+
+@pytest.mark.parametrize("query", HOSTILE_QUERIES)
+def test_a_query_made_to_take_long_is_wrong_at_once(query: str) -> None:
+    begun = time.thread_time()
+    assert measure("sql_match", reward_context(answer=query, task={"gold_sql": GOLD})).value == 0.0
+    assert time.thread_time() - begun < 0.2  # a few ms where nothing else runs; the old one took seconds

@@ -1,10 +1,13 @@
 """When two query results are the same, and when a query orders its rows."""
 
+import random
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.rewards.rows import Table, orders_rows, read_table, same_rows
+from rlenv.rewards.rows import Table, order_keys, orders_rows, read_table, same_rows
 
 
 @pytest.mark.parametrize(
@@ -102,11 +105,103 @@ def test_a_shuffled_result_equals_itself_as_a_multiset(rows: list[tuple[object, 
 
 
 def test_a_table_is_read_from_a_mapping_an_object_or_a_list_of_rows() -> None:
-    assert read_table({"columns": ["a"], "rows": [[1]], "truncated": True}) == Table(((1,),), is_cut=True)
+    assert read_table({"columns": ["a"], "rows": [[1]], "truncated": True}) == Table(((1,),), True, ("a",))
     assert read_table([[1, 2]]) == Table(((1, 2),))
-    assert read_table([{"a": 1, "b": 2}]) == Table(((1, 2),))
+    assert read_table([{"a": 1, "b": 2}]) == Table(((1, 2),), columns=("a", "b"))
     assert read_table(Table(((1,),))) == Table(((1,),))
     assert read_table([]) == Table(())
     assert read_table("a | b") is None
     assert read_table([1, 2]) is None
     assert read_table(None) is None
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    ("mine", "gold", "same"),
+    [
+        (8_000_000, 8_000_007, False),
+        (8_000_000.0, 8_000_007, False),  # a cast opens no tolerance
+        (8_000_000.0, 8_000_007.0, False),
+        (1_000_000_000, 1_000_000_999, False),
+        (9_007_199_254_740_993, 9_007_199_254_740_992, False),
+        (9_007_199_254_740_993, 9_007_199_254_740_992.0, False),
+        (10**400, 1.0, False),
+        (10**400, 10**400 + 1, False),
+        (1e-7, 9e-7, False),
+        (0.0, 5e-7, False),
+        (0, 5e-7, False),
+        (0.0, 1e-13, True),
+        (1e17, 1e17 + 16, True),  # sums of fractions
+        (5, 4.999999999999999, True),
+        (5.0, 5, True),
+        (3.3333333, 3.33333333333, True),
+        (3.33, 3.3333333, False),
+        (True, 1, True),  # as SQLite stores it
+        (float("inf"), 1.0, False),
+    ],
+)
+def test_whole_numbers_are_equal_or_not_and_only_fractions_have_a_tolerance(
+    mine: float, gold: float, same: bool, ordered: bool
+) -> None:
+    assert same_rows([(mine,)], [(gold,)], ordered=ordered) is same
+
+
+@pytest.mark.parametrize("count", [150, 300, 5_000])
+def test_noise_in_many_rows_does_not_hide_that_they_are_the_same(count: int) -> None:
+    gold = [(0.3, index, "x") for index in range(count)]
+    mine = [(0.3 + (-1) ** index * index * 1e-12, index, "x") for index in range(count)]
+    random.Random(0).shuffle(mine)
+    assert same_rows(mine, gold, ordered=False)
+    mine[0] = (0.4, *mine[0][1:])
+    assert not same_rows(mine, gold, ordered=False)
+
+
+def test_rows_made_to_take_long_do_not() -> None:
+    step = 9e-7
+    gold = [(1 + step * (index % 97), index * 0.1) for index in range(10_000)]
+    mine = [(a + step / 3, b) for a, b in reversed(gold)]
+    begun = time.thread_time()
+    same_rows(mine, gold, ordered=False)
+    assert time.thread_time() - begun < 2.0  # without a bound: ten thousand squared
+
+
+@pytest.mark.parametrize(
+    ("query", "columns", "keys"),
+    [
+        ("SELECT name, n FROM t ORDER BY n DESC", ("name", "n"), (1,)),
+        ("SELECT name, n FROM t ORDER BY 2, 1 DESC NULLS LAST LIMIT 3", ("name", "n"), (1, 0)),
+        ("SELECT t.name, count(*) FROM t GROUP BY 1 ORDER BY COUNT( * ) desc;", ("name", "count(*)"), (1,)),
+        ('SELECT a AS "x" FROM t ORDER BY "X"', ("x",), (0,)),
+        ("SELECT name FROM t ORDER BY t.name", ("name",), (0,)),
+        ("SELECT name FROM t ORDER BY n", ("name",), ()),
+        ("SELECT name, n FROM t ORDER BY n, other", ("name", "n"), ()),
+        ("SELECT a, b FROM t ORDER BY 3", ("a", "b"), ()),
+        ("SELECT n, n FROM t ORDER BY n", ("n", "n"), ()),
+        ("SELECT a FROM t", ("a",), ()),
+        ("SELECT a FROM t ORDER BY", ("a",), ()),
+        ("SELECT a FROM t ORDER BY (", ("a",), ()),
+    ],
+)
+def test_what_a_query_orders_by_is_found_in_its_result(
+    query: str, columns: tuple[str, ...], keys: tuple[int, ...]
+) -> None:
+    assert order_keys(query, columns) == keys
+
+
+@given(st.text(alphabet=st.sampled_from("'\"`[](),;-/*\n orderby1")), st.lists(st.text()))
+def test_looking_for_the_keys_never_raises(text: str, columns: list[str]) -> None:
+    order_keys("SELECT a ORDER BY " + text, columns)
+
+
+def test_rows_that_are_tied_have_no_order_among_themselves() -> None:
+    gold = [("a", 2), ("b", 1), ("c", 1)]
+    for mine, same in (
+        ([("a", 2), ("c", 1), ("b", 1)], True),
+        ([("c", 1), ("a", 2), ("b", 1)], False),
+        ([("a", 2), ("b", 1), ("b", 1)], False),
+        ([("b", 1), ("c", 1), ("a", 2)], False),
+    ):
+        assert same_rows(mine, gold, ordered=True, order_keys=(1,)) is same
+    assert not same_rows([("a", 2), ("c", 1), ("b", 1)], gold, ordered=True)
+    swapped = [(2, "a"), (1, "c"), (1, "b")]
+    assert same_rows(swapped, gold, ordered=True, order_keys=(1,), any_column_order=True)

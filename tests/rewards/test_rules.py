@@ -1,6 +1,7 @@
 """What each rule measures."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.rewards.normalise import number, qa, token_f1
 from rlenv.testing.rewards import compile_term, measure, reward_context, turn
 from rlenv.tools.base import Tool
+from rlenv.validate import validate
 
 
 def value(rule: str, answer: str | None, gold: Any = None, **keys: Any) -> float | None:
@@ -117,6 +119,13 @@ def test_f1_is_symmetric_bounded_and_full_for_equal_texts(one: str, other: str) 
         ("9" * 5000, 1, {}, 0.0),
         ("9007199254740993", 9007199254740992, {}, 0.0),
         ("١", 1, {}, 0.0),
+        ("４２", 42, {}, 1.0),
+        ("3\u00a0901", 3901, {}, 0.0),
+        ("\u00a042\u200b", 42, {}, 1.0),
+        ("$50%", 50, {}, 0.0),
+        ("0.3", 0.1 + 0.2, {}, 1.0),
+        ("0.30000000000000004", 0.1 + 0.2, {}, 1.0),
+        ("0.31", 0.1 + 0.2, {}, 0.0),
         ("3.14", 3.14159, {"tolerance": 0.01}, 1.0),
         ("3.1", 3.14159, {"tolerance": 0.01}, 0.0),
         ("99", 100, {"relative_tolerance": 0.01}, 1.0),
@@ -172,8 +181,8 @@ def test_regex_searches_or_matches_in_full() -> None:
     assert value("regex", None, pattern=r"\d*") == 0.0
     with pytest.raises(UsageError, match="does not compile"):
         compile_term(rule="regex", pattern="[")
-    with pytest.raises(UsageError, match="exponential"):
-        compile_term(rule="regex", pattern="(a+)+b")
+    with pytest.raises(UsageError, match="match what follows as well"):
+        compile_term(rule="regex", pattern="(?=a)b")
 
 
 def test_answered_wants_an_answer_that_states_something() -> None:
@@ -332,3 +341,56 @@ async def _await(awaitable: Any) -> Any:
 def test_a_function_that_cannot_be_used_is_refused_with_its_key(author: Path, target: str) -> None:
     with pytest.raises(UsageError, match="python: "):
         compile_term(python=target, base=author)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("123456789012345678901", 123456789012345678902, 0.0),
+        ("123456789012345678901", "123456789012345678901", 1.0),
+        ('{"id": 123456789012345678901}', {"id": 123456789012345678901}, 1.0),
+        ("[" * 900 + "1" * 20 + "]" * 900, 1, 0.0),
+    ],
+)
+def test_json_keeps_all_digits_of_whole_numbers(answer: str, gold: Any, expected: float) -> None:
+    assert value("json_match", answer, gold) == expected
+
+
+def test_json_schema_takes_what_is_too_deep_to_check_for_wrong() -> None:
+    assert value("json_schema", "[" * 900 + "]" * 900, schema={"type": "object"}) == 0.0
+
+
+def test_a_pattern_in_a_schema_runs_in_linear_time_too() -> None:
+    assert value("json_schema", '"aaa!"', schema={"pattern": "^(a|aa)+!$"}) == 1.0
+    with pytest.raises(UsageError, match="schema"):
+        compile_term(rule="json_schema", schema={"pattern": "(?=a)b"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold", "is_fault"),
+    [
+        ({"rule": "exact_match", "normalise": "qa"}, "A", True),
+        ({"rule": "exact_match", "normalise": "qa"}, ["Paris", "The"], True),
+        ({"rule": "exact_match"}, "A", False),
+        ({"rule": "f1"}, "!!!", True),
+        ({"rule": "search_r1", "expect": "{{ task.answer }}"}, "an", True),
+        ({"rule": "search_r1", "expect": "{{ task.answer }}"}, "B", False),
+    ],
+)
+def test_validation_shows_a_gold_value_of_which_squads_rule_leaves_nothing(
+    tmp_path: Path, keys: dict[str, Any], gold: Any, is_fault: bool
+) -> None:
+    spec = {
+        "rlenv": 1,
+        "name": "qa",
+        "tasks": {"train": {"rows": [{"q": "a", "answer": "Rome"}, {"q": "b", "answer": gold}]}},
+        "prompt": {"user": "{{ task.q }}"},
+        "rewards": {"correct": {"kind": "rule", **keys}},
+    }
+    (tmp_path / "env.yaml").write_text(json.dumps(spec))
+    faults = validate([tmp_path / "env.yaml"]).faults
+    assert [("row 2 of split 'train'" in fault.message, "nothing is left" in fault.message) for fault in faults] == (
+        [(True, True)] if is_fault else []
+    )
+    # The rule stays SQuAD's own.
+    assert value("exact_match", "the", "A", normalise="qa") == 1.0

@@ -177,13 +177,15 @@ def test_a_null_gold_value_is_no_number() -> None:
         run(verify(expect="{{ task.gold }}", compare="equal"), Calls({"mine": 1}), gold=None)
 
 
-def test_a_cut_gold_result_proves_nothing_and_a_cut_answer_is_longer_than_the_gold() -> None:
+def test_a_cut_gold_result_proves_nothing_and_a_cut_answer_is_another_one() -> None:
     cut, whole = {"rows": [[1]], "truncated": True}, {"rows": [[1]], "truncated": False}
     with pytest.raises(RewardError, match="row limit"):
         run(verify(), Calls({"mine": whole, "gold": cut}))
     assert run(verify(), Calls({"mine": cut, "gold": whole})).value == 0.0
-    with pytest.raises(RewardError, match="row limit"):
-        run(verify(expect={"value": [[1], [2]]}), Calls({"mine": cut}))
+    # With fewer rows too: cut by its size, it is as wrong as any other, and nothing that a policy may choose to hide.
+    assert run(verify(), Calls({"mine": cut, "gold": {"rows": [[1], [2]]}})).value == 0.0
+    assert run(verify(expect={"value": [[1], [2]]}), Calls({"mine": cut})).value == 0.0
+    assert run(verify(), Calls({"mine": "1 row changed", "gold": whole})).value == 0.0
 
 
 def test_an_authors_comparator_gets_both_sides(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_a_model_that_does_not_answer_ends_with_the_episodes_time(
     [
         ("{kind: scripted}", "nothing to say"),
         ("{kind: scripted, replies: ['{{ tsk.order }}']}", "'tsk' is not known here"),
-        ("{kind: scripted, cues: [{when: '(', say: a}]}", "not a regular expression"),
+        ("{kind: scripted, cues: [{when: '(', say: a}]}", "does not compile"),
         ("{kind: scripted, reply: [a]}", "did you mean 'replies'"),
         ("{kind: skripted, replies: [a]}", "did you mean 'scripted'"),
         ("{kind: python, function: 'tools.py:gone'}", "has no function 'gone'"),

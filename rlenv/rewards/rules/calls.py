@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlenv.errors import UsageError
+from rlenv.errors import RewardError, UsageError
 from rlenv.messages import MalformedCall, ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.outages import is_lost, is_well
 from rlenv.rewards.rule import RuleSpec, check_range
 from rlenv.spec import Bool, Int, Text
 
@@ -26,20 +28,26 @@ __all__ = [
 ]
 
 _REFUSED = ("unknown_tool", "bad_arguments", "malformed")
+_LOST = ("infrastructure", "unclear")
 
 
 class ValidCallsSpec(RuleSpec):
     """The share of calls, in [0, 1], that could be read, named a tool and fitted its schema.
 
-    A call that a tool accepted counts as valid even if it failed while running; one that was never looked at (over
-    a limit, or beside an answer) does not count at all. Where there are no calls there is nothing to measure.
+    A call that a tool accepted counts as valid even if it failed while running, by an outage say; one that was never
+    looked at (over a limit, or beside an answer) does not count at all. Where there are no calls there is nothing to
+    measure.
     """
 
     rule: Literal["valid_calls"]
 
 
 class ToolCalledSpec(RuleSpec):
-    """1 if a tool was called as often as asked for, 0 otherwise; by the policy, or by code that it wrote."""
+    """1 if a tool was called as often as asked for, 0 otherwise; by the policy, or by code that it wrote.
+
+    With `succeeded`, calls that failed by an outage are not held against the policy: where it depends on them, the
+    term is invalid.
+    """
 
     rule: Literal["tool_called"]
     tool: Text
@@ -53,8 +61,12 @@ class ToolCalledSpec(RuleSpec):
 
 
 class ToolCallCountSpec(RuleSpec):
-    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too, and so do those
-    that code made."""
+    """1 if the number of calls is within bounds, 0 otherwise; malformed and refused calls count too.
+
+    The calls that a piece of code made count beside the one that ran it.
+
+    Calls that failed by an outage count for `min` and not for `max`: making them again is no fault.
+    """
 
     rule: Literal["tool_call_count"]
     max: Annotated[Int, Field(ge=0)] | None = None
@@ -79,7 +91,10 @@ def _results(context: RewardContext, *, last_only: bool) -> Iterator[ToolResult]
 
 
 def _made_by_code(result: ToolResult) -> Iterator[tuple[str, str, int]]:
-    """Tool, outcome and number of the calls that this call made; see the `code` tool."""
+    """Tool, outcome and number of the calls that this call made; see the `code` tool.
+
+    Where a call failed and not by the policy's doing, whose doing it was stands for the outcome.
+    """
     called = (result.details or {}).get("called")
     if not isinstance(called, Mapping):
         return
@@ -122,16 +137,47 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
+    tool = context.tools[spec.tool]
 
-    def measure(context: RewardContext) -> Measured:
-        found = 0
+    def fits(count: int) -> bool:
+        return count >= spec.min and (spec.max is None or count <= spec.max)
+
+    def measured(count: int) -> Measured:
+        return Measured(float(fits(count)), f"{count} calls of {spec.tool}", {"calls": count})
+
+    def made(context: RewardContext) -> Iterator[tuple[str, int]]:
+        """What became of the calls of the tool, and how many each time."""
         for result in _results(context, last_only=last_only):
-            for tool, outcome, count in ((result.name, result.outcome, 1), *_made_by_code(result)):
-                found += count * (tool == spec.tool and (outcome == "ok" or not spec.succeeded))
-        fits = found >= spec.min and (spec.max is None or found <= spec.max)
-        return Measured(float(fits), f"{found} calls of {spec.tool}", {"calls": found})
+            if result.name == spec.tool:
+                yield (result.whose if is_lost(result) else result.outcome), 1
+            for called, outcome, count in _made_by_code(result):
+                if called == spec.tool:
+                    yield outcome, count
 
-    return Term(name=name, spec=spec, measure=measure)
+    if not spec.succeeded:
+
+        def measure(context: RewardContext) -> Measured:
+            return measured(sum(count for _, count in made(context)))
+
+        return Term(name=name, spec=spec, measure=measure)
+
+    async def measure_async(context: RewardContext) -> Measured:
+        counts = Counter[str]()
+        for outcome, count in made(context):
+            counts[outcome] += count
+        found, lost, unclear = counts["ok"], counts["infrastructure"], counts["unclear"]
+        if unclear and _differ(fits, found, lost + unclear) and await is_well(tool, context):
+            unclear = 0
+        if _differ(fits, found, lost + unclear):
+            raise RewardError(f"{lost + unclear} calls of '{spec.tool}' failed by no fault of the policy's")
+        return measured(found)
+
+    return Term(name=name, spec=spec, measure_async=measure_async)
+
+
+def _differ(fits: Callable[[int], bool], found: int, lost: int) -> bool:
+    """Whether it would be another verdict had some of the lost calls succeeded."""
+    return any(fits(found + more) != fits(found) for more in range(1, lost + 1))
 
 
 def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileContext) -> Term:
@@ -140,12 +186,16 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
 
     def measure(context: RewardContext) -> Measured:
         turns = context.turns[-1:] if last_only else context.turns
-        found = 0
+        found = lost = 0
         for turn in turns:
             found += max(len(turn.results), len(turn.parsed.calls))
-            found += sum(count for result in turn.results for _, _, count in _made_by_code(result))
-        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
-        return Measured(float(fits), f"{found} calls", {"calls": found})
+            lost += sum(is_lost(result) for result in turn.results)
+            for result in turn.results:
+                for _, outcome, count in _made_by_code(result):
+                    found += count
+                    lost += count * (outcome in _LOST)
+        fits = (spec.min is None or found >= spec.min) and (spec.max is None or found - lost <= spec.max)
+        return Measured(float(fits), f"{found} calls", {"calls": found} | ({"lost": lost} if lost else {}))
 
     return Term(name=name, spec=spec, measure=measure)
 

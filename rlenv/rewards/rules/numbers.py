@@ -10,7 +10,7 @@ from pydantic import Field
 from rlenv.errors import RewardError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.normalise import number
+from rlenv.rewards.normalise import number, numbers
 from rlenv.rewards.rule import RuleSpec
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
@@ -22,16 +22,16 @@ __all__ = ["NUMERIC_MATCH", "NumericMatchSpec", "is_near"]
 class NumericMatchSpec(RuleSpec):
     """1 if the answer writes an accepted number, 0 otherwise.
 
-    The answer must be one number: a currency sign, thousands commas and a percent sign are read, words are not.
+    The answer must be one number: thousands commas and a currency or percent sign are read, words are not.
     Numbers are compared exactly (0.1 is 0.1, "3,901" is 3901 is 3901.0) unless a tolerance is given.
     """
 
     rule: Literal["numeric_match"]
     expect: Expected = "{{ task.answer }}"
     """The accepted number, or several, as numbers or as text; a template may give a list."""
-    tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Accept a difference of at most this much."""
-    relative_tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    relative_tolerance: Annotated[Float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Accept a difference of at most this share of the accepted number."""
 
 
@@ -52,7 +52,7 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
     relative = Decimal(repr(spec.relative_tolerance))
 
     def measure(context: RewardContext) -> Measured:
-        golds = [_gold(value) for value in accepted(context)]
+        golds = [number for value in accepted(context) for number in _golds(value)]
         answer = context.answer
         if answer is None:
             return Measured(0.0, "no answer")
@@ -67,9 +67,9 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
     return Term(name=name, spec=spec, measure=measure)
 
 
-def _gold(value: Any) -> Decimal:
-    found = number(value)
-    if found is None:
+def _golds(value: Any) -> tuple[Decimal, ...]:
+    found = numbers(value)
+    if not found:
         raise RewardError(f"expect: the gold value {value!r:.80} is not a number")
     return found
 

@@ -7,6 +7,7 @@ message, outside thinking and calls, is read, which gives the same score without
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,11 +16,11 @@ from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
 from rlenv.rewards.rule import RuleSpec, gold_text
-from rlenv.rewards.rules.text import Expected
+from rlenv.rewards.rules.text import MAX_CHARS, Expected, check_qa
 from rlenv.rewards.templating import compile_accepted
 from rlenv.spec import Int
 
-__all__ = ["GSM8K", "SEARCH_R1", "Gsm8kSpec", "SearchR1Spec", "read_gsm8k"]
+__all__ = ["GSM8K", "SEARCH_R1", "Gsm8kSpec", "SearchR1Spec", "check_qa", "equals", "read_gsm8k"]
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[0-9.,]+")
@@ -90,9 +91,14 @@ def _search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Te
         answer = context.answer
         if answer is None:
             return Measured(0.0, "no answer")
-        return Measured(float(qa(answer) in golds), answer)
+        return Measured(float(equals(answer, golds)), answer)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
+
+
+def equals(answer: str | None, golds: Sequence[str]) -> bool:
+    """Whether an answer is one of the accepted ones, which are in `qa` form already; a very long one is none."""
+    return answer is not None and len(answer) <= MAX_CHARS and qa(answer) in golds
 
 
 SEARCH_R1 = Kind(SearchR1Spec, _search_r1)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from rlenv.errors import RewardError
+from rlenv._bounded import bounded
+from rlenv.errors import EpisodeError, RewardError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.functions import is_async, load_function
+from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.rewards.rule import RuleSpec
 from rlenv.spec import Text
 
 __all__ = ["PYTHON", "PythonSpec"]
+
+_MAX_DETAILS = 65_536
 
 
 class PythonSpec(RuleSpec):
@@ -27,23 +32,37 @@ class PythonSpec(RuleSpec):
 
 
 def _python(name: str, spec: PythonSpec, context: TermCompileContext) -> Term:
-    function = load_function(spec.python, key="python", context=context)
+    function = load_function(spec.python, key="python", gives=["context"], context=context)
     if not is_async(function):
 
         def measure(context: RewardContext) -> Measured:
-            return _measured(function(context), spec.python)
+            try:
+                found = function(context)
+            except EpisodeError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise raised(spec.python, error) from error
+            return _measured(found, spec.python)
 
         return Term(name=name, spec=spec, measure=measure)
 
     async def measure_async(context: RewardContext) -> Measured:
-        return _measured(await function(context), spec.python)
+        try:
+            found = await function(context)
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise raised(spec.python, error) from error
+        return _measured(found, spec.python)
 
     return Term(name=name, spec=spec, measure_async=measure_async)
 
 
 def _measured(value: Any, function: str) -> Measured:
     if isinstance(value, Measured):
-        return value
+        if type(value.evidence) is not str or not isinstance(value.details, Mapping):
+            raise RewardError(f"{function} returned a Measured whose evidence is no text, or whose details no mapping")
+        return replace(value, details=bounded(dict(value.details), _MAX_DETAILS)) if value.details else value
     if value is None:
         # Often a forgotten return; a function with nothing to measure says so by Measured(None).
         raise RewardError(f"{function} returned None; expected a number, or Measured(None) for nothing to measure")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
 from typing import Literal
 
 from rlenv.errors import RewardError, UsageError
@@ -42,7 +44,7 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
         golds = []
         for value in accepted(context):
             try:
-                golds.append(structure(gold_text(value), dialect=spec.dialect))
+                golds.append(_gold(gold_text(value), spec.dialect))
             except UnreadableQuery as error:
                 raise RewardError(f"expect: the gold query cannot be read: {error}") from error
         if context.answer is None:
@@ -51,10 +53,17 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
             mine = structure(context.answer, dialect=spec.dialect)
         except UnreadableQuery as error:
             return Measured(0.0, f"not a query: {error}")
+        except Exception as error:  # a parser of this size may raise anything on a hostile text
+            return Measured(0.0, f"not a query: {type(error).__name__}")
         best = max(overlap(mine, gold) for gold in golds)
         return Measured(best if spec.partial else float(any(mine == gold for gold in golds)), context.answer)
 
     return Term(name=name, spec=spec, measure=measure)
+
+
+@lru_cache(maxsize=1024)
+def _gold(query: str, dialect: str) -> Counter[str]:
+    return structure(query, dialect=dialect)
 
 
 SQL_MATCH = Kind(SqlMatchSpec, _sql_match)

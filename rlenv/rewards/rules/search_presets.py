@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from rlenv.errors import RewardError
 from rlenv.messages import ToolCall
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
+from rlenv.rewards.outages import is_lost, is_well
 from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rules.presets import check_qa, equals
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
 from rlenv.spec import Float
+from rlenv.tools.base import Tool
 from rlenv.trajectory import Turn
 
 __all__ = [
@@ -116,28 +120,52 @@ def has_search_r1_form(turns: tuple[Turn, ...] | list[Turn]) -> bool:
 
 
 def _search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileContext) -> Term:
-    accepted = compile_accepted(spec.expect)
+    accepted, tools = compile_accepted(spec.expect), context.tools
 
-    def measure(context: RewardContext) -> Measured:
+    def parts(context: RewardContext) -> tuple[list[str], bool, bool]:
         golds = [qa(gold_text(value)) for value in accepted(context)]
-        in_form = has_search_r1_form(list(context.turns))
-        answer = context.answer
-        is_right = answer is not None and qa(answer) in golds
+        return golds, has_search_r1_form(list(context.turns)), equals(context.answer, golds)
+
+    def measured(context: RewardContext, in_form: bool, is_right: bool, retrieved: bool) -> Measured:
         if is_right:
             value = 1.0 if in_form else 1.0 - spec.structure
         elif in_form:
-            value = spec.structure + (spec.retrieval if spec.retrieval and _retrieved(context, golds) else 0.0)
+            value = spec.structure + (spec.retrieval if retrieved else 0.0)
         else:
-            value = 0.0 if answer is None else spec.final
-        return Measured(value, answer or "no answer", {"in_form": in_form, "correct": is_right})
+            value = 0.0 if context.answer is None else spec.final
+        return Measured(value, context.answer or "no answer", {"in_form": in_form, "correct": is_right})
 
-    return Term(name=name, spec=spec, measure=measure)
+    if not spec.retrieval:
+
+        def measure(context: RewardContext) -> Measured:
+            _, in_form, is_right = parts(context)
+            return measured(context, in_form, is_right, False)
+
+        return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
+
+    async def measure_async(context: RewardContext) -> Measured:
+        golds, in_form, is_right = parts(context)
+        retrieved = _retrieved(context, golds)
+        if in_form and not is_right and not retrieved:
+            await _check_none_is_lost(context, tools)
+        return measured(context, in_form, is_right, retrieved)
+
+    return Term(name=name, spec=spec, measure_async=measure_async, check_gold=check_qa(accepted))
 
 
 def _retrieved(context: RewardContext, golds: list[str]) -> bool:
     # The one place that reads what tools wrote: it rewards finding the page, never an answer.
     pages = [qa(result.text) for turn in context.turns for result in turn.results if result.outcome == "ok"]
     return any(gold in page for gold in golds if gold for page in pages)
+
+
+async def _check_none_is_lost(context: RewardContext, tools: Mapping[str, Tool]) -> None:
+    """Raises RewardError where a page may be missing that a call would have found on another day."""
+    lost = {result.name: result for turn in context.turns for result in turn.results if is_lost(result)}
+    for name, result in lost.items():
+        tool = tools.get(name)
+        if result.whose == "infrastructure" or tool is None or not await is_well(tool, context):
+            raise RewardError(f"calls of '{name}' failed by no fault of the policy's ({result.reason})")
 
 
 _ANSWER_TAG = re.compile(r"</?answer>")
@@ -153,13 +181,14 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
         alternate = bool(tags) and all(tag == ("<answer>", "</answer>")[index % 2] for index, tag in enumerate(tags))
         alternate = alternate and len(tags) % 2 == 0
         calls = sum(isinstance(call, ToolCall) for turn in context.turns for call in turn.parsed.calls)
+        calls -= sum(is_lost(result) for turn in context.turns for result in turn.results)  # made again, by no fault
         t = (f if alternate else -f) + (-f if calls > 2 else 0.0)
         answer = context.answer
-        wrong_or_right = 1 + t / 2 if answer is not None and qa(answer) in golds else t
+        wrong_or_right = 1 + t / 2 if equals(answer, golds) else t
         value = -f + t / 2 if answer is None else wrong_or_right
         return Measured(value, answer or "no answer", {"calls": calls, "tags_alternate": alternate})
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
 
 
 SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format)

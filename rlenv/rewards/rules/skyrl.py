@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from rlenv.errors import RewardError, UsageError
-from rlenv.messages import ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.rows import read_table
+from rlenv.rewards.rows import Table, read_table, row_key
 from rlenv.rewards.rule import RuleSpec, gold_text
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
@@ -21,6 +19,7 @@ __all__ = ["SKYRL_GSM8K", "SKYRL_SYNSQL", "SkyrlGsm8kSpec", "SkyrlSynsqlSpec", "
 _NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 _FORBIDDEN = re.compile(r"</?(?:think|sql|observation)\b", re.IGNORECASE)
 _OBSERVED = re.compile("</observation>", re.IGNORECASE)
+_THINKS_ON = re.compile(r"\s*<think>", re.IGNORECASE)
 
 
 class SkyrlGsm8kSpec(RuleSpec):
@@ -79,7 +78,7 @@ def read_solution(text: str) -> str | None:
     if _FORBIDDEN.search(query) or opened < 0 or "</think>" not in text[opened:]:
         return None
     for match in _OBSERVED.finditer(before):
-        if not before[match.end() :].lstrip().lower().startswith("<think>"):
+        if _THINKS_ON.match(before, match.end()) is None:
             return None
     return query.strip()
 
@@ -96,23 +95,35 @@ def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext)
         if query is None:
             return Measured(-1.0, "out of form")
         (gold,) = accepted(context)
-        target = await context.call(spec.tool, {spec.argument: gold_text(gold)})
-        if target.outcome != "ok":
-            raise RewardError(f"the gold query ended as {target.outcome}: {target.text:.200}")
+        target = await _gold_rows(context, gold_text(gold))
         mine = await context.call(spec.tool, {spec.argument: query})
-        if mine.outcome in ("failed", "timeout", "bad_arguments"):
+        if mine.whose == "unclear":
+            # The gold query asks whether the tool is well: if it is, this query is what it could not do.
+            await _gold_rows(context, gold_text(gold))
+        elif mine.outcome != "ok" and mine.whose != "policy":
+            raise RewardError(f"the query could not be run: {mine.reason}: {mine.text:.200}")
+        if mine.outcome != "ok":
             return Measured(0.0, mine.text, {"outcome": mine.outcome})
-        return Measured(float(_rows(mine) == _rows(target)), query)
+        table = read_table(mine.value)
+        if table is None or table.is_cut:
+            # The gold result is whole under the same limits, so that one which had to be cut is another.
+            return Measured(0.0, "cut at the tool's limit" if table is not None else "no rows")
+        return Measured(float(_as_set(table) == target), query)
+
+    async def _gold_rows(context: RewardContext, query: str) -> frozenset[tuple[Any, ...]]:
+        result = await context.call(spec.tool, {spec.argument: query})
+        if result.outcome != "ok":
+            raise RewardError(f"the gold query ended as {result.outcome}: {result.text:.200}")
+        table = read_table(result.value)
+        if table is None or table.is_cut:
+            raise RewardError("the rows of the gold query are not all there; raise the tool's row limit")
+        return _as_set(table)
 
     return Term(name=name, spec=spec, measure_async=measure)
 
 
-def _rows(result: ToolResult) -> frozenset[tuple[Any, ...]]:
-    value: Mapping[str, Any] | Any = result.value
-    table = read_table(value)
-    if table is None or table.is_cut:
-        raise RewardError("the rows are not all there; raise the tool's row limit")
-    return frozenset(table.rows)
+def _as_set(table: Table) -> frozenset[tuple[Any, ...]]:
+    return frozenset(map(row_key, table.rows))
 
 
 SKYRL_GSM8K = Kind(SkyrlGsm8kSpec, _skyrl_gsm8k)

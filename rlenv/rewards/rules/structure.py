@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jsonschema_rs
-import orjson
 from pydantic import Field
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
+from rlenv.rewards.exact_json import MAX_CHARS, loads
 from rlenv.rewards.rule import Reads, RuleSpec, read
 from rlenv.rewards.templating import compile_for_context
 
 __all__ = ["JSON_MATCH", "JSON_SCHEMA", "JsonMatchSpec", "JsonSchemaSpec"]
+
+
+_SAID_CHARS = 4_096
+_TOO_LONG = f"longer than the {MAX_CHARS} characters that are read as JSON"
 
 
 class JsonSchemaSpec(RuleSpec):
@@ -47,7 +51,8 @@ class JsonMatchSpec(RuleSpec):
 
 def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
     try:
-        validator = jsonschema_rs.validator_for(dict(spec.schema_))
+        # Patterns run in the engine with linear time, as all patterns of authors do.
+        validator = jsonschema_rs.validator_for(dict(spec.schema_), pattern_options=jsonschema_rs.RegexOptions())
     except ValueError as error:
         raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
 
@@ -55,12 +60,17 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
         text = read(context, spec.of)
         if text is None:
             return Measured(0.0, "no answer")
+        if len(text) > MAX_CHARS:
+            return Measured(0.0, _TOO_LONG)
         try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            value = loads(text)
+            if validator.is_valid(value):
+                return Measured(1.0, text)
+            # What is wrong is said for a short text: the message holds all of it.
+            fault = next(iter(validator.iter_errors(value)), None) if len(text) <= _SAID_CHARS else None
+        except (ValueError, RecursionError, OverflowError) as error:  # what is no JSON, or nested too deep to check
             return Measured(0.0, f"not JSON: {error}")
-        fault = next(iter(validator.iter_errors(value)), None)
-        return Measured(1.0, text) if fault is None else Measured(0.0, fault.message)
+        return Measured(0.0, text if fault is None else fault.message)
 
     return Term(name=name, spec=spec, measure=measure)
 
@@ -73,16 +83,18 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
         gold = fill(context)
         if isinstance(gold, str):
             # A plain text is a JSON string that needs no quotes in the data.
-            with contextlib.suppress(orjson.JSONDecodeError):
-                gold = orjson.loads(gold)
+            with contextlib.suppress(ValueError):
+                gold = loads(gold)
         if gold is None:
             raise RewardError("expect: the task gives no value to match")
         text = read(context, spec.of)
         if text is None:
             return Measured(0.0, "no answer")
+        if len(text) > MAX_CHARS:
+            return Measured(0.0, _TOO_LONG)
         try:
-            mine = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            mine = loads(text)
+        except ValueError as error:
             return Measured(0.0, f"not JSON: {error}")
         return Measured(float(compare(mine, gold)), text)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlenv.errors import RewardError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.normalise import NORMALISERS, Normalisation, token_f1
-from rlenv.rewards.patterns import SEARCHED_CHARS, compile_pattern
+from rlenv.rewards.normalise import NORMALISERS, Normalisation, qa, token_f1
+from rlenv.rewards.patterns import compile_pattern
 from rlenv.rewards.rule import Reads, RuleSpec, check_range, gold_text, read
 from rlenv.rewards.templating import compile_accepted
 from rlenv.spec import Bool, Float, Int, Text
@@ -21,6 +22,7 @@ __all__ = [
     "EXACT_MATCH",
     "F1",
     "LENGTH",
+    "MAX_CHARS",
     "REGEX",
     "AnsweredSpec",
     "ContainsSpec",
@@ -29,10 +31,33 @@ __all__ = [
     "F1Spec",
     "LengthSpec",
     "RegexSpec",
+    "check_qa",
 ]
 
 Expected = Text | Int | Float | tuple[Text | Int | Float, ...]
 _NO_ANSWER = Measured(0.0, "no answer")
+
+MAX_CHARS = 65_536
+"""A longer answer is not the expected one, and of a longer message the end is looked at: the loop is not held."""
+_TOO_LONG = Measured(0.0, f"longer than the {MAX_CHARS} characters that an answer may have")
+
+
+def check_qa(accepted: Callable[[RewardContext], tuple[Any, ...]]) -> Callable[[RewardContext], None]:
+    """A check of gold values that are compared in `qa` form: none may be empty there.
+
+    SQuAD's own rule takes a gold answer that is an article for empty, and every empty answer for right; so do we, but
+    not in silence.
+    """
+
+    def check(context: RewardContext) -> None:
+        for value in accepted(context):
+            if not qa(gold_text(value)):
+                raise RewardError(
+                    f"of the gold value {value!r:.80} nothing is left after `qa` normalisation, so that 'the' and an "
+                    "empty answer earn it"
+                )
+
+    return check
 
 
 class ExactMatchSpec(RuleSpec):
@@ -72,7 +97,7 @@ class RegexSpec(RuleSpec):
 
     rule: Literal["regex"]
     pattern: Text
-    """A Python regular expression; the dot matches line ends too."""
+    """A regular expression in the language of RE2; the dot matches line ends too."""
     full: Bool = False
     """Match all of the text instead of some part of it."""
     of: Reads = "answer"
@@ -108,13 +133,16 @@ def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -
         answer = context.answer
         if answer is None:
             return _NO_ANSWER
+        if len(answer) > MAX_CHARS:
+            return _TOO_LONG
         mine = normalise(answer)
         for gold in golds:
             if normalise(gold_text(gold)) == mine:
                 return Measured(1.0, answer)
         return Measured(0.0, answer)
 
-    return Term(name=name, spec=spec, measure=measure)
+    check = check_qa(accepted) if spec.normalise == "qa" else None
+    return Term(name=name, spec=spec, measure=measure, check_gold=check)
 
 
 def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
@@ -125,9 +153,11 @@ def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
         answer = context.answer
         if answer is None:
             return _NO_ANSWER
+        if len(answer) > MAX_CHARS:
+            return _TOO_LONG
         return Measured(max(token_f1(answer, gold_text(gold)) for gold in golds), answer)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
 
 
 def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
@@ -141,7 +171,7 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
         text = read(context, spec.of)
         if text is None:
             return _NO_ANSWER
-        mine = normalise(text)
+        mine = normalise(text[-MAX_CHARS:])
         found = [gold in mine for gold in golds]
         return Measured(float(any(found) if spec.match == "any" else all(found)), text)
 
@@ -156,10 +186,10 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
         text = read(context, spec.of)
         if text is None:
             return _NO_ANSWER
-        if spec.full and len(text) > SEARCHED_CHARS:
-            return Measured(0.0, f"longer than the {SEARCHED_CHARS} characters that a pattern may see")
-        match = search(text[-SEARCHED_CHARS:])
-        return Measured(0.0, text) if match is None else Measured(1.0, match[0])
+        if spec.full and len(text) > pattern.sees:
+            return Measured(0.0, f"longer than the {pattern.sees} characters that this pattern may see")
+        match = search(text)
+        return Measured(0.0, text) if match is None else Measured(1.0, match[0] or "")
 
     return Term(name=name, spec=spec, measure=measure)
 

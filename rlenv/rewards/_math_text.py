@@ -1,0 +1,229 @@
+"""How an answer or an accepted one is written, before any algebra: one expression, bare of what surrounds it.
+
+The library that reads expressions looks for something readable in a text and drops the rest, units and words
+included. Here the text as a whole has to be the expression, so that "the answer is not 7" is not 7.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rlenv.rewards.normalise import ascii_form
+
+__all__ = ["bare", "brackets", "is_prose", "plain_number", "sides", "split_unit", "words"]
+
+_WRAPPERS = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("`", "`"))
+_BOX = re.compile(r"\\(?:boxed|fbox|displaystyle)\s*\{")
+_DASHES = str.maketrans("\u2013\u2014", "--")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))")
+_EXPONENT = re.compile(r"(?<![\w\\.])(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})[eE]([+-]?\d{1,6})(?![\w.])")
+_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s?\(")
+_NUMBER = re.compile(r"([+-]?)\s*(?:(\d{1,3}(?:,\d{3})+|\d+)(\.\d*)?|(\.\d+))(?:\s*[eE]([+-]?\d{1,4}))?")
+_RATIO = re.compile(r"([+-]?)\s*(?:\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d+)\s*/\s*(\d+))")
+_MIXED = re.compile(r"([+-]?)\s*(\d+)(?:\s+(\d+)\s*/\s*(\d+)|\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})")
+_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_OPERATOR = re.compile(
+    r"\\(?:cdot|times|div|pm|mp|leq?|geq?|neq?|in|notin|cup|cap|setminus|to|mid|lt|gt|equiv|approx|circ)(?![A-Za-z])"
+)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_GOES_ON = re.compile(r"[\s,.:;]+(?:[A-Za-z0-9(@]|-\S)")
+_KNOWN = frozenset(
+    "sin cos tan sec csc cot sinh cosh tanh arcsin arccos arctan asin acos atan log ln lg exp sqrt cbrt pi infty"
+    " infinity inf mod gcd lcm max min sup lim abs det deg degree degrees rad alpha beta gamma delta theta lambda mu"
+    " sigma tau phi omega rho".split()
+)
+# Words of two letters may be a product of two names; these are none.
+_SHORT_WORDS = frozenset("an as at be by he if in is it me my no of ok on or so to up us we".split())
+_NO_UNIT = frozenset("and but it no nor not or so wrong".split())
+_UNIT = re.compile(
+    r"(?<=[\d)}])\s*(?:\\[,; ]\s*)*(?:\\(?:text|textrm|mathrm|mbox|rm)\s*\{([^{}]*)\}|\s([A-Za-z][A-Za-z ./]*))"
+    r"\s*(\^\s*\{?\s*[23]\s*\}?)?"
+)
+_UNIT_WORDS = {
+    **dict.fromkeys(("centimeter", "centimetre"), "cm"),
+    **dict.fromkeys(("millimeter", "millimetre"), "mm"),
+    **dict.fromkeys(("kilometer", "kilometre"), "km"),
+    **dict.fromkeys(("meter", "metre"), "m"),
+    **dict.fromkeys(("inche", "inch"), "in"),  # the s of a plural is gone by then
+    **dict.fromkeys(("foot", "feet"), "ft"),
+    **dict.fromkeys(("yard",), "yd"),
+    **dict.fromkeys(("mile",), "mi"),
+    **dict.fromkeys(("gram",), "g"),
+    **dict.fromkeys(("kilogram",), "kg"),
+    **dict.fromkeys(("second", "sec"), "s"),
+    **dict.fromkeys(("minute",), "min"),
+    **dict.fromkeys(("hour", "hr"), "h"),
+    **dict.fromkeys(("liter", "litre"), "l"),
+    **dict.fromkeys(("degree", "deg"), "°"),
+    **dict.fromkeys(("unit",), ""),
+}
+_LETTERS = frozenset("cghlmst°")
+_PLAIN_WORD = re.compile(r"(?<![\\A-Za-z])(pi|theta|alpha|beta|gamma|infinity|infty)(?![A-Za-z])")
+_NAME = re.compile(r"[A-Za-z](?:_?\{?\w{0,12}\}?)?(?:\([A-Za-z0-9, ]{0,24}\))?'{0,3}|\\[A-Za-z]+(?:_\{?\w{0,12}\}?)?")
+
+
+def bare(text: str) -> str:
+    """The expression that `text` writes: digits and signs in ASCII, without wrappers, dollars and set thousands.
+
+    Wrappers are emphasis, math delimiters and a box around the whole. A percentage is its hundredth, a mixed number
+    its sum.
+    """
+    if not text.isascii():
+        text = ascii_form(text.translate(_DASHES))
+    text = _unwrapped(text)
+    text = re.sub(r"^([+-]?)\s*\\?\$\s*", r"\1", text)
+    text = _THOUSANDS.sub("", text)
+    percent = re.fullmatch(r"([^%]*?)\s*\\?%", text)
+    if percent is not None:
+        text = percent[1].strip()
+        number = plain_number(text)
+        return rf"\frac{{{text}}}{{100}}" if number is None else _written(number / 100)
+    mixed = _MIXED.fullmatch(text)
+    if mixed is not None:
+        sign, whole, *parts = mixed.groups()
+        above, below = (int(part) for part in parts if part is not None)
+        if below:
+            return _written((-1 if sign == "-" else 1) * (int(whole) + Fraction(above, below)))
+    if plain_number(text) is not None:
+        return text
+    text = _PLAIN_WORD.sub(lambda found: "\\infty " if found[1] == "infinity" else f"\\{found[1]} ", text)
+    return _rooted(_EXPONENT.sub(r"\1*10^{\2}", text))
+
+
+def _rooted(text: str) -> str:
+    """`sqrt(x)` as `\\sqrt{x}`; what does not close stays as it is."""
+    for _ in range(16):
+        found = _ROOT.search(text)
+        if found is None:
+            break
+        end = _closing(text, found.end() - 1, "()")
+        if end < 0:
+            break
+        text = f"{text[: found.start()]}\\sqrt{{{text[found.end() : end]}}}{text[end + 1 :]}"
+    return text
+
+
+def _written(number: Fraction) -> str:
+    return str(number.numerator) if number.denominator == 1 else rf"\frac{{{number.numerator}}}{{{number.denominator}}}"
+
+
+def _unwrapped(text: str) -> str:
+    for _ in range(8):
+        before = text
+        text = text.strip()
+        for opening, closing in _WRAPPERS:
+            if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
+                inner = text[len(opening) : -len(closing)]
+                # What is wrapped twice over are two expressions; an escaped closing mark is none.
+                seen = inner.replace("\\$", "")
+                if opening not in seen and closing not in seen and not inner.endswith("\\"):
+                    text = inner
+        box = _BOX.match(text)
+        if box is not None and _closing(text, box.end() - 1) == len(text) - 1:
+            text = text[box.end() : -1]
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1]
+        if text == before:
+            break
+    return text.strip()
+
+
+def _closing(text: str, opening: int, pair: str = "{}") -> int:
+    """Where the bracket that opens at `opening` closes, -1 where it does not."""
+    depth = 0
+    for index in range(opening, len(text)):
+        if text[index] == pair[0]:
+            depth += 1
+        elif text[index] == pair[1]:
+            depth -= 1
+            if depth == 0:
+                return index
+    return -1
+
+
+def plain_number(text: str) -> Fraction | None:
+    """The exact number where the whole text is one: whole, decimal, with exponent, or a ratio of whole ones."""
+    text = text.strip()
+    if (number := _NUMBER.fullmatch(text)) is not None:
+        sign, whole, fraction, only, exponent = number.groups("")
+        found = Fraction(f"{whole.replace(',', '') or '0'}{fraction or only}")
+        if exponent:
+            found *= Fraction(10) ** int(exponent)
+    elif (ratio := _RATIO.fullmatch(text)) is not None:
+        sign = ratio[1]
+        above, below = (int(part) for part in ratio.groups()[1:] if part is not None)
+        if not below:
+            return None
+        found = Fraction(above, below)
+    else:
+        return None
+    return -found if sign == "-" else found
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, in lower case: runs of letters, outside of commands but inside of `\\text{…}`."""
+    return frozenset(word.lower() for word in _WORD.findall(_flat(text)))
+
+
+def _flat(text: str) -> str:
+    text = _TEXT.sub(r" \1 ", text)
+    return _COMMAND.sub(" @ ", _OPERATOR.sub(" + ", text))
+
+
+def is_prose(text: str, *, allowed: frozenset[str]) -> bool:
+    """Whether `text` says something in words around an expression; `allowed` are the words that it may hold."""
+    flat = _flat(text)
+    for match in _WORD.finditer(flat):
+        word = match[0].lower()
+        if word in _KNOWN or word in allowed or (len(word) == 2 and word not in _SHORT_WORDS):
+            continue
+        if word in _NO_UNIT or _GOES_ON.match(flat, match.end()):
+            return True
+    return False
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """What stands before the unit that a number carries at its end, and the unit in one spelling ("" for none)."""
+    *_, last = [None, *_UNIT.finditer(text)]
+    if last is None or last.end() != len(text):
+        return text, ""
+    named = " ".join((last[1] or last[2] or "").replace(".", "").lower().split())
+    if len(named) > 3 or named in ("hrs", "kgs", "cms"):
+        named = named.removesuffix("s")
+    named = _UNIT_WORDS.get(named, named)
+    if all(len(word) == 1 for word in named.split()) and named not in _LETTERS:
+        return text, ""  # the names of a product
+    power = re.sub(r"\D", "", last[3] or "")
+    return text[: last.start()].strip(), named + (f"^{power}" if power else "")
+
+
+def brackets(text: str) -> str:
+    """What encloses a list: `(`, `[`, `{`, or "," for a list without brackets; "" for what is no list."""
+    text = text.replace("\\left", "").replace("\\right", "").strip()
+    if "," not in text:
+        return ""
+    opening = text.removeprefix("\\")[:1]
+    closing = text[-1:]
+    return opening if opening in "([{" and closing in ")]}" else ","
+
+
+def sides(text: str) -> tuple[str, tuple[str, ...]]:
+    """The name that a chain of equations begins with ("" for none), and its sides: `x = 3 + 4 = 7` has the name `x`
+    and the sides `3 + 4` and `7`; what is no equation is one side.
+    """
+    parts: list[str] = []
+    begin = depth = 0
+    for index, char in enumerate(text):
+        if char in "{([":
+            depth += 1
+        elif char in "})]":
+            depth -= 1
+        elif char == "=" and depth <= 0 and text[index - 1 : index] not in ("<", ">", "!", ":", "\\", "="):
+            parts.append(text[begin:index].strip())
+            begin = index + 1
+    parts.append(text[begin:].strip())
+    if len(parts) > 1 and _NAME.fullmatch(parts[0]):
+        return parts[0], tuple(parts[1:])
+    return "", tuple(parts)

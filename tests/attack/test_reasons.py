@@ -1,0 +1,265 @@
+"""Every reason of failure times every built-in term: a number of the policy's failures only, and of all of those.
+
+A row of `EPISODE` says what a term makes of an episode in which one call failed, a row of `OWN` what it makes of a
+call of its own that failed. New reasons are in the table at once, new terms fail until they have a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from rlenv import registry
+from rlenv.errors import RewardError
+from rlenv.messages import ParsedAction, ToolCall, ToolResult
+from rlenv.reasons import WHOSE
+from rlenv.rewards.base import RewardContext, Term
+from rlenv.testing.rewards import compile_term, reward_context, turn
+from rlenv.tools.base import Tool
+from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
+
+INVALID: Literal["invalid"] = "invalid"
+SKIPPED: Literal["skipped"] = "skipped"
+Verdict = float | Literal["invalid", "skipped"]
+
+PARAMETERS = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+TOOL = Tool(
+    name="tool", description="", parameters=PARAMETERS, run=lambda *_: None, mode="inline", example={"q": "known"}
+)
+REFUSED = ("bad_arguments", "malformed", "unknown_tool")
+OUTCOMES: dict[str, Any] = {
+    **{reason: reason for reason in (*REFUSED, "skipped")},
+    **dict.fromkeys(("timeout", "late", "stalled", "busy"), "timeout"),
+}
+
+
+def failed(reason: str) -> ToolResult:
+    """A call that failed for `reason`, as the executor gives it."""
+    text = f"it failed: {reason}"
+    return ToolResult("tool", text, OUTCOMES.get(reason, "failed"), reason=reason, whose=WHOSE[reason])
+
+
+def ok(value: Any = None) -> ToolResult:
+    return ToolResult("tool", "it went well", "ok", value)
+
+
+def episode(*results: ToolResult, last: str = "<answer>7</answer>") -> list[Turn]:
+    """An episode in the form of Search-R1: a call a turn, and an answer."""
+    turns = []
+    for index, result in enumerate(results):
+        text = "<think>a</think>" + "c"
+        call = ToolCall("tool", {"q": "x"}, start=len(text) - 1, end=len(text))
+        turns.append(Turn(index, text, ParsedAction("", "a", (call,)), (result,)))
+    return [*turns, turn("<think>b</think>" + last, index=len(turns))]
+
+
+@dataclass
+class Answers:
+    """A tool that gives each question's results in turn, the last one for ever; what is not listed goes well."""
+
+    results: Mapping[str, Sequence[ToolResult]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    async def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        question = arguments["q"]
+        listed = self.results.get(question, (ok(7),))
+        found = listed[min(self.asked.count(question), len(listed) - 1)]
+        self.asked.append(question)
+        return found
+
+
+def verdict(term: Term, context: RewardContext) -> Verdict:
+    async def measured() -> Verdict:
+        try:
+            async with asyncio.timeout(30):
+                found = term.measure(context) if term.measure else await term.measure_async(context)  # type: ignore[misc]
+        except RewardError:
+            return INVALID
+        return SKIPPED if found.value is None else found.value
+
+    return asyncio.run(measured())
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a term is worth by whose failure it was; where it is unclear, with a tool that is well and one that is not.
+
+    `but` has the reasons that a term has a value of its own for.
+    """
+
+    keys: Mapping[str, Any]
+    policy: Verdict
+    infrastructure: Verdict
+    unclear: Verdict
+    unclear_and_down: Verdict
+    but: Mapping[str, Verdict] = field(default_factory=dict)
+
+    def expected(self, reason: str, *, is_well: bool) -> Verdict:
+        if reason in self.but:
+            return self.but[reason]
+        if WHOSE[reason] == "unclear":
+            return self.unclear if is_well else self.unclear_and_down
+        return self.policy if WHOSE[reason] == "policy" else self.infrastructure
+
+
+def same(value: Verdict, **keys: Any) -> Row:
+    """A term that looks at no outcome."""
+    return Row(keys, value, value, value, value)
+
+
+# One call that failed, then the answer "7", wrong where a text is expected.
+EPISODE: dict[str, list[Row]] = {
+    "valid_calls": [Row({}, 1.0, 1.0, 1.0, 1.0, dict.fromkeys(REFUSED, 0.0) | {"skipped": SKIPPED})],
+    "tool_called": [
+        Row({"tool": "tool"}, 0.0, INVALID, 0.0, INVALID),
+        Row({"tool": "tool", "min": 0}, 1.0, 1.0, 1.0, 1.0),
+        Row({"tool": "tool", "min": 0, "max": 0}, 1.0, INVALID, 1.0, INVALID),
+        Row({"tool": "tool", "min": 2}, 0.0, 0.0, 0.0, 0.0),
+        same(1.0, tool="tool", succeeded=False),
+    ],
+    "tool_call_count": [
+        Row({"max": 0}, 0.0, 1.0, 1.0, 1.0),
+        Row({"min": 1}, 1.0, 1.0, 1.0, 1.0),
+        Row({"min": 1, "max": 1}, 1.0, 1.0, 1.0, 1.0),
+    ],
+    "search_r1_format": [
+        same(0.2, expect="Paris"),
+        same(1.0, expect="7", retrieval=0.5),
+        Row({"expect": "Paris", "retrieval": 0.5}, 0.2, INVALID, 0.2, INVALID),
+    ],
+    "rl_factory_search": [same(0.1, expect="Paris")],
+    "turn_count": [same(1.0, max=2)],
+    "exact_match": [same(1.0, expect="7"), same(0.0, expect="8")],
+    "f1": [same(1.0, expect="7")],
+    "contains": [same(0.0, expect="Paris")],
+    "numeric_match": [same(1.0, expect=7)],
+    "json_match": [same(1.0, expect=7)],
+    "json_schema": [same(0.0, schema={"type": "string"})],
+    "regex": [same(1.0, pattern=r"\d")],
+    "answered": [same(1.0)],
+    "length": [same(1.0, max=100)],
+    "search_r1": [same(0.0, expect="Paris")],
+    "gsm8k": [same(0.0, expect="7")],
+    "verl_math": [same(0.0, expect="7")],
+    "verl_dapo": [same(-1.0, expect="7")],
+    "skyrl_aime": [same(-1.0, expect="7")],
+    "skyrl_gsm8k": [same(0.0, expect="7")],
+    "sql_match": [same(0.0, expect="SELECT 1")],
+    "math_equal": [same(1.0, expect="7")],
+    "skyrl_synsql": [same(-1.0, tool="tool", argument="q", expect="known")],
+}  # fmt: skip
+ELSEWHERE = {
+    "python": "a function of the author's own; it reads whose failure a result is",
+    "judge": "reads no outcome; what its endpoint fails by is in tests/rewards/test_judge.py",
+}
+EPISODES = [
+    pytest.param(rule, row, reason, id=f"{rule}-{index}-{reason}")
+    for rule, found in EPISODE.items()
+    for index, row in enumerate(found)
+    for reason in WHOSE
+]
+
+
+def test_every_rule_and_every_kind_has_its_rows() -> None:
+    assert set(registry.names("rules")) == EPISODE.keys() | {"python"}
+    assert set(registry.names("rewards")) == {"rule", "verify", "judge", "group"}
+    assert {"python", "judge"} == ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize(("rule", "row", "reason"), EPISODES)
+def test_a_failed_call_of_the_episode(rule: str, row: Row, reason: str) -> None:
+    if rule in ("sql_match", "math_equal"):
+        pytest.importorskip({"sql_match": "sqlglot", "math_equal": "math_verify"}[rule])
+    term = compile_term(rule=rule, tools={"tool": TOOL}, **row.keys)
+    for is_well in (True, False):
+        call = Answers({} if is_well else {"known": [failed("server_down")]})
+        context = reward_context(answer="7", turns=episode(failed(reason)), call=call)
+        assert verdict(term, context) == row.expected(reason, is_well=is_well), f"the tool is well: {is_well}"
+
+
+def test_calls_that_an_outage_lost_are_no_calls_too_many() -> None:
+    again = episode(failed("server_down"), failed("busy"), ok(), ok())
+    mistaken = episode(failed("failed"), failed("bad_arguments"), ok(), ok())
+    for rule, keys, fine, too_many in (
+        ("tool_call_count", {"max": 2}, 1.0, 0.0),
+        ("rl_factory_search", {"expect": "Paris"}, 0.1, 0.0),
+    ):
+        term = compile_term(rule=rule, **keys)
+        assert verdict(term, reward_context(answer="8", turns=again)) == fine
+        assert verdict(term, reward_context(answer="8", turns=mistaken)) == too_many
+
+
+def test_calls_that_code_made_are_calls() -> None:
+    inside = replace(ok(), details={"calls": [{"tool": "other"}] * 900})
+    assert verdict(compile_term(rule="tool_call_count", max=2), reward_context(turns=episode(inside))) == 0.0
+
+
+def test_a_tool_that_changes_state_is_not_asked_whether_it_is_well() -> None:
+    call = Answers()
+    term = compile_term(rule="tool_called", tool="tool", tools={"tool": replace(TOOL, mutates=True)})
+    assert verdict(term, reward_context(turns=episode(failed("late")), call=call)) == INVALID
+    assert call.asked == []
+
+
+# What terms make of a call of their own: (the policy's side failed) and (the gold side failed).
+COMPARED: dict[str, Any] = {
+    **{name: name for name in ("equal", "number", "text", "rows", "json")},
+    "python": {"by": "python", "function": "own.py:same"},
+}
+OWN_REASONS = [reason for reason in WHOSE if reason not in ("malformed", "unknown_tool", "skipped")]
+
+
+def verify(compare: Any, base: Path) -> Term:
+    (base / "own.py").write_text("def same(mine, gold):\n    return 1.0\n")
+    keys = {"tool": "tool", "arguments": {"q": "{{ answer }}"}, "expect": {"arguments": {"q": "known"}}}
+    return compile_term("verify", tools={"tool": TOOL}, base=base, compare=compare, **keys)
+
+
+def synsql(compare: Any, base: Path) -> Term:
+    return compile_term(rule="skyrl_synsql", tools={"tool": TOOL}, tool="tool", argument="q", expect="known")
+
+
+OWN: list[Any] = [pytest.param(verify, compare, id=f"verify-{name}") for name, compare in COMPARED.items()]
+OWN.append(pytest.param(synsql, None, id="skyrl_synsql"))
+
+
+def asked_with(call: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]) -> RewardContext:
+    turns = [turn("<think>a</think><solution>mine</solution>")]
+    return reward_context(answer="mine", turns=turns, call=call)
+
+
+@pytest.mark.parametrize("reason", OWN_REASONS)
+@pytest.mark.parametrize(("make", "compare"), OWN)
+def test_the_policys_side_of_a_terms_own_call(make: Any, compare: Any, reason: str, tmp_path: Path) -> None:
+    table = ok({"columns": ["a"], "rows": [[1]], "truncated": False})
+    well = Answers({"mine": [failed(reason)], "known": [table]})
+    expected = {"policy": 0.0, "infrastructure": INVALID, "unclear": 0.0}[WHOSE[reason]]
+    assert verdict(make(compare, tmp_path), asked_with(well)) == expected
+    # The gold call went well, and then the tool was gone: what did not end is nobody's any more.
+    gone = Answers({"mine": [failed(reason)], "known": [table, failed("server_down")]})
+    assert verdict(make(compare, tmp_path), asked_with(gone)) == (INVALID if WHOSE[reason] == "unclear" else expected)
+
+
+@pytest.mark.parametrize("reason", OWN_REASONS)
+@pytest.mark.parametrize(("make", "compare"), OWN)
+def test_the_gold_side_of_a_terms_own_call(make: Any, compare: Any, reason: str, tmp_path: Path) -> None:
+    term = make(compare, tmp_path)
+    assert verdict(term, asked_with(Answers({"known": [failed(reason)]}))) == INVALID
+
+
+def test_a_group_compares_what_was_measured_and_leaves_the_others_out() -> None:
+    def trajectory(value: float | None) -> Trajectory:
+        status: Any = "valid" if value is not None else "invalid"
+        terms = {"of": TermResult("of", status, value, 1.0)}
+        breakdown = RewardBreakdown(value, terms, ())
+        return Trajectory("e", "s", 0, 0, {}, (), (), None, True, False, "answer", breakdown, None, None, 0.0)
+
+    term = compile_term("group", of="of", by="rank")
+    assert term.measure_group is not None
+    found = term.measure_group([trajectory(1.0), trajectory(None), trajectory(0.0)])
+    assert [one.value for one in found] == [1.0, None, 0.0]
