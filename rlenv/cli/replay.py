@@ -9,6 +9,7 @@ import sys
 
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of, read_recorded
+from rlenv.cli.printable import printable
 from rlenv.errors import UsageError
 from rlenv.replay import Replayed, replay
 
@@ -60,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
 def _show(found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed]) -> None:
     write = sys.stdout.write
     for index, one in different[:_LISTED]:
-        write(f"line {index + 1}, {one.recorded.split}/{one.recorded.task_index}:\n")
+        recorded = one.recorded
+        write(printable(f"line {index + 1}, {recorded.split}/{recorded.task_index} seed {recorded.seed}:\n"))
         for difference in one.differences:
-            write(f"  {difference}\n")
+            write(printable(f"  {difference}\n"))
     if len(different) > _LISTED:
         write(f"… and {len(different) - _LISTED} more\n")
     same = len(found) - len(different) - len(skipped)

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from rlenv import record
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.invalid import invalid_lines
+from rlenv.cli.printable import in_markup
 from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv.rescore import Difference, compare, rescore
@@ -21,6 +23,7 @@ from rlenv.trajectory import Trajectory
 __all__ = ["add_arguments", "run"]
 
 _LISTED = 20
+_SHOWN_CHARS = 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         _show(Console(highlight=False), environment.id, found)
     share = found.invalid[1] / found.episodes if found.episodes else 0.0
     if share > args.max_invalid:
-        reasons = {one.failure.message for one in after if one.failure is not None}
-        sys.stderr.write(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid: ")
-        sys.stderr.write("; ".join(sorted(reasons)[:3]) + "\n")
+        sys.stderr.write(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid\n")
+        for line in invalid_lines(after):
+            sys.stderr.write(f"  {line}\n")
         return 1
     return 0
 
@@ -74,18 +77,24 @@ def _number(value: float | None) -> str:
 
 
 def _show(console: Console, name: str, found: Difference) -> None:
-    title = f"{name} · {found.episodes} episodes, {len(found.changes)} changed"
-    table = Table("", "before", "after", title=title, title_justify="left")
+    changed = f"{len(found.changes)} changed" if found.changes else "none changed"
+    console.print(in_markup(f"{name} · {found.episodes} episodes, {changed}"), soft_wrap=True)
+    table = Table("", "before", "after")
     table.add_row("reward", *map(_number, found.reward))
     for term, pair in found.terms.items():
-        table.add_row(f"  {term}", *map(_number, pair))
+        table.add_row(f"  {in_markup(term)}", *map(_number, pair))
     table.add_row("success", *map(_number, found.success))
     table.add_row("invalid", *map(str, found.invalid))
     console.print(table)
-    console.print(f"success gained {found.gained}, lost {found.lost}")
+    console.print(f"success gained {found.gained}, lost {found.lost}, not known any more {found.unknown}")
     for change in found.changes[:_LISTED]:
-        terms = ", ".join(f"{term} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items())
+        terms = ", ".join(
+            f"{in_markup(term)} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items()
+        )
+        place = in_markup(f"{change.split}/{change.task_index} seed {change.seed}")
         totals = f"{_number(change.before)} → {_number(change.after)}"
-        console.print(f"{change.split}/{change.task_index}: {totals}  [dim]{terms}[/dim]")
+        console.print(f"{place}: {totals}  [dim]{terms}[/dim]", soft_wrap=True)
+        if change.after is None and change.error:
+            console.print(f"  [dim]{in_markup(change.error[:_SHOWN_CHARS])}[/dim]", soft_wrap=True)
     if len(found.changes) > _LISTED:
         console.print(f"[dim]… and {len(found.changes) - _LISTED} more[/dim]")

@@ -228,6 +228,7 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> 
         parameters=tool.parameters,
         run=run,
         mode="async",
+        reaches_out=spec.command is None,
         **fields,
     )
 
