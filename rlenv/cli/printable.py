@@ -1,4 +1,4 @@
-"""Text that others wrote, for a terminal: what would move its cursor, colour it or turn its letters is shown as a sign."""
+"""Text that others wrote, for a terminal: what would move its cursor, colour it or turn its letters is shown."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import json
 import sys
 
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.recorded import environment_of, read_recorded
 from rlenv.cli.printable import printable
+from rlenv.cli.recorded import environment_of, read_recorded
 from rlenv.errors import UsageError
 from rlenv.replay import Replayed, replay
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlenv import record
-from rlenv.cli.options import add_set, overrides
 from rlenv.cli.invalid import invalid_lines
+from rlenv.cli.options import add_set, overrides
 from rlenv.cli.printable import in_markup
 from rlenv.environment import load
 from rlenv.errors import UsageError
