@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlenv import record
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.printable import in_markup
+from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv.rescore import Difference, compare, rescore
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
     parser.add_argument("-o", "--out", metavar="DIR", help="write the rescored trajectories.jsonl there")
+    add_overwrite(parser)
     add_set(parser)
 
 
@@ -45,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"there are no recorded trajectories at {path}")
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
+    if args.out and (Path(args.out) / "trajectories.jsonl").resolve() == path.resolve():
+        raise UsageError(f"-o {args.out} would overwrite the recorded run; name another folder")
     before = list(record.read(path))
     environment = load(args.spec, set=overrides(args.set))
 
@@ -52,12 +57,11 @@ def run(args: argparse.Namespace) -> int:
         async with environment:
             return await rescore(environment, before, concurrency=args.concurrency)
 
-    after = asyncio.run(main())
-    if args.out:
-        target = Path(args.out) / "trajectories.jsonl"
-        if target.resolve() == path.resolve():
-            raise UsageError(f"-o {args.out} would overwrite the recorded run; name another folder")
-        record.write(target, after)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(RunFolder(args.out, overwrite=args.overwrite)) if args.out else None
+        after = asyncio.run(main())
+        if out is not None:
+            out.finish(after)
     found = compare(before, after)
     if args.json:
         sys.stdout.write(json.dumps(record.plain(found)) + "\n")
