@@ -236,11 +236,12 @@ class Episode:
             self._fail(failure)
         if self._trajectory is not None:  # opening failed, or the recording did
             return self.trajectory
-        self.messages = recorded.messages
         # Found late: what takes calls again knows episodes.
         from rlenv.retaken import Retaken, reads_state
 
-        state = Retaken(self) if reads_state(self.environment) else None
+        state = Retaken(self, prompt=recorded.messages) if reads_state(self.environment) else None
+        self._lost = state.lost if state is not None else ""
+        self.messages = recorded.messages
         deadline = self._started + self.environment.spec.limits.episode_s
         try:
             for index, turn in enumerate(recorded.turns, 1):

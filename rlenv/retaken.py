@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlenv.errors import EpisodeError, RewardError
-from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.scoring import Scorer
 from rlenv.secrets import redact
@@ -30,6 +30,7 @@ __all__ = ["Retaken", "guarded_scorer", "left_out", "reads_state"]
 
 _NEVER_RUN = frozenset({"breaker_open", "busy", "injected", "malformed", "skipped", "unknown_tool"})
 _SHORT = 80
+_HINT = "; 'idempotent: true' in its entry says that its calls change nothing"
 
 
 def left_out() -> MalformedCall:
@@ -44,9 +45,16 @@ class Retaken:
     nothing but their arguments are left out, and so are those that never reached their tool.
     """
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: Episode, *, prompt: Sequence[Message]) -> None:
+        """
+        Args:
+            episode: open, and not stepped; its messages are the prompt as it is now.
+            prompt: the recorded messages, which begin with the prompt as it was.
+        """
         self.lost = ""
         self._episode = episode
+        if _shows_resources(episode.environment) and tuple(prompt[: len(episode.messages)]) != episode.messages:
+            self.lost = "the prompt shows other resources than it did when it was recorded"
         self._asks_user = _user_changes_state(episode.environment)
 
     async def take(self, turn: Turn, *, is_last: bool, reason: str, deadline: float) -> None:
@@ -93,13 +101,24 @@ class Retaken:
         if tool.idempotent and not tool.mutates:
             return not (tool.depends_on == "arguments" or tool.reaches_out or result.outcome == "timeout")
         if tool.reaches_out:
-            hint = "; 'idempotent: true' in its entry says that its calls change nothing" if not tool.mutates else ""
-            self.lost = f"{place}: the tool '{call.name}' reaches out of the environment and is not called again{hint}"
+            self.lost = f"{place}: the tool '{call.name}' reaches out of the environment and is not called again"
+            self.lost += "" if tool.mutates else _HINT
+            return False
+        if shared := self._shared_by(tool):
+            self.lost = f"{place}: the tool '{call.name}' may change '{shared}', which episodes share (scope: process)"
+            self.lost += "" if tool.mutates else _HINT
             return False
         if result.outcome == "timeout":
             self.lost = f"{place}: the tool '{call.name}' did not end, and what it had done by then is not known"
             return False
         return True
+
+    def _shared_by(self, tool: Tool) -> str:
+        """A resource that other episodes share and this tool may change, "" where there is none."""
+        if not tool.mutates and tool.depends_on != "episode":
+            return ""
+        resources = self._episode.environment.parts.resources.values()
+        return next((resource.name for resource in resources if resource.scope == "process"), "")
 
     async def _reply(self, turn: Turn, *, is_last: bool, reason: str, deadline: float) -> None:
         shown = turn.observation.messages if turn.observation is not None else ()
@@ -141,6 +160,12 @@ def _user_changes_state(environment: Environment) -> bool:
         return False
     given: Sequence[str] | None = getattr(user, "parameters", None)
     return given is None or any(name in environment.parts.resources for name in given)
+
+
+def _shows_resources(environment: Environment) -> bool:
+    parts = environment.parts
+    shown = [template for template in (parts.system, parts.user) if template is not None]
+    return any("resources" in template.names for template in shown)
 
 
 def reads_state(environment: Environment) -> bool:

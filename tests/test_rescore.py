@@ -327,6 +327,38 @@ def test_an_outage_that_was_recorded_is_said_and_not_repaired(ledger: Path) -> N
     assert "'pay' could not be had when it was recorded (server_died) and answers now" in str(after.failure)
 
 
+def test_a_resource_that_episodes_share_is_not_what_one_of_them_left(ledger: Path) -> None:
+    shared = edited(ledger, ('open_book", run_in: loop}', 'open_book", run_in: loop, scope: process}'))
+    before = play(shared, [call("pay", to="A"), DONE], [call("sum", expression="1"), DONE])
+    after = again(shared, before)
+    assert "'pay' may change 'book', which episodes share (scope: process)" in str(after[0].failure)
+    # Nothing that only reads stands in the way, where its entry says that it does.
+    reading = edited(shared, ("inject: [book], run_in: loop}", "inject: [book], run_in: loop, idempotent: true}"))
+    before = play(reading, [call("peek"), DONE])
+    assert compare(before, again(reading, before)).changes == ()
+
+
+def test_a_resource_that_is_another_each_time_is_seen_in_the_prompt(ledger: Path) -> None:
+    (ledger.parent / "r.py").write_text(
+        "import itertools\n_next = itertools.count()\n\n\ndef world():\n    yield {'size': next(_next)}\n\n\n"
+        "def guessed(context):\n    return float(context.resources['world']['size'] == 0)\n"
+    )
+    path = edited(
+        ledger,
+        ('user: "{{ task.question }}"', 'user: "{{ resources.world.size }} of these"'),
+        ('book: {kind: python, factory: "t.py:open_book"', 'world: {kind: python, factory: "r.py:world"'),
+        ("inject: [book], ", ""),
+        ("t.py:pay", "t.py:wait"),
+        ("t.py:peek", "t.py:wait"),
+        ("t.py:is_right", "r.py:guessed"),
+    )
+    (ledger.parent / "t.py").write_text(LEDGER_CODE + "\ndef wait() -> str:\n    'Waits.'\n    return ''\n")
+    before = play(path, [DONE])
+    assert before[0].reward.terms["book"].value == 1.0
+    (after,) = again(path, before)
+    assert "the prompt shows other resources than it did when it was recorded" in str(after.failure)
+
+
 def test_a_call_that_did_not_end_leaves_a_state_that_nobody_knows(ledger: Path) -> None:
     (played,) = play(ledger, [call("pay", to="A"), DONE])
     turn = played.turns[0]
