@@ -52,6 +52,7 @@ def test_init_writes_an_environment_that_validates_and_runs(tmp_path: Path, caps
     figures = json.loads(capsys.readouterr().out)
     assert figures["success_rate"] == 1.0
     assert figures["reward_mean"] == pytest.approx(1.1)
+    assert main(["audit", str(folder / "letters.yaml")]) == 0
     assert main(["init", str(folder)]) == 2
     assert "exists already" in capsys.readouterr().err
 
