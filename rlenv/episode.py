@@ -259,11 +259,9 @@ class Episode:
             self._fail(Failure(error.reason, str(error)))
         return self.trajectory
 
-    async def call_again(
-        self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
-    ) -> tuple[ToolResult, ...]:
-        """What recorded calls give on this episode's resources, as calls of that turn; nothing of it is recorded."""
-        return await self.environment.executor.run(calls, self._tool_context(deadline, turn=turn))
+    async def call_again(self, calls: Sequence[ToolCall | MalformedCall], *, deadline: float) -> tuple[ToolResult, ...]:
+        """What recorded calls give on this episode's resources, as calls of the next turn; nothing of it is kept."""
+        return await self.environment.executor.run(calls, self._tool_context(deadline, turn=len(self.turns)))
 
     async def reply_again(self, parsed: ParsedAction, *, deadline: float) -> str | None:
         """What the simulated user says to an action behind the turns so far, as the policy would see it."""

@@ -159,6 +159,9 @@ def _is_deep(value: Any) -> bool:
 
 def _said(error: Exception) -> str:
     text = "nested too deep" if isinstance(error, RecursionError) else str(error)
+    if listed := getattr(error, "errors", None):  # pydantic's, which says each on lines of its own
+        first = listed(include_url=False, include_input=False, include_context=False)[0]
+        text = f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
     return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"
 
 

@@ -52,6 +52,7 @@ class Retaken:
             prompt: the recorded messages, which begin with the prompt as it was.
         """
         self.lost = ""
+        self._taken = 0
         self._episode = episode
         if _shows_resources(episode.environment) and tuple(prompt[: len(episode.messages)]) != episode.messages:
             self.lost = "the prompt shows other resources than it did when it was recorded"
@@ -82,9 +83,15 @@ class Retaken:
         for index, (call, result) in enumerate(zip(turn.parsed.calls, turn.results, strict=False)):
             again = self._again(f"turn {turn.index}, call {index}", call, result)
             calls.append(call if again else left_out())
-        if self.lost or all(isinstance(call, MalformedCall) for call in calls):
+        taken = sum(isinstance(call, ToolCall) for call in calls)
+        if self.lost or not taken:
             return
-        now = await self._episode.call_again(calls, turn=turn.index, deadline=deadline)
+        limits = self._episode.environment.spec.limits
+        self._taken += taken
+        if taken > limits.calls_per_turn or self._taken > limits.tool_calls:
+            self.lost = f"turn {turn.index}: more calls were recorded than the limits let a policy make"
+            return
+        now = await self._episode.call_again(calls, deadline=deadline)
         for index, (call, then, found) in enumerate(zip(calls, turn.results, now, strict=False)):
             if isinstance(call, ToolCall) and (then.outcome, then.text) != (found.outcome, found.text):
                 self.lost = f"turn {turn.index}, call {index}: {_difference(call.name, then, found)}"

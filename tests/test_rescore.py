@@ -359,6 +359,15 @@ def test_a_resource_that_is_another_each_time_is_seen_in_the_prompt(ledger: Path
     assert "the prompt shows other resources than it did when it was recorded" in str(after.failure)
 
 
+def test_a_record_with_more_calls_than_a_policy_can_make_has_none_of_them_made(ledger: Path) -> None:
+    (played,) = play(ledger, [call("pay", to="A"), DONE])
+    turn = played.turns[0]
+    parsed = dataclasses.replace(turn.parsed, calls=turn.parsed.calls * 1_000)
+    many = dataclasses.replace(turn, parsed=parsed, results=turn.results * 1_000)
+    (after,) = again(ledger, [dataclasses.replace(played, turns=(many, *played.turns[1:]))])
+    assert "more calls were recorded than the limits let a policy make" in str(after.failure)
+
+
 def test_a_call_that_did_not_end_leaves_a_state_that_nobody_knows(ledger: Path) -> None:
     (played,) = play(ledger, [call("pay", to="A"), DONE])
     turn = played.turns[0]

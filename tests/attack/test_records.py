@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -187,3 +188,35 @@ def test_every_place_at_which_a_line_can_be_cut_is_one_of_a_cut_line(tmp_path: P
     for end in range(1, len(written)):
         path.write_bytes(written + b"\n" + written[:end])
         assert len(list(record.read(path))) == 1, written[:end][-20:]
+
+
+FLOOD = """
+rlenv: 1
+name: flood
+tasks: {train: {rows: [{question: q, answer: a}]}}
+prompt: {user: "{{ task.question }}"}
+tools: {flood: {kind: python, function: "tools.py:flood"}}
+rewards: {correct: {kind: rule, rule: exact_match}}
+"""
+TOOL = """
+from rlenv.tools.base import ToolOutput
+
+def flood(x: str) -> ToolOutput:
+    "Floods."
+    sign = "\U0001f4a5"
+    return ToolOutput(sign * 10_000_000, {"rows": [sign * 1_000] * 10_000}, details={"notes": [sign] * 1_000_000})
+"""
+
+
+def test_a_line_of_an_episode_is_bounded_whatever_its_tools_give(make_environment: Callable[..., Any]) -> None:
+    environment = make_environment(FLOOD, tools=TOOL)
+
+    async def main() -> Trajectory:
+        async with environment, environment.start(task=0) as played:
+            await played.step('<tool_call>{"name": "flood", "arguments": {"x": ""}}</tool_call>')
+            return await played.truncate("turns")
+
+    played = asyncio.run(main())
+    assert len(played.turns[0].results) == 1
+    # 65,536 characters of text and of notes, and what of them is shown: each takes 12 bytes at most.
+    assert len(record.dump(played)) < 12 * (2 * 65_536 + 3 * 16_384) + 10_000

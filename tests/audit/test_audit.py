@@ -77,6 +77,10 @@ def failures(context):
     return float(f"<answer>{context.task['answer']}</answer>" in " ".join(texts))
 
 
+def number(context):
+    return 0.0 if context.answer is None or not context.answer[:1].isdigit() else 1.0 / (1 + int(context.answer))
+
+
 def open_book():
     yield []
 
@@ -120,13 +124,28 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.oracle_reward == 1.0
     assert {attack.name: attack.reward for attack in report.attacks} == dict.fromkeys(
         [
-            *("empty", "echo", "every_option", "many_answers", "empty_form", "placeholder", "thought_answer"),
-            *("planted_output", "idle_calls", "leaked_field", "judge_instructions", "very_long", "constant_answer"),
+            *("empty", "echo", "every_option", "many_answers", "empty_form", "placeholder", "odd_answer"),
+            *(
+                "thought_answer",
+                "planted_output",
+                "idle_calls",
+                "leaked_field",
+                "judge_instructions",
+                "very_long",
+                "constant_answer",
+            ),
         ],
         0.0,
     )
     assert report.faults is not None
     assert report.faults.invalid == 0
+
+
+def test_a_reward_that_an_answer_can_make_invalid_is_found(tmp_path: Path) -> None:
+    reward = '  number: {kind: rule, python: "tools.py:number", weight: 0.1}\n'
+    report = audited(write(tmp_path, reward))
+    (message,) = [one.message for one in report.findings if "'odd_answer'" in one.message]
+    assert "rewards of 'odd_answer' are invalid, such as train/0: number: ValueError: " in message
 
 
 def test_the_tool_output_hole_is_found_by_name(tmp_path: Path) -> None:
