@@ -130,7 +130,7 @@ def clustered(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     """The 95 % interval of a mean over samples of several tasks, one sequence a task; None for fewer than two tasks.
 
-    The mean's standard error between tasks (as in `clustered`, times G / (G - 1) for G tasks) times Student's t.
+    None also where nothing varies, since nothing says then how much it may. The mean's standard error between tasks (as in `clustered`, times G / (G - 1) for G tasks) times Student's t.
     """
     groups = [group for group in groups if group]
     count = len(groups)
@@ -139,6 +139,8 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | No
     trials = sum(map(len, groups))
     mean = math.fsum(map(math.fsum, groups)) / trials
     spread = math.fsum((math.fsum(group) - len(group) * mean) ** 2 for group in groups) / trials**2
+    if not spread:
+        return None
     half = _student(count - 1) * math.sqrt(spread * count / (count - 1))
     return (mean - half, mean + half)
 

@@ -236,6 +236,7 @@ def test_more_samples_of_the_same_tasks_do_not_make_an_interval_narrower_than_th
     # Student's t for 19 degrees of freedom times the standard error of 20 tasks at 0 or 1.
     assert summary.reward_interval[1] - 0.5 == pytest.approx(2.0930 * math.sqrt(0.25 / 19), abs=1e-4)
     assert summarise(found[:16], seconds=1).reward_interval is None
+    assert summarise([one for task in range(4) for one in _sampled(task, True)], seconds=1).reward_interval is None
 
 
 def test_figures_of_no_valid_episode_are_none_never_zero(make_environment: Any) -> None:
