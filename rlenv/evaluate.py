@@ -130,7 +130,8 @@ def clustered(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     """The 95 % interval of a mean over samples of several tasks, one sequence a task; None for fewer than two tasks.
 
-    None also where nothing varies, since nothing says then how much it may. The mean's standard error between tasks (as in `clustered`, times G / (G - 1) for G tasks) times Student's t.
+    None also where nothing varies, since nothing says then how much it may. The mean's standard error between tasks (as
+    in `clustered`, times G / (G - 1) for G tasks) times Student's t.
     """
     groups = [group for group in groups if group]
     count = len(groups)

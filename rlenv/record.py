@@ -182,8 +182,8 @@ def append(file: IO[bytes], trajectory: Trajectory) -> None:
 def read(path: str | Path) -> Iterator[Trajectory]:
     """The trajectories of a .jsonl file, one by one.
 
-    A last line without its newline that is no JSON was cut off in the middle, by a full disk or a run that was killed:
-    it is left out, and the logger `rlenv.record` says so.
+    A line that begins as a trajectory and ends in the middle was cut off, by a full disk or a run that was killed: it
+    is left out, and the logger `rlenv.record` says so.
 
     Raises:
         UsageError: a line is not a trajectory; the message names it.
@@ -197,9 +197,9 @@ def read(path: str | Path) -> Iterator[Trajectory]:
             try:
                 yield parse(line)
             except UsageError as error:
-                if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES and _is_torn(line):
-                    _log.warning("%s:%d: the last line was cut off in the middle; it is left out", path, number)
-                    return
+                if len(line) <= MAX_LINE_BYTES and _is_torn(line):
+                    _log.warning("%s:%d: the line was cut off in the middle; it is left out", path, number)
+                    continue
                 raise UsageError(f"{path}:{number}: {error}") from error
 
 

@@ -171,15 +171,17 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.33, 0.5, 0.77, 0.9, 0.999])
-def test_a_last_line_that_was_cut_off_costs_itself_and_no_other(
+def test_a_line_that_was_cut_off_costs_itself_and_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float
 ) -> None:
     path = tmp_path / "t.jsonl"
     written = line()
-    path.write_bytes(written + b"\n" + written[: int(len(written) * share)])
+    part = written[: int(len(written) * share)]
+    path.write_bytes(part + b"\n" + written + b"\n" + part)
     with caplog.at_level(logging.WARNING):
         assert list(record.read(path)) == [episode()]
-    assert "t.jsonl:2: the last line was cut off" in caplog.text
+    assert "t.jsonl:1: the line was cut off" in caplog.text
+    assert "t.jsonl:3: the line was cut off" in caplog.text
 
 
 def test_every_place_at_which_a_line_can_be_cut_is_one_of_a_cut_line(tmp_path: Path) -> None:
