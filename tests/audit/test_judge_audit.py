@@ -214,6 +214,9 @@ def test_the_command_wants_anchors_and_names_the_judges(tmp_path: Path, capsys: 
     report = json.loads(capsys.readouterr().out)
     assert report["invalid"] == 2
     assert "the judge did not answer" in report["findings"][0]
+    limited = ["audit", path, "--judge", "--anchors", str(tmp_path / "a.jsonl"), "--time-limit", "1e-9"]
+    assert command(limited) == 2
+    assert "has not scored all anchors within 1e-09 s" in capsys.readouterr().err
     for text in ("[]", "no", "[" * 100_000):
         (tmp_path / "before.json").write_text(text)
         arguments = ["--anchors", str(tmp_path / "a.jsonl"), "--before", str(tmp_path / "before.json")]
