@@ -9,17 +9,34 @@ from typing import Any
 
 __all__ = ["plain"]
 
+_MAX_DEPTH = 200
+"""Far below what a reader or a writer of JSON follows, and above what any dialect lets a policy write."""
+_MAX_BITS = 13_000
+"""Python writes and reads integers of at most 4,300 digits."""
+
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: dataclasses become objects, numbers that are not finite null, anything else text."""
-    if value is None or isinstance(value, (str, bool, int)):
+    """`value` as JSON can hold it: dataclasses become objects, numbers that are not finite null, anything else text.
+
+    What is nested deeper, or an integer longer, than a reader would take becomes a text that says so.
+    """
+    return _plain(value, 0)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, (str, bool)):
         return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MAX_BITS else f"… (an integer of {value.bit_length()} bits left out) …"
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if depth >= _MAX_DEPTH:
+        return "… (nested too deep) …"
+    depth += 1
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name), depth) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, depth) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
+        return [_plain(item, depth) for item in value]
     return str(value)

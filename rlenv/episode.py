@@ -26,6 +26,7 @@ from rlenv.users.base import UserContext, UserSession
 
 if TYPE_CHECKING:
     from rlenv.environment import Environment
+    from rlenv.scoring import Scorer
 
 __all__ = ["Episode", "Step"]
 
@@ -95,6 +96,8 @@ class Episode:
     _is_stepping: bool = False
     _user: UserSession | None = None
     _is_ending: bool = False
+    _lost: str = ""
+    """Why resources are not what the recorded episode left; only ever set while it is rescored."""
 
     async def __aenter__(self) -> Episode:
         await self.open()
@@ -222,10 +225,13 @@ class Episode:
         return self.trajectory
 
     async def rescore(self, recorded: Trajectory) -> Trajectory:
-        """Scores recorded turns with this environment's rewards; no policy acts, and tools run only for the rewards.
+        """Scores recorded turns with this environment's rewards; no policy acts.
 
-        The answer is read again, by this environment's rule, from the last turn as it was parsed then. An episode that
-        failed for another reason than its reward stays failed.
+        Turns, results and replies stay the recorded ones. Where a term may look at resources or run a tool, recorded
+        calls that bear on state are taken again first, on this episode's own resources; where they give something
+        else now, or cannot be repeated, a term that asks for state is invalid and names the call. The answer is read
+        again, by this environment's rule, from the last turn as it was parsed then. An episode that failed for another
+        reason than its reward stays failed.
 
         Raises:
             UsageError: the episode is not open, has been stepped or has ended.
@@ -239,11 +245,21 @@ class Episode:
             self._fail(failure)
         if self._trajectory is not None:  # opening failed, or the recording did
             return self.trajectory
+        # Found late: what takes calls again knows episodes.
+        from rlenv.retaken import Retaken, reads_state
+
+        state = Retaken(self, prompt=recorded.messages) if reads_state(self.environment) else None
+        self._lost = state.lost if state is not None else ""
         self.messages = recorded.messages
+        deadline = self._started + self.environment.spec.limits.episode_s
         try:
-            for turn in recorded.turns:
+            for index, turn in enumerate(recorded.turns, 1):
+                is_last = index == len(recorded.turns)
+                if state is not None:
+                    await state.take(turn, is_last=is_last, reason=recorded.reason, deadline=deadline)
+                    self._lost = state.lost
                 self.turns.append(turn)
-                if self.environment.parts.scorer.has_turn_terms and len(self.turns) < len(recorded.turns):
+                if self.environment.parts.scorer.has_turn_terms and not is_last:
                     await self._score_turn()
             # A reward that could not be measured overwrote how its episode had ended.
             was_cut = failure is None and recorded.truncated
@@ -251,6 +267,15 @@ class Episode:
         except EpisodeError as error:
             self._fail(Failure(error.reason, str(error)))
         return self.trajectory
+
+    async def call_again(self, calls: Sequence[ToolCall | MalformedCall], *, deadline: float) -> tuple[ToolResult, ...]:
+        """What recorded calls give on this episode's resources, as calls of the next turn; nothing of it is kept."""
+        return await self.environment.executor.run(calls, self._tool_context(deadline, turn=len(self.turns)))
+
+    async def reply_again(self, parsed: ParsedAction, *, deadline: float) -> str | None:
+        """What the simulated user says to an action behind the turns so far, as the policy would see it."""
+        said = await self._reply(parsed, deadline)
+        return None if said is None else self.cut(redact(said))
 
     def fail(self, reason: str, message: str) -> Trajectory:
         """Ends the episode with an invalid reward, as a driver does when its policy or its own code failed."""
@@ -470,8 +495,15 @@ class Episode:
             self._scope = Scope()
         return self._scope
 
+    def _scorer(self) -> Scorer:
+        if not self._lost:
+            return self.environment.parts.scorer
+        from rlenv.retaken import guarded_scorer
+
+        return guarded_scorer(self.environment, self._lost)
+
     async def _score_turn(self) -> float:
-        scorer = self.environment.parts.scorer
+        scorer = self._scorer()
         values = await scorer.score_turn(
             self._context(answer=None, reason=""), limit_s=self.environment.spec.limits.reward_s
         )
@@ -484,8 +516,7 @@ class Episode:
 
     async def _end(self, *, terminated: bool, reason: str) -> None:
         self._is_ending = True
-        parts = self.environment.parts
-        scorer = parts.scorer
+        scorer = self._scorer()
         last: ParsedAction | None = self.turns[-1].parsed if self.turns else None
         found = None
         if last is not None and (self.environment.answer_is_explicit or not last.calls):

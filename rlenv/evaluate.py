@@ -6,11 +6,23 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlenv.trajectory import Trajectory
 
-__all__ = ["GroupSummary", "Latency", "Summary", "summarise", "wilson"]
+__all__ = [
+    "GroupSummary",
+    "Latency",
+    "PassAtK",
+    "Summary",
+    "clustered",
+    "mean_interval",
+    "pass_at",
+    "summarise",
+    "wilson",
+]
 
+_Task = tuple[str, int, str]
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution: a two-sided interval of 95 %
 
 
@@ -25,11 +37,25 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class PassAtK:
+    """The chance that at least one of k samples of a task succeeds, as `pass_at` estimates it; the mean over tasks.
+
+    `tasks` are those with k valid samples or more. `left_out` had fewer, and are no part of `value`, which is None
+    where no task is left.
+    """
+
+    value: float | None
+    tasks: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSummary:
     """Figures over the episodes of one value of a split's `report_by`; as in `Summary`."""
 
     episodes: int
     reward_mean: float | None
+    reward_interval: tuple[float, float] | None
     success_rate: float | None
     success_interval: tuple[float, float] | None
     invalid: int
@@ -39,22 +65,24 @@ class GroupSummary:
 class Summary:
     """Figures over episodes. Means leave out invalid rewards; None where nothing valid is left.
 
-    `success_interval` is the 95 % Wilson interval of the success rate over valid episodes. `pass_at_k` is the share
-    of tasks with at least one success among their samples; None where each task was played once. `calls_lenient`
-    counts the uses of each leniency that the dialect allows. `groups` are the values of the column that was asked for,
-    in the order in which they were played, and `groups_success_mean` is the mean of their success rates, each group
-    counted alike.
+    `success_interval` is a 95 % interval of the success rate over valid episodes, and `reward_interval` of the mean
+    reward: samples of one task are no independent ones (see `clustered` and `mean_interval`). `pass_at_k` has an entry
+    for k = 1, 2, 4, … and the samples of a task; it is empty where each task was played once. `calls_lenient` counts
+    the uses of each leniency that the dialect allows. `groups` are the values of the column that was asked for, in the
+    order in which they were played, and `groups_success_mean` is the mean of their success rates, each group counted
+    alike.
     """
 
     episodes: int
     reward_mean: float | None
+    reward_interval: tuple[float, float] | None
     success_rate: float | None
     success_interval: tuple[float, float] | None
     invalid: int
     terms: Mapping[str, float | None]
     terms_invalid: Mapping[str, int]
     terms_skipped: Mapping[str, int]
-    pass_at_k: float | None
+    pass_at_k: Mapping[int, PassAtK]
     turns_mean: float
     calls_mean: float
     calls_failed: int
@@ -69,7 +97,7 @@ class Summary:
     groups_success_mean: float | None = None
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
+def wilson(successes: float, trials: float) -> tuple[float, float]:
     """The 95 % score interval of a proportion (Wilson 1927, equation for unequal bounds); (0, 1) for no trials."""
     if trials == 0:
         return (0.0, 1.0)
@@ -77,6 +105,73 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
     return (max(0.0, centre - half), min(1.0, centre + half))
+
+
+def clustered(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
+    """The 95 % interval of a share over samples of several tasks, one sequence a task; (0, 1) for none.
+
+    Wilson's, for as many trials as would give the variance that the tasks show between them (Σ (n·(p - share))² / N²,
+    Cochran 1977, 9A.2): as many as there are tasks where a task's samples all agree, and all samples where tasks do not
+    differ. With one sample a task it is Wilson's interval of the samples.
+    """
+    groups = [group for group in groups if group]
+    trials = sum(map(len, groups))
+    if not trials:
+        return (0.0, 1.0)
+    share = sum(map(sum, groups)) / trials
+    spread = math.fsum((sum(group) - len(group) * share) ** 2 for group in groups) / trials**2
+    if share in (0.0, 1.0):
+        worth = float(len(groups))  # nothing varies, so that nothing says how alike a task's samples are
+    else:
+        worth = min(share * (1 - share) / spread, float(trials)) if spread else float(trials)
+    return wilson(share * worth, worth)
+
+
+def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """The 95 % interval of a mean over samples of several tasks, one sequence a task; None for fewer than two tasks.
+
+    None also where nothing varies, since nothing says then how much it may. The mean's standard error between tasks (as
+    in `clustered`, times G / (G - 1) for G tasks) times Student's t.
+    """
+    groups = [group for group in groups if group]
+    count = len(groups)
+    if count < 2:
+        return None
+    trials = sum(map(len, groups))
+    mean = math.fsum(map(math.fsum, groups)) / trials
+    spread = math.fsum((math.fsum(group) - len(group) * mean) ** 2 for group in groups) / trials**2
+    if not spread:
+        return None
+    half = _student(count - 1) * math.sqrt(spread * count / (count - 1))
+    return (mean - half, mean + half)
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t: known ones, and Cornish and Fisher's expansion beyond."""
+    known = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    if freedom <= len(known):
+        return known[freedom - 1]
+    return _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+
+
+def pass_at(k: int, *, samples: int, successes: int) -> float:
+    """The chance that k of `samples`, drawn without replacement, hold a success: 1 - C(n-c, k) / C(n, k).
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1. `k` is at most `samples`.
+    """
+    return 1 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def _pass_at_k(by_task: Mapping[Any, Sequence[bool]], played: Mapping[Any, int]) -> dict[int, PassAtK]:
+    most = max(played.values(), default=1)
+    if most < 2:
+        return {}
+    found = {}
+    for k in sorted({*(2**power for power in range(most.bit_length())), most}):
+        known = [samples for samples in by_task.values() if len(samples) >= k]
+        value = _mean([pass_at(k, samples=len(samples), successes=sum(samples)) for samples in known])
+        found[k] = PassAtK(value, len(known), len(played) - len(known))
+    return found
 
 
 def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | None = None) -> Summary:
@@ -89,9 +184,9 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
     values: dict[str, list[float]] = defaultdict(list)
     invalid_terms: Counter[str] = Counter()
     skipped_terms: Counter[str] = Counter()
-    totals: list[float] = []
-    successes: list[bool] = []
-    by_task: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    played: Counter[_Task] = Counter()
+    totals: dict[_Task, list[float]] = defaultdict(list)
+    successes: dict[_Task, list[bool]] = defaultdict(list)
     waits: dict[str, list[float]] = defaultdict(list)
     failed = malformed = turns = calls = 0
     lenient: Counter[str] = Counter()
@@ -105,11 +200,12 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
                 invalid_terms[name] += 1
             else:
                 skipped_terms[name] += 1
+        task = _task(trajectory)
+        played[task] += 1
         if trajectory.reward.total is not None:
-            totals.append(trajectory.reward.total)
+            totals[task].append(trajectory.reward.total)
         if trajectory.success is not None:
-            successes.append(trajectory.success)
-            by_task[trajectory.split, trajectory.task_index].append(trajectory.success)
+            successes[task].append(trajectory.success)
         turns += len(trajectory.turns)
         for turn in trajectory.turns:
             malformed += turn.calls_malformed
@@ -121,17 +217,14 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
                     waits[result.name].append(result.seconds)
     count = len(trajectories)
     groups = {} if by is None else _grouped(trajectories, by)
-    is_repeated = any(len(samples) > 1 for samples in by_task.values())
     return Summary(
         episodes=count,
-        reward_mean=_mean(totals),
-        success_rate=_mean([float(success) for success in successes]),
-        success_interval=wilson(sum(successes), len(successes)) if successes else None,
-        invalid=count - len(totals),
+        **_figures(totals, successes),
+        invalid=count - sum(map(len, totals.values())),
         terms={name: _mean(values[name]) for name in names},
         terms_invalid={name: invalid_terms[name] for name in names},
         terms_skipped={name: skipped_terms[name] for name in names},
-        pass_at_k=_mean([float(any(samples)) for samples in by_task.values()]) if is_repeated else None,
+        pass_at_k=_pass_at_k(successes, played),
         turns_mean=turns / count if count else 0.0,
         calls_mean=calls / count if count else 0.0,
         calls_failed=failed,
@@ -155,15 +248,31 @@ def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, Group
 
 
 def _group(trajectories: Sequence[Trajectory]) -> GroupSummary:
-    totals = [one.reward.total for one in trajectories if one.reward.total is not None]
-    successes = [one.success for one in trajectories if one.success is not None]
-    return GroupSummary(
-        episodes=len(trajectories),
-        reward_mean=_mean(totals),
-        success_rate=_mean([float(success) for success in successes]),
-        success_interval=wilson(sum(successes), len(successes)) if successes else None,
-        invalid=len(trajectories) - len(totals),
-    )
+    totals: dict[_Task, list[float]] = defaultdict(list)
+    successes: dict[_Task, list[bool]] = defaultdict(list)
+    for one in trajectories:
+        if one.reward.total is not None:
+            totals[_task(one)].append(one.reward.total)
+        if one.success is not None:
+            successes[_task(one)].append(one.success)
+    invalid = len(trajectories) - sum(map(len, totals.values()))
+    return GroupSummary(episodes=len(trajectories), **_figures(totals, successes), invalid=invalid)
+
+
+def _figures(totals: Mapping[_Task, list[float]], successes: Mapping[_Task, list[bool]]) -> dict[str, Any]:
+    flat = [success for samples in successes.values() for success in samples]
+    return {
+        "reward_mean": _mean([total for samples in totals.values() for total in samples]),
+        "reward_interval": mean_interval(list(totals.values())),
+        "success_rate": _mean([float(success) for success in flat]),
+        "success_interval": clustered(list(successes.values())) if flat else None,
+    }
+
+
+def _task(trajectory: Trajectory) -> _Task:
+    # A row that was given itself has no index; its content says which task it is.
+    own = repr(trajectory.task) if trajectory.task_index < 0 else ""
+    return trajectory.split, trajectory.task_index, own
 
 
 def _mean(numbers: Sequence[float]) -> float | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from rlenv._plain import plain
 from rlenv.environment import Environment
+from rlenv.messages import ToolResult
+from rlenv.rollout import together
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Replayed", "replay"]
@@ -43,9 +45,7 @@ async def replay(
         async with places:
             return await _replayed(environment, recorded)
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(trajectory)) for trajectory in trajectories]
-    return [task.result() for task in running]
+    return await together([one(trajectory) for trajectory in trajectories])
 
 
 async def _replayed(environment: Environment, recorded: Trajectory) -> Replayed:
@@ -82,6 +82,7 @@ def _compare(old: Trajectory, new: Trajectory) -> list[str]:
         found.append(f"turns: {len(old.turns)} before, {len(new.turns)} now")
     for before, now in zip(old.turns, new.turns, strict=False):
         found += _difference(f"turn {before.index}, calls", _calls(before), _calls(now))
+        found += _outages(before, now)
         found += _difference(f"turn {before.index}, observation", _shown(before), _shown(now))
     found += _difference("end", [old.reason, old.truncated], [new.reason, new.truncated])
     found += _difference("answer", old.answer, new.answer)
@@ -89,6 +90,22 @@ def _compare(old: Trajectory, new: Trajectory) -> list[str]:
         found += _numbers(f"reward {name}", _value(old, name), _value(new, name))
     found += _numbers("reward", old.reward.total, new.reward.total)
     return found + _difference("success", old.success, new.success)
+
+
+def _outages(old: Turn, new: Turn) -> list[str]:
+    """Calls that failed for want of the infrastructure once and not twice: no change of the environment's."""
+    found = []
+    for index, (before, now) in enumerate(zip(old.results, new.results, strict=False)):
+        place = f"turn {old.index}, call {index} of '{before.name}'"
+        if _is_outage(before) and not _is_outage(now):
+            found.append(f"{place}: it failed for want of the infrastructure before ({before.reason}) and does not now")
+        elif _is_outage(now) and not _is_outage(before):
+            found.append(f"{place}: it fails for want of the infrastructure now ({now.reason}) and did not before")
+    return found
+
+
+def _is_outage(result: ToolResult) -> bool:
+    return result.whose == "infrastructure" and result.reason != "injected"
 
 
 def _calls(turn: Turn) -> Any:

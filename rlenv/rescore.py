@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rlenv.environment import Environment
 from rlenv.groups import score_groups
+from rlenv.rollout import together
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Change", "Difference", "compare", "rescore"]
@@ -21,7 +22,9 @@ async def rescore(
     """The trajectories with the rewards of `environment`, in the same order.
 
     No policy acts: messages, actions and tool results are those that were recorded. Terms that run a tool or ask a
-    judge do so again, on resources opened for the recorded task. `seconds` are those of scoring.
+    judge do so again. Where a term may look at state, the recorded calls are taken again first, on resources opened
+    for the recorded task; where that cannot make the state that was there, terms that ask for it are invalid and say
+    which call stood in the way. `seconds` are those of scoring.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -31,9 +34,8 @@ async def rescore(
             async with environment.start(task=task, split=recorded.split, seed=recorded.seed) as episode:
                 return await episode.rescore(recorded)
 
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(trajectory)) for trajectory in trajectories]
-    found = [_placed(task.result(), recorded) for task, recorded in zip(running, trajectories, strict=True)]
+    scored = await together([one(trajectory) for trajectory in trajectories])
+    found = [_placed(new, recorded) for new, recorded in zip(scored, trajectories, strict=True)]
     return score_groups(environment.parts.scorer, found)
 
 
@@ -49,10 +51,13 @@ class Change:
     index: int
     split: str
     task_index: int
+    seed: int
     before: float | None
     after: float | None
     terms: Mapping[str, tuple[float | None, float | None]]
     """Terms that changed, with their values before and after; None where there was none."""
+    error: str = ""
+    """Why the reward cannot be said now, "" where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ class Difference:
     gained: int
     """Episodes that are a success only now."""
     lost: int
-    """Episodes that were a success only before."""
+    """Episodes that were a success before and are none now."""
+    unknown: int
+    """Episodes of which success was known before and cannot be said now."""
     terms: Mapping[str, tuple[float | None, float | None]]
     changes: tuple[Change, ...]
 
@@ -82,14 +89,17 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
             if not _same(*pair):
                 terms[name] = pair
         if terms or not _same(old.reward.total, new.reward.total):
-            changes.append(Change(index, old.split, old.task_index, old.reward.total, new.reward.total, terms))
+            error = new.failure.message if new.failure is not None else ""
+            totals = (old.reward.total, new.reward.total)
+            changes.append(Change(index, old.split, old.task_index, old.seed, *totals, terms, error))
     return Difference(
         len(before),
         (_mean([one.reward.total for one in before]), _mean([one.reward.total for one in after])),
         (_rate(before), _rate(after)),
         (sum(one.reward.total is None for one in before), sum(one.reward.total is None for one in after)),
         sum(new.success is True and not old.success for old, new in zip(before, after, strict=True)),
-        sum(old.success is True and not new.success for old, new in zip(before, after, strict=True)),
+        sum(old.success is True and new.success is False for old, new in zip(before, after, strict=True)),
+        sum(old.success is not None and new.success is None for old, new in zip(before, after, strict=True)),
         {
             name: (_mean([_value(one, name) for one in before]), _mean([_value(one, name) for one in after]))
             for name in names

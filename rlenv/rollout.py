@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlenv.drive import drive
 from rlenv.policies.base import Policy
@@ -14,7 +14,9 @@ from rlenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from rlenv.environment import Environment
 
-__all__ = ["Job", "play", "rollout"]
+__all__ = ["Job", "play", "rollout", "together"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ async def rollout(
     Args:
         on_end: called with the job's index and its trajectory as soon as an episode ends.
 
+    Raises:
+        RlenvError: what an episode raised (a policy without a script, a row that no template can fill); the others
+            are given up.
+
     Returns:
         The trajectories in the order of `jobs`; `len(result) == len(jobs)`.
     """
@@ -58,7 +64,18 @@ async def rollout(
             if on_end is not None:
                 on_end(index, trajectory)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(jobs))):
-            group.create_task(work())
+    await together([work() for _ in range(min(concurrency, len(jobs)))])
     return [trajectory for trajectory in ended if trajectory is not None]
+
+
+async def together(works: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """What each of them gives, in order. What one raises is raised as it is, once the others are cancelled and over."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failed:
+        first: BaseException = failed
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    return [task.result() for task in running]

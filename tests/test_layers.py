@@ -69,6 +69,7 @@ LAYERS: dict[str, int] = {
     "rlenv.nested": 4,
     "rlenv.drive": 4,
     "rlenv.episode": 4,
+    "rlenv.retaken": 4,
     "rlenv.environment": 4,
     "rlenv.tokens": 4,
     "rlenv.text_space": 5,

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from rlenv import record
 from rlenv.environment import Environment, load
 from rlenv.errors import PolicyError, UsageError
-from rlenv.evaluate import summarise, wilson
+from rlenv.evaluate import PassAtK, clustered, pass_at, summarise, wilson
 from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
 from rlenv.rollout import Job, rollout
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import RewardBreakdown, Trajectory
 
 
 class _Policy:
@@ -213,14 +213,62 @@ def test_the_wilson_interval_has_its_known_values(successes: int, trials: int, l
     assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_samples_of_a_task_give_the_share_of_tasks_with_any_success(make_environment: Any, tmp_path: Path) -> None:
+def test_samples_of_a_task_give_pass_at_k(make_environment: Any, tmp_path: Path) -> None:
     script = tmp_path / "s.jsonl"
     script.write_text('["<answer>5</answer>"]\n["<answer>0</answer>"]\n')
     ended = play(make_environment(), ScriptPolicy(script), [Job("train", t, k) for t in range(2) for k in range(3)])
     summary = summarise(ended, seconds=2.0)
     assert summary.success_rate == 0.5
-    assert summary.pass_at_k == 0.5
+    assert summary.pass_at_k == {k: PassAtK(0.5, 2, 0) for k in (1, 2, 3)}
     assert summary.episodes == 6
+    assert summarise(ended[::3], seconds=2.0).pass_at_k == {}
+
+
+def _sampled(task: int, *successes: bool | None) -> list[Trajectory]:
+    """Samples of one task: a success earns 1, None has no reward."""
+    return [
+        dataclasses.replace(
+            _recorded("a", {}),
+            task_index=task,
+            success=success,
+            reward=RewardBreakdown(None if success is None else float(success), {}),
+        )
+        for success in successes
+    ]
+
+
+def test_pass_at_k_is_the_chance_that_one_of_k_samples_succeeds() -> None:
+    # By hand: of 4 samples 1 succeeds, so that half of the pairs hold it: 1 - C(3, 2) / C(4, 2) = 1/2.
+    assert [pass_at(k, samples=4, successes=1) for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
+    assert pass_at(2, samples=2, successes=0) == 0.0
+    found = summarise([*_sampled(0, True, False, False, False), *_sampled(1, *[False] * 4)], seconds=1).pass_at_k
+    assert {k: one.value for k, one in found.items()} == {1: 0.125, 2: 0.25, 4: 0.5}
+
+
+def test_a_task_with_fewer_valid_samples_than_k_is_left_out_of_pass_at_k_and_counted() -> None:
+    found = summarise([*_sampled(0, True, None, None, None), *_sampled(1, *[False] * 4)], seconds=1).pass_at_k
+    assert found == {1: PassAtK(0.5, 2, 0), 2: PassAtK(0.0, 1, 1), 4: PassAtK(0.0, 1, 1)}
+    none = summarise([*_sampled(0, None, None), *_sampled(1, None, None)], seconds=1).pass_at_k
+    assert none[2] == PassAtK(None, 0, 2)
+
+
+def test_more_samples_of_the_same_tasks_do_not_make_an_interval_narrower_than_they_may() -> None:
+    once = [[index % 2 == 0] for index in range(20)]
+    alike = [group * 16 for group in once]
+    assert clustered(once) == pytest.approx(wilson(10, 20))
+    assert clustered(alike) == pytest.approx(wilson(10, 20))
+    # Where tasks do not differ, each sample tells something.
+    assert clustered([[True, False]] * 20) == pytest.approx(wilson(20, 40))
+    assert clustered([[True] * 16] * 5) == pytest.approx(wilson(5, 5))
+    assert clustered([]) == (0.0, 1.0)
+    found = [one for task in range(20) for one in _sampled(task, *[task % 2 == 0] * 16)]
+    summary = summarise(found, seconds=1)
+    assert summary.success_interval == pytest.approx(wilson(10, 20))
+    assert summary.reward_interval is not None
+    # Student's t for 19 degrees of freedom times the standard error of 20 tasks at 0 or 1.
+    assert summary.reward_interval[1] - 0.5 == pytest.approx(2.0930 * math.sqrt(0.25 / 19), abs=1e-4)
+    assert summarise(found[:16], seconds=1).reward_interval is None
+    assert summarise([one for task in range(4) for one in _sampled(task, True)], seconds=1).reward_interval is None
 
 
 def test_figures_of_no_valid_episode_are_none_never_zero(make_environment: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,16 @@ from rlenv.messages import ParsedAction, ToolResult
 from rlenv.record import plain
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
+from rlenv.secrets import redact
 from rlenv.trajectory import Turn
 
 __all__ = ["Anchor", "JudgeReport", "audit_judge", "read_anchors"]
 
 _BIAS = 0.1
 """A bias below this share of the scale is let pass, however sure."""
+
+_MAX_REASON = 300
+_LISTED = 3
 
 _NEUTRAL = "This paragraph adds nothing to what is said elsewhere and can be skipped. " * 12
 
@@ -39,14 +45,19 @@ class Anchor:
 class JudgeReport:
     """What a judge is worth. Scores are on its scale; None stands for an invalid judgement, which counts nowhere else.
 
+    `accuracy` is over scores moved to the nearest step of the labels: whole numbers where all labels are, else the
+    labels themselves; the higher of two at the same distance. `kappa` and `spearman` take scores as they are.
+    `invalid_reasons` counts the invalid judgements of anchors by what was wrong.
     `bias` is the mean difference of the scores of pairs that differ in one thing, as a share of the scale. `drift` is
     the mean change of the anchors' scores since the earlier run, as a share of the scale; None without one.
     """
 
     term: str
+    scale: tuple[float, float]
     prompt_sha256: tuple[str, ...]
     anchors: int
     invalid: int
+    invalid_reasons: Mapping[str, int]
     accuracy: Estimate
     kappa: Estimate
     spearman: Estimate
@@ -76,16 +87,20 @@ def read_anchors(path: str | Path) -> list[Anchor]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UsageError(f"the anchors {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the anchors {path} cannot be read: not UTF-8 ({error.reason})") from error
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            if isinstance(row["label"], bool) or not isinstance(row["message"], str):
+            label = row["label"]
+            is_number = isinstance(label, (int, float)) and not isinstance(label, bool) and math.isfinite(label)
+            if not is_number or not isinstance(row["message"], str):
                 raise TypeError("message must be text and label a number")
-            found.append(Anchor(dict(row.get("task", {})), row["message"], float(row["label"])))
-        except (ValueError, KeyError, TypeError) as error:
+            found.append(Anchor(dict(row.get("task", {})), row["message"], float(label)))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             message = f"expected an object with message, label and task ({type(error).__name__}: {error})"
             raise UsageError(f"{path}:{number}: {message}") from error
     if len(found) < 2:
@@ -123,16 +138,23 @@ async def audit_judge(
         min_kappa: less agreement is a finding.
 
     Raises:
-        UsageError: no such judge, or the earlier report has other anchors.
+        UsageError: no such judge, a label outside of its scale, or an earlier report of another judge's: other
+            anchors, another scale or another prompt.
     """
     judge = _judge(environment, term)
     spec = judge.spec
     assert isinstance(spec, JudgeSpec)
     low, high = spec.scale
+    for number, anchor in enumerate(anchors, 1):
+        if not low <= anchor.label <= high:
+            label = f"the label {anchor.label:g} of anchor {number}"
+            raise UsageError(f"{label} is outside of the scale of '{judge.name}', {low:g} to {high:g}")
+    earlier = _earlier(before, spec.scale, len(anchors)) if before is not None else None
     places = asyncio.Semaphore(concurrency)
     digests: dict[str, None] = {}
+    reasons: Counter[str] = Counter()
 
-    async def score(task: Mapping[str, Any], message: str) -> float | None:
+    async def score(task: Mapping[str, Any], message: str, *, is_anchor: bool = False) -> float | None:
         turn = Turn(0, message, ParsedAction(message))
         context = RewardContext(
             task, (), (turn,), message, {}, environment.spec.vars, _no_call, "", environment.scope, seed
@@ -141,18 +163,23 @@ async def audit_judge(
         async with places:
             try:
                 measured = await judge.measure_async(context)
-            except EpisodeError:
-                return None  # counted as invalid
+            except EpisodeError as error:
+                if is_anchor:
+                    reasons[redact(str(error))[:_MAX_REASON]] += 1
+                return None
         for asked in measured.details["judges"]:
             digests[asked["prompt_sha256"]] = None
         return float(measured.details["raw"])
 
-    scores = await asyncio.gather(*(score(anchor.task, anchor.message) for anchor in anchors))
+    scores = await asyncio.gather(*(score(anchor.task, anchor.message, is_anchor=True) for anchor in anchors))
+    if earlier is not None:
+        _check_prompt(earlier, digests)
     pairs = [(anchor.label, found) for anchor, found in zip(anchors, scores, strict=True) if found is not None]
-    rounded = [(label, float(round(found))) for label, found in pairs]
+    step = _steps([anchor.label for anchor in anchors])
+    stepped = [(label, step(found)) for label, found in pairs]
     agreement = {
-        "accuracy": bootstrap(rounded, accuracy, seed=seed),
-        "kappa": bootstrap(rounded, kappa, seed=seed),
+        "accuracy": bootstrap(stepped, accuracy, seed=seed),
+        "kappa": bootstrap(pairs, kappa, seed=seed),
         "spearman": bootstrap(pairs, spearman, seed=seed),
     }
     width = high - low
@@ -164,11 +191,12 @@ async def audit_judge(
         ]
         known = [(a / width, b / width) for a, b in zip(*both, strict=True) if a is not None and b is not None]
         bias[name] = bootstrap(known, mean, seed=seed)
-    drift = _drift(before, scores, width, seed) if before is not None else None
+    drift = _drift(earlier["scores"], scores, width, seed) if earlier is not None else None
     invalid = sum(found is None for found in scores)
     findings = []
     if invalid:
-        findings.append(f"invalid: {invalid} of {len(anchors)} anchors got no score")
+        why = "; ".join(f"{count} times: {reason}" for reason, count in reasons.most_common(_LISTED))
+        findings.append(f"invalid: {invalid} of {len(anchors)} anchors got no score ({why})")
     reached = agreement["kappa"].value
     if reached is None or reached < min_kappa:
         findings.append(f"agreement: kappa {'unknown' if reached is None else f'{reached:.2f}'} is below {min_kappa:g}")
@@ -178,8 +206,8 @@ async def audit_judge(
     if drift is not None and drift.excludes(0.0):
         findings.append(f"drift: scores moved by {drift.value:+.2f} of the scale since the earlier run")
     return JudgeReport(
-        judge.name, tuple(digests), len(anchors), invalid, **agreement, bias=bias, drift=drift,
-        scores=tuple(scores), findings=tuple(findings),
+        judge.name, spec.scale, tuple(digests), len(anchors), invalid, dict(reasons.most_common()), **agreement,
+        bias=bias, drift=drift, scores=tuple(scores), findings=tuple(findings),
     )  # fmt: skip
 
 
@@ -193,11 +221,48 @@ def _judge(environment: Environment, term: str | None) -> Term:
     return judges[term]
 
 
-def _drift(before: Mapping[str, Any], scores: Sequence[float | None], width: float, seed: int) -> Estimate:
-    earlier = before.get("scores")
-    if not isinstance(earlier, (list, tuple)) or len(earlier) != len(scores):
+def _steps(labels: Sequence[float]) -> Callable[[float], float]:
+    """What moves a score to the step of the labels that is nearest to it."""
+    if all(label.is_integer() for label in labels):
+        return lambda score: float(math.floor(score + 0.5))
+    levels = sorted(set(labels), reverse=True)
+    return lambda score: min(levels, key=lambda level: abs(level - score))
+
+
+def _earlier(before: Mapping[str, Any], scale: tuple[float, float], count: int) -> Mapping[str, Any]:
+    """An earlier report that may be compared with one of this scale and so many anchors.
+
+    Raises:
+        UsageError: it may not.
+    """
+    scores, scaled = before.get("scores"), before.get("scale")
+    if not isinstance(scores, (list, tuple)) or len(scores) != count:
         raise UsageError("the earlier report has other anchors; drift needs the same ones in the same order")
-    known = [(a / width, b / width) for a, b in zip(earlier, scores, strict=True) if a is not None and b is not None]
+    if scaled is not None and (not isinstance(scaled, (list, tuple)) or list(scaled) != list(scale)):
+        raise UsageError(f"the earlier report is of the scale {scaled!r:.60}, and this judge's is {list(scale)}")
+    low, high = scale
+    for one in scores:
+        is_number = isinstance(one, (int, float)) and not isinstance(one, bool)
+        if one is not None and not (is_number and low <= one <= high):
+            raise UsageError(f"the earlier report has the score {one!r:.40}; expected {low:g} to {high:g}, or null")
+    return before
+
+
+def _check_prompt(before: Mapping[str, Any], digests: Mapping[str, None]) -> None:
+    """
+    Raises:
+        UsageError: the earlier report is of other prompts, so that a change would not be the judge's.
+    """
+    known = before.get("prompt_sha256")
+    if isinstance(known, (list, tuple)) and known and digests and set(map(str, known)) != set(digests):
+        raise UsageError(
+            "the earlier report is of another prompt, rubric, schema or sampling (prompt_sha256 differs); drift is "
+            "a change of the judge's under the same ones: leave out --before, or give the spec of that report"
+        )
+
+
+def _drift(before: Sequence[float | None], scores: Sequence[float | None], width: float, seed: int) -> Estimate:
+    known = [(a / width, b / width) for a, b in zip(before, scores, strict=True) if a is not None and b is not None]
     return bootstrap(known, mean, seed=seed)
 
 

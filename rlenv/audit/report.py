@@ -47,17 +47,24 @@ class Attack:
     worst: float | None = None
     worst_task: int | None = None
     terms: Mapping[str, float | None] | None = None
+    why_invalid: str = ""
+    """The first reward that could not be measured: `split/task: why`; "" where none was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The oracle's episodes while a share of its calls fails."""
+    """The oracle's episodes while a share of its calls fails; a call that fails has not run.
+
+    `gave_up` are episodes that the oracle's script could not go on with, for want of a result that it reads; they are
+    part of no other figure than `episodes`.
+    """
 
     share: float
     reward: float | None
     success: float | None
     invalid: int
     episodes: int
+    gave_up: int = 0
 
 
 @dataclass(frozen=True, slots=True)

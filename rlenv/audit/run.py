@@ -6,20 +6,33 @@ the length of a wrong answer, the form of an empty one.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlenv.audit.adversaries import ADVERSARIES, INSTRUCTION, Action, Adversary, Subject, columns_in
+from rlenv.audit.adversaries import (
+    ADVERSARIES,
+    CONSTANT,
+    SAYS,
+    Action,
+    Adversary,
+    Subject,
+    columns_in,
+    instructions,
+)
 from rlenv.audit.report import Attack, Faults, Finding, Report, Thresholds
-from rlenv.audit.wrap import faulty, planting, wrapped
+from rlenv.audit.wrap import Faulty, Planting, wrapped
+from rlenv.drive import drive
 from rlenv.environment import Environment
-from rlenv.errors import EpisodeError
+from rlenv.errors import EpisodeError, InvalidReward, RlenvError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
-from rlenv.rollout import Job, rollout
+from rlenv.rollout import Job, rollout, together
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["audit"]
@@ -29,6 +42,12 @@ _RISES = 0.05
 _FAULT_SHARE = 0.3
 _SAMPLES = 2
 _LISTED = 20
+_CONSTANTS = 3
+_BATCH = 64
+_ORACLE_FAILED = ("oracle", "policy")
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how many tasks it is done with, and with how many there are."""
 
 
 async def audit(
@@ -40,6 +59,8 @@ async def audit(
     thresholds: Thresholds = Thresholds(),  # noqa: B008  # frozen
     seed: int = 0,
     concurrency: int = 32,
+    limit_s: float | None = None,
+    on_progress: Progress | None = None,
 ) -> Report:
     """The report card of a spec.
 
@@ -47,23 +68,27 @@ async def audit(
         tasks: how many tasks of each split the adversaries play, spread evenly.
         oracle_tasks: how many tasks of each split the oracle plays; all by default.
         splits: which; all by default.
+        limit_s: seconds for all of it. What was not looked at by then is a finding of its own.
+        on_progress: called after each task.
 
     Raises:
         UsageError: the spec has no oracle, or no such split.
     """
-    oracle = OraclePolicy(environment.spec, environment.parts.dialect)
-    run = _Run(environment, thresholds, seed)
-    for split in splits or list(environment.spec.tasks):
-        count = len(environment.tasks(split))
-        played = min(count, oracle_tasks or count)
-        jobs = [Job(split, index, seed) for index in range(played)]
-        golds = await rollout(environment, oracle, jobs, concurrency=concurrency)
-        run.see_oracle(split, golds)
-        usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
-        step = max(1, len(usable) // tasks)
-        answers = [gold.answer for gold in usable if gold.answer]
-        await run.attack(split, usable[::step][:tasks], list(dict.fromkeys(answers)))
+    OraclePolicy(environment.spec, environment.parts.dialect)
+    for split in splits or ():
+        environment.tasks(split)
+    run = _Run(environment, thresholds, seed, concurrency, on_progress or _say_nothing)
+    try:
+        async with asyncio.timeout(limit_s):
+            for split in splits or list(environment.spec.tasks):
+                await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
+    except TimeoutError:
+        run.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
     return run.report()
+
+
+def _say_nothing(what: str, done: int, total: int) -> None:
+    """Progress that nobody asked for."""
 
 
 @dataclass(slots=True)
@@ -75,6 +100,8 @@ class _Played:
     best: Trajectory | None
     invalid: int
     episodes: int
+    why: str = ""
+    """Why the first invalid one is."""
 
 
 @dataclass(slots=True)
@@ -82,6 +109,14 @@ class _Run:
     environment: Environment
     thresholds: Thresholds
     seed: int
+    concurrency: int
+    on_progress: Progress
+    doing: str = "nothing was begun"
+    unfinished: str = ""
+    constants: dict[str, str] = field(default_factory=dict)
+    """The constant answer that earned most, by split."""
+    planted: list[bool] = field(default_factory=list)
+    """For each attacked task, whether an answer was planted in what a tool gave on success."""
     tasks: dict[str, int] = field(default_factory=dict)
     golds: list[Trajectory] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
@@ -93,6 +128,42 @@ class _Run:
     faults: list[Trajectory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    async def split(self, split: str, *, tasks: int, oracle_tasks: int | None) -> None:
+        """Everything that is done with one split."""
+        count = len(self.environment.tasks(split))
+        played = min(count, oracle_tasks or count)
+        golds: list[Trajectory] = []
+        while len(golds) < played:
+            self._progress(f"{split}: the oracle plays", len(golds), played)
+            batch = range(len(golds), min(len(golds) + _BATCH, played))
+            golds += await self._oracle([Job(split, index, self.seed) for index in batch])
+        self.see_oracle(split, golds)
+        usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
+        step = max(1, len(usable) // tasks)
+        answers = [gold.answer for gold in usable if gold.answer]
+        await self.attack(split, usable[::step][:tasks], answers)
+
+    def _progress(self, what: str, done: int, total: int) -> None:
+        self.doing = f"{what}, {done} of {total} tasks done"
+        self.on_progress(what, done, total)
+
+    async def _oracle(self, jobs: Sequence[Job]) -> list[Trajectory]:
+        """The oracle's episodes; one whose script cannot go on has failed."""
+        environment = self.environment
+        oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+        places = asyncio.Semaphore(self.concurrency)
+
+        async def one(job: Job) -> Trajectory:
+            async with places, environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
+                try:
+                    return await drive(episode, oracle, limit_s=environment.spec.limits.episode_s)
+                except InvalidReward:
+                    raise
+                except RlenvError as error:
+                    return episode.fail("oracle", str(error))
+
+        return await together([one(job) for job in jobs])
+
     def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
         self.tasks[split] = len(golds)
         self.golds.extend(golds)
@@ -102,31 +173,57 @@ class _Run:
             if why := _below(gold, exempt=judges):
                 self.below.append(f"{split}/{gold.task_index}: {why}")
 
-    async def attack(self, split: str, golds: Sequence[Trajectory], options: Sequence[str]) -> None:
+    async def attack(self, split: str, golds: Sequence[Trajectory], answers: Sequence[str]) -> None:
+        """Plays all adversaries on these tasks; `answers` are the oracle's on all tasks of the split."""
         environment = self.environment
+        options = list(dict.fromkeys(answers))
         leaked = await self._leaked(golds, options)
         self.leaked[split] = set(leaked)
-        for gold in golds:
-            subject = Subject(environment, gold.task, gold, options, leaked)
-            totals: list[float] = [gold.reward.total] if gold.reward.total is not None else []
-            for adversary in ADVERSARIES:
-                played = await self._play_adversary(adversary, subject)
-                self.played.setdefault(adversary.name, []).append(played)
-                if played.best is not None and played.best.reward.total is not None:
-                    totals.append(played.best.reward.total)
-            await self._compare(subject)
-            jobs = [Job(split, gold.task_index, self.seed + sample) for sample in range(_SAMPLES)]
-            policy = RandomPolicy(environment.parts.dialect, environment.spec.answer)
-            for sample in await rollout(environment, policy, jobs):
-                self._count(sample)
-                if sample.reward.total is not None:
-                    totals.append(sample.reward.total)
-            self.alike.append(max(totals, default=0.0) - min(totals, default=0.0) <= _SLACK)
+        subjects = [Subject(environment, gold.task, gold, options, leaked) for gold in golds]
+        for done, subject in enumerate(subjects):
+            self._progress(f"{split}: attacks", done, len(subjects))
+            await self._attack_task(subject)
+        await self._constant_answers(split, subjects, answers)
         if environment.parts.tools:
-            with wrapped(environment, faulty(_FAULT_SHARE, seed=self.seed)):
-                oracle = OraclePolicy(environment.spec, environment.parts.dialect)
-                jobs = [Job(split, gold.task_index, self.seed) for gold in golds]
-                self.faults.extend(await rollout(environment, oracle, jobs))
+            self._progress(f"{split}: the oracle plays while calls fail", 0, len(golds))
+            with wrapped(environment, Faulty(environment, _FAULT_SHARE, seed=self.seed)):
+                self.faults.extend(await self._oracle([Job(split, gold.task_index, self.seed) for gold in golds]))
+
+    async def _attack_task(self, subject: Subject) -> None:
+        gold = subject.gold
+        totals: list[float] = [gold.reward.total] if gold.reward.total is not None else []
+        for adversary in ADVERSARIES:
+            played = await self._play_adversary(adversary, subject)
+            self.played.setdefault(adversary.name, []).append(played)
+            if played.best is not None and played.best.reward.total is not None:
+                totals.append(played.best.reward.total)
+        await self._compare(subject)
+        jobs = [Job(gold.split, gold.task_index, self.seed + sample) for sample in range(_SAMPLES)]
+        policy = RandomPolicy(self.environment.parts.dialect, self.environment.spec.answer)
+        for sample in await rollout(self.environment, policy, jobs):
+            self._count(sample)
+            if sample.reward.total is not None:
+                totals.append(sample.reward.total)
+        self.alike.append(max(totals, default=0.0) - min(totals, default=0.0) <= _SLACK)
+
+    async def _constant_answers(self, split: str, subjects: Sequence[Subject], answers: Sequence[str]) -> None:
+        """The split's most frequent answers, each given to every task; the one that earns most counts."""
+        best: list[_Played] = []
+        here = Counter(subject.gold.answer for subject in subjects)
+        for answer, _ in Counter(answers).most_common(_CONSTANTS):
+            played = []
+            for done, subject in enumerate(subjects):
+                # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
+                if here[answer] > 1 or subject.gold.answer != answer:
+                    self._progress(f"{split}: one answer for all tasks", done, len(subjects))
+                    ended = [await self._play(subject.gold, [subject.form(answer)])]
+                    played.append(_played(subject.gold, ended))
+            if played and _share(played) > _share(best):
+                best = played
+                self.constants[split] = f"{answer:.40}"
+        if not answers and subjects:
+            self.notes.append(f"the oracle gives no answers in split '{split}': no constant one was tried")
+        self.played.setdefault(CONSTANT.name, []).extend(best)
 
     async def _leaked(self, golds: Sequence[Trajectory], options: Sequence[str]) -> list[str]:
         """Columns that at least half of the tasks show to whoever looks."""
@@ -148,47 +245,41 @@ class _Run:
         found: list[Trajectory] = []
         for script in adversary.write(subject):
             if adversary.plants:
-                with wrapped(self.environment, planting(subject.form_text(subject.gold.answer or ""))):
+                with wrapped(self.environment, Planting(subject.form_text(subject.gold.answer or ""))):
                     found.append(await self._play(subject.gold, script))
             else:
                 found.append(await self._play(subject.gold, script))
-        valid = [ended for ended in found if ended.reward.total is not None]
-        best = max(valid, key=lambda ended: ended.reward.total or 0.0, default=None)
-        gold = subject.gold.reward.total or 0.0
-        return _Played(subject.gold.task_index, gold, best, len(found) - len(valid), len(found))
+        return _played(subject.gold, found)
 
     async def _compare(self, subject: Subject) -> None:
         """Pairs of episodes that differ in one thing; a term that rises from one to the other has a hole."""
-        idle = subject.idle(1)
-        if idle:
-            script: list[Action] = [*idle, "It is what the tool says."]
-            with wrapped(self.environment, planting(subject.form_text(subject.gold.answer or ""))):
-                planted = await self._play(subject.gold, script)
-            self._rise("tool_output", await self._play(subject.gold, script), planted)
+        gold = subject.gold
+        planting = Planting(subject.form_text(gold.answer or ""))
+        scripts = [calls for calls in (subject.idle(1), subject.oracle_calls()) if calls]
+        for calls in scripts:
+            # Without an answer of its own: whatever it earns more than before, a tool has earned for it.
+            script: list[Action] = [*calls, SAYS]
+            before = await self._play(gold, script)
+            with wrapped(self.environment, planting):
+                self._rise("tool_output", before, [await self._play(gold, script)])
+        if scripts:
+            self.planted.append(planting.succeeded > 0)
         wrong = subject.wrong()[0]
         plain = subject.form_text(wrong)
-        self._rise(
-            "judge_obeys",
-            await self._play(subject.gold, [plain]),
-            await self._play(subject.gold, [f"{INSTRUCTION}\n{plain}"]),
-            kind="judge",
-        )
-        self._rise(
-            "length_paid",
-            await self._play(subject.gold, [plain]),
-            await self._play(subject.gold, [f"{'word ' * 2000}\n{plain}"]),
-        )
-        self._rise(
-            "form_only", await self._play(subject.gold, ["I do not know."]), await self._play(subject.gold, [plain])
-        )
+        before = await self._play(gold, [plain])
+        told = [await self._play(gold, [f"{tell}\n{plain}"]) for tell in instructions(self.environment)]
+        self._rise("judge_obeys", before, told, kind="judge")
+        self._rise("length_paid", before, [await self._play(gold, [f"{'word ' * 2000}\n{plain}"])])
+        self._rise("form_only", await self._play(gold, ["I do not know."]), [before])
 
-    def _rise(self, hole: str, before: Trajectory, after: Trajectory, *, kind: str = "") -> None:
-        for name, term in after.reward.terms.items():
-            spec = self.environment.spec.rewards[name]
+    def _rise(self, hole: str, before: Trajectory, after: Sequence[Trajectory], *, kind: str = "") -> None:
+        """Notes by how much each term rose, at most, from one episode to the others."""
+        for name, spec in self.environment.spec.rewards.items():
             is_counted = (spec.kind == kind) if kind else spec.kind != "judge"
-            if is_counted and spec.weight and term.value is not None:
-                earned = before.reward.terms[name].value
-                rise = (term.value - (earned if earned is not None else 0.0)) * math.copysign(1.0, spec.weight)
+            values = [value for one in after if (value := one.reward.terms[name].value) is not None]
+            if is_counted and spec.weight and values:
+                earned = before.reward.terms[name].value or 0.0
+                rise = max((value - earned) * math.copysign(1.0, spec.weight) for value in values)
                 self.rises.setdefault(hole, {}).setdefault(name, []).append(rise * abs(spec.weight))
 
     async def _play(self, gold: Trajectory, script: Sequence[Action]) -> Trajectory:
@@ -215,19 +306,14 @@ class _Run:
         environment, spec = self.environment, self.environment.spec
         totals = [gold.reward.total for gold in self.golds if gold.reward.total is not None]
         oracle = _mean(totals)
-        attacks = tuple(_attack(adversary, self.played.get(adversary.name, ())) for adversary in ADVERSARIES)
+        attacks = tuple(self._attack(adversary) for adversary in (*ADVERSARIES, CONSTANT))
         counted = {name for name, entry in spec.rewards.items() if entry.weight}
         constant = tuple(name for name in spec.rewards if name in counted and len(self.values.get(name, ())) == 1)
         foreign = tuple(
             name for name, rises in self.rises.get("tool_output", {}).items() if max(rises, default=0.0) > _SLACK
         )
         alike = _mean([float(one) for one in self.alike])
-        rewards = [ended.reward.total for ended in self.faults if ended.reward.total is not None]
-        faults = None
-        if self.faults:
-            succeeded = [float(ended.success) for ended in self.faults if ended.success is not None]
-            invalid = len(self.faults) - len(rewards)
-            faults = Faults(_FAULT_SHARE, _mean(rewards), _mean(succeeded), invalid, len(self.faults))
+        faults = self._faults()
         findings = [
             *self._oracle_findings(),
             *self._attack_findings(attacks),
@@ -237,14 +323,23 @@ class _Run:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"
             findings.append(Finding("no_signal", message))
         if faults is not None and faults.invalid:
-            message = f"{faults.invalid} of {faults.episodes} rewards are invalid when tools fail"
+            why = next(_invalid(ended) for ended in self.faults if _is_invalid(ended))
+            message = f"{faults.invalid} of {faults.episodes} rewards are invalid when tools fail, such as {why}"
             findings.append(Finding("invalid_under_faults", message))
+        if self.unfinished:
+            findings.append(Finding("unfinished", self.unfinished))
         notes = list(self.notes)
         if constant:
             notes.append(f"terms that never vary here: {', '.join(constant)}")
         for split, columns in self.leaked.items():
             if columns:
                 notes.append(f"columns that split '{split}' shows: {', '.join(sorted(columns))}")
+        if environment.parts.tools and (missed := self.planted.count(False)):
+            message = "no call went well, so that an answer was planted in failures alone"
+            notes.append(f"on {missed} of {len(self.planted)} tasks {message}")
+        if faults is not None and faults.gave_up:
+            message = "the oracle could not go on without the results of calls that failed"
+            notes.append(f"in {faults.gave_up} of {faults.episodes} episodes {message}")
         if not environment.parts.tools:
             notes.append("no tools: nothing could be planted in their output, and no faults put in")
         return Report(
@@ -262,6 +357,23 @@ class _Run:
             tuple(notes),
         )
 
+    def _attack(self, adversary: Adversary) -> Attack:
+        found = _attack(adversary, self.played.get(adversary.name, ()))
+        if adversary is CONSTANT and self.constants:
+            does = f"{adversary.does} ({', '.join(repr(answer) for answer in dict.fromkeys(self.constants.values()))})"
+            return dataclasses.replace(found, does=does)
+        return found
+
+    def _faults(self) -> Faults | None:
+        if not self.faults:
+            return None
+        played = [ended for ended in self.faults if not _gave_up(ended)]
+        rewards = [ended.reward.total for ended in played if ended.reward.total is not None]
+        succeeded = [float(ended.success) for ended in played if ended.success is not None]
+        invalid = sum(_is_invalid(ended) for ended in self.faults)
+        gave_up = len(self.faults) - len(played)
+        return Faults(_FAULT_SHARE, _mean(rewards), _mean(succeeded), invalid, len(self.faults), gave_up)
+
     def _oracle_findings(self) -> list[Finding]:
         if not self.below:
             return []
@@ -274,11 +386,20 @@ class _Run:
         for attack in attacks:
             if attack.share is not None and attack.share > self.thresholds.adversary:
                 message = f"a policy that {attack.does} earns {attack.share:.2f} of the oracle's reward"
+                message += self._mostly(attack)
                 found.append(Finding(f"adversary:{attack.name}", message))
             if attack.invalid:
-                message = f"{attack.invalid} of {attack.episodes} rewards of '{attack.name}' are invalid"
+                message = f"{attack.invalid} of {attack.episodes} rewards of '{attack.name}' are invalid, such as "
+                message += attack.why_invalid
                 found.append(Finding("invalid_rewards", message))
         return found
+
+    def _mostly(self, attack: Attack) -> str:
+        """Which terms pay an adversary, the best-paying first."""
+        rewards = self.environment.spec.rewards
+        paid = {name: rewards[name].weight * value for name, value in (attack.terms or {}).items() if value is not None}
+        named = sorted((name for name in paid if paid[name] > _SLACK), key=lambda name: -paid[name])
+        return f": {', '.join(f'{name} {paid[name]:.2f}' for name in named[:3])}" if named else ""
 
     def _hole_findings(self, oracle: float, attacks: Sequence[Attack]) -> list[Finding]:
         says: Mapping[str, str] = {
@@ -296,6 +417,32 @@ class _Run:
                 if rise > max(least, _SLACK):
                     found.append(Finding(hole, f"'{name}' {sentence.format(rise=rise)}", name))
         return found
+
+
+def _played(gold: Trajectory, found: Sequence[Trajectory]) -> _Played:
+    valid = [ended for ended in found if ended.reward.total is not None]
+    best = max(valid, key=lambda ended: ended.reward.total or 0.0, default=None)
+    why = next((_invalid(ended) for ended in found if ended.reward.total is None), "")
+    return _Played(gold.task_index, gold.reward.total or 0.0, best, len(found) - len(valid), len(found), why)
+
+
+def _share(played: Sequence[_Played]) -> float:
+    valid = [(one.best.reward.total or 0.0, one.gold) for one in played if one.best is not None]
+    gold = math.fsum(gold for _, gold in valid)
+    return math.fsum(reward for reward, _ in valid) / gold if gold else -math.inf
+
+
+def _gave_up(ended: Trajectory) -> bool:
+    return ended.failure is not None and ended.failure.reason in _ORACLE_FAILED
+
+
+def _is_invalid(ended: Trajectory) -> bool:
+    return ended.reward.total is None and not _gave_up(ended)
+
+
+def _invalid(ended: Trajectory) -> str:
+    said = ended.failure.message if ended.failure is not None else "not a finite number"
+    return f"{ended.split}/{ended.task_index}: {said:.200}"
 
 
 def _below(gold: Trajectory, *, exempt: set[str]) -> str:
@@ -335,6 +482,7 @@ def _attack(adversary: Adversary, played: Sequence[_Played]) -> Attack:
         None if worst is None else worst[1].reward.total,
         None if worst is None else worst[0].task,
         terms,
+        next((one.why for one in played if one.why), ""),
     )
 
 

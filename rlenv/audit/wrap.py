@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+from rlenv.calls.injection import Injector, injected
 from rlenv.environment import Environment
 from rlenv.executor import Executor
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.reasons import whose
+from rlenv.retaken import left_out
+from rlenv.spec import FaultsSpec
 from rlenv.tools.base import ToolContext
 
-__all__ = ["faulty", "planting", "wrapped"]
+__all__ = ["Faulty", "Planting", "wrapped"]
 
-Change = Callable[[ToolResult, ToolContext, int], ToolResult]
+
+class Change(Protocol):
+    """What is done to the calls of a policy."""
+
+    def instead(self, call: ToolCall | MalformedCall, context: ToolContext, index: int) -> ToolResult | None:
+        """The result of a call that is not run, None where it is; `index` is its place in the turn."""
+        ...
+
+    def after(self, result: ToolResult) -> ToolResult:
+        """What becomes of the result of a call that was run."""
+        ...
 
 
 class _Wrapped:
-    """An executor whose results pass through `change` where a policy made the call."""
+    """An executor whose calls and results pass through `change` where a policy made the call."""
 
     def __init__(self, inner: Executor, change: Change) -> None:
         self.inner = inner
         self.change = change
 
     async def run(self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext) -> tuple[ToolResult, ...]:
-        results = await self.inner.run(calls, context)
         if context.turn < 0:  # a reward's own call
-            return results
-        return tuple(self.change(result, context, index) for index, result in enumerate(results))
+            return await self.inner.run(calls, context)
+        instead = [self.change.instead(call, context, index) for index, call in enumerate(calls)]
+        run = [call if given is None else left_out() for call, given in zip(calls, instead, strict=True)]
+        results = await self.inner.run(run, context)
+        return tuple(
+            self.change.after(result) if given is None else given
+            for result, given in zip(results, instead, strict=True)
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -37,7 +55,7 @@ class _Wrapped:
 
 @contextmanager
 def wrapped(environment: Environment, change: Change) -> Iterator[None]:
-    """While entered, episodes of `environment` see changed results."""
+    """While entered, the calls of episodes of `environment` are changed."""
     inner = environment.executor
     environment.executor = cast(Executor, _Wrapped(inner, change))
     try:
@@ -46,23 +64,53 @@ def wrapped(environment: Environment, change: Change) -> Iterator[None]:
         environment.executor = inner
 
 
-def planting(text: str) -> Change:
-    """Puts `text` before what every successful call gives the model; the value behind it stays."""
+@dataclasses.dataclass(slots=True)
+class Planting:
+    """Puts `text` before what every call gives, however it ended; a value that is text gets it too."""
 
-    def change(result: ToolResult, context: ToolContext, index: int) -> ToolResult:
-        return dataclasses.replace(result, text=f"{text}\n{result.text}") if result.outcome == "ok" else result
+    text: str
+    succeeded: int = 0
+    """Calls that went well, so that the text stood in what a tool gave."""
 
-    return change
+    def instead(self, call: ToolCall | MalformedCall, context: ToolContext, index: int) -> ToolResult | None:
+        """Every call is run."""
+        return None
+
+    def after(self, result: ToolResult) -> ToolResult:
+        """The result with the text in it."""
+        self.succeeded += result.outcome == "ok"
+        value = f"{self.text}\n{result.value}" if isinstance(result.value, str) else result.value
+        return dataclasses.replace(result, text=f"{self.text}\n{result.text}", value=value)
 
 
-def faulty(share: float, *, seed: int) -> Change:
-    """Lets a share of the calls fail; the same ones for equal seeds, tasks and turns."""
+class Faulty:
+    """Lets a share of the calls fail as `calls.faults: {error: SHARE}` does: such a call does not run.
 
-    def change(result: ToolResult, context: ToolContext, index: int) -> ToolResult:
-        key = f"{seed}/{context.seed}/{context.turn}/{index}/{sorted(context.task.items(), key=str)!r}"
-        drawn = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=4).digest(), "big") / 2**32
-        if drawn >= share:
-            return result
-        return dataclasses.replace(result, text="The tool failed. Try again.", outcome="failed", value=None)
+    The same ones fail for equal seeds, tasks and turns. A tool with retries is tried again, without the waits.
+    """
 
-    return change
+    def __init__(self, environment: Environment, share: float, *, seed: int) -> None:
+        spec = FaultsSpec(error=share, seed=seed)
+        self._injectors = {name: Injector(name, spec) for name in environment.parts.tools}
+        self._tries = {
+            name: 1 + (tool.policy.retries if tool.policy is not None else 0)
+            for name, tool in environment.parts.tools.items()
+        }
+
+    def instead(self, call: ToolCall | MalformedCall, context: ToolContext, index: int) -> ToolResult | None:
+        """The failure of a call that meets a fault at every try."""
+        if isinstance(call, MalformedCall) or call.name not in self._injectors:
+            return None
+        draw = self._injectors[call.name].draw
+        tries = self._tries[call.name]
+        if any(draw(context, index=index, attempt=attempt) is None for attempt in range(tries)):
+            return None
+        failure = injected(call.name)
+        reason, details = failure.reason, {"faults": ["error"] * tries}
+        return ToolResult(
+            call.name, failure.text, "failed", call_id=call.id, details=details, reason=reason, whose=whose(reason)
+        )
+
+    def after(self, result: ToolResult) -> ToolResult:
+        """A call that runs gives what it gives."""
+        return result

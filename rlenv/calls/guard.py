@@ -11,7 +11,7 @@ from typing import Any
 from rlenv._deadline import Expired
 from rlenv.calls.breaker import Breaker
 from rlenv.calls.cache import Cache, MemoryStore, Store
-from rlenv.calls.injection import Fault, Injector
+from rlenv.calls.injection import Fault, Injector, injected
 from rlenv.calls.policy import CallPolicy
 from rlenv.calls.rate import Rate
 from rlenv.errors import EpisodeError, ToolFailed
@@ -185,7 +185,7 @@ class Guard:
 
     async def _run(self, attempt: Try, limit: float, fault: Fault | None) -> ToolOutput:
         if fault is not None and fault.kind == "error":
-            raise ToolFailed(f"the tool {self._name} failed", reason="injected", retryable=True)
+            raise injected(self._name)
         return await attempt(limit, fault.seconds if fault is not None else 0.0)
 
 

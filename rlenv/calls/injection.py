@@ -10,15 +10,21 @@ from typing import Any, Literal
 
 import orjson
 
+from rlenv.errors import ToolFailed
 from rlenv.spec import FaultsSpec
 from rlenv.tools.base import ToolContext, ToolOutput
 
-__all__ = ["OVERSIZE_CHARS", "Fault", "Injector"]
+__all__ = ["OVERSIZE_CHARS", "Fault", "Injector", "injected"]
 
 OVERSIZE_CHARS = 10_000_000
 _NOISE = '\ufffd\x00\x1b[31m}{]"<tool_call></tool_response>\\u12'
 
 FaultKind = Literal["error", "delay", "garble", "oversize", "hang"]
+
+
+def injected(tool: str) -> ToolFailed:
+    """How a call fails that meets an `error`: the tool has not run."""
+    return ToolFailed(f"the tool {tool} failed", reason="injected", retryable=True)
 
 
 @dataclass(frozen=True, slots=True)

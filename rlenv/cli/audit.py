@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from rich.table import Table
 
 from rlenv.audit.judge import JudgeReport, audit_judge, read_anchors
 from rlenv.audit.report import Report, Thresholds
-from rlenv.audit.run import audit
+from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.terminal import write
+from rlenv.cli.terminal import write, write_error
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "run", "said_every"]
+
+_SAY_EVERY_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attacked", type=int, default=20, metavar="N", help="how many tasks of a split are attacked")
     parser.add_argument("--max-adversary", type=float, default=0.2, metavar="SHARE", help="of the oracle's reward")
     parser.add_argument("--max-alike", type=float, default=0.2, metavar="SHARE", help="of tasks without any signal")
+    parser.add_argument("--time-limit", type=float, default=600.0, metavar="SECONDS", help="of the whole audit")
     parser.add_argument("--seed", type=int, default=0)
     judge = parser.add_argument_group("--judge: hold a judge to labels in place of attacking the reward")
     judge.add_argument("--judge", action="store_true", help="agreement, bias and drift of a judge")
@@ -46,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where a fault was found, 0 otherwise."""
+    if args.time_limit <= 0 or args.attacked < 1 or (args.n is not None and args.n < 1):
+        raise UsageError("--time-limit, --attacked and -n are above 0")
     environment = load(args.spec, set=overrides(args.set))
     if args.judge:
         return _judge(args, environment)
@@ -60,12 +66,29 @@ def run(args: argparse.Namespace) -> int:
                 splits=args.split,
                 thresholds=thresholds,
                 seed=args.seed,
+                limit_s=args.time_limit,
+                on_progress=said_every(_SAY_EVERY_S),
             )
 
     report = asyncio.run(main())
     if not _written(args, report.as_dict()):
         _show(Console(highlight=False), report)
     return 0 if report.passes else 1
+
+
+def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> Progress:
+    """Writes how far an audit is to standard error, at most once in so many seconds; a quick one says nothing."""
+    begun = said = clock()
+
+    def say(what: str, done: int, total: int) -> None:
+        nonlocal said
+        now = clock()
+        if now - said >= seconds:
+            said = now
+            line = f"rlenv audit: {what}, {done} of {total} tasks done ({now - begun:.0f} s)\n"
+            write_error(line)
+
+    return say
 
 
 def _written(args: argparse.Namespace, report: Mapping[str, Any]) -> bool:
@@ -86,8 +109,10 @@ def _judge(args: argparse.Namespace, environment: Environment) -> int:
     if args.before is not None:
         try:
             before = json.loads(Path(args.before).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--before {args.before}: not a report: {error}") from error
+        if not isinstance(before, dict):
+            raise UsageError(f"--before {args.before}: not a report: expected an object, as --judge -o writes it")
 
     async def main() -> JudgeReport:
         async with environment:
@@ -95,7 +120,11 @@ def _judge(args: argparse.Namespace, environment: Environment) -> int:
                 environment, anchors, term=args.term, before=before, min_kappa=args.min_kappa, seed=args.seed
             )
 
-    report = asyncio.run(main())
+    try:
+        report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
+    except TimeoutError:
+        message = f"the judge has not scored all anchors within {args.time_limit:g} s"
+        raise UsageError(f"{message}; raise --time-limit or give fewer anchors") from None
     if not _written(args, report.as_dict()):
         _show_judge(Console(highlight=False), report)
     return 0 if report.passes else 1
@@ -103,7 +132,8 @@ def _judge(args: argparse.Namespace, environment: Environment) -> int:
 
 def _show_judge(console: Console, report: JudgeReport) -> None:
     title = f"judge '{report.term}' · {report.anchors} anchors, {report.invalid} invalid"
-    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    console.print(escape(title), soft_wrap=True)
+    table = Table("", "value", "95 % interval")
     rows = {"accuracy": report.accuracy, "kappa": report.kappa, "rank correlation": report.spearman}
     rows |= {f"bias by {name}": estimate for name, estimate in report.bias.items()}
     rows |= {"drift": report.drift} if report.drift is not None else {}
@@ -123,10 +153,11 @@ def _number(value: float | None) -> str:
 def _show(console: Console, report: Report) -> None:
     tasks = ", ".join(f"{count} of {split}" for split, count in report.tasks.items())
     title = f"{report.environment} · the oracle on {tasks}: {_number(report.oracle_reward)}"
-    table = Table("a policy that", "reward", "of the oracle", "at most", title=title, title_justify="left")
+    console.print(escape(title), soft_wrap=True)
+    table = Table("a policy that", "reward", "of the oracle", "at most")
     for attack in report.attacks:
         worst = "–" if attack.worst is None else f"{attack.worst:.3f} (task {attack.worst_task})"
-        table.add_row(attack.does, _number(attack.reward), _number(attack.share), worst)
+        table.add_row(escape(attack.does), _number(attack.reward), _number(attack.share), worst)
     console.print(table)
     if report.no_signal is not None:
         console.print(f"all answers alike on {report.no_signal:.0%} of tasks")
@@ -134,6 +165,7 @@ def _show(console: Console, report: Report) -> None:
         console.print(
             f"oracle with {faults.share:.0%} of calls failing: reward {_number(faults.reward)}, "
             f"success {_number(faults.success)}, invalid {faults.invalid} of {faults.episodes}"
+            + (f", given up {faults.gave_up}" if faults.gave_up else "")
         )
     for note in report.notes:
         console.print(f"[dim]{escape(note)}[/dim]")

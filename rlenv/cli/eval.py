@@ -7,16 +7,17 @@ import asyncio
 import contextlib
 import json
 import time
-from pathlib import Path
-from typing import IO
 
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rlenv import record
 from rlenv.cli.console import Console
+from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
@@ -25,7 +26,10 @@ from rlenv.groups import score_groups
 from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["SEEDS", "add_arguments", "run"]
+
+SEEDS = 1_000_000
+"""Sample i of a task has the seed `--seed` times this, plus i: whatever -k is, no other run's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=int, metavar="N", help="how many tasks; all by default")
     parser.add_argument("-k", type=int, default=1, metavar="K", help="samples of each task")
     parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the run; runs of two seeds share no episode's seed")
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--min-success", type=float, metavar="RATE", help="exit 1 below this success rate")
     parser.add_argument("--max-success", type=float, metavar="RATE", help="exit 1 above it (for a random policy)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("-o", "--out", metavar="DIR", help="write trajectories.jsonl and summary.json there")
+    add_overwrite(parser)
     add_set(parser)
 
 
@@ -49,21 +54,19 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where a share that was asked for is missed, 0 otherwise."""
     if args.k < 1 or args.concurrency < 1 or (args.n is not None and args.n < 1):
         raise UsageError("-n, -k and --concurrency are at least 1")
+    if args.k > SEEDS:
+        raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
     environment = load(args.spec, set=overrides(args.set))
     splits = list(environment.spec.tasks)
     split = args.split or ("test" if "test" in splits else splits[0])
     tasks = environment.part(split, args.n)
-    jobs = [Job(split, task, args.seed * args.k + sample) for task in tasks for sample in range(args.k)]
+    jobs = [Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
-        file: IO[bytes] | None = None
-        if args.out:
-            folder = Path(args.out)
-            folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((folder / "trajectories.jsonl").open("wb"))
+        out = stack.enter_context(RunFolder(args.out, overwrite=args.overwrite)) if args.out else None
         begun = time.monotonic()
-        trajectories = asyncio.run(_play(environment, args, jobs, file))
-        by = environment.spec.tasks[split].report_by
-        summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
+        trajectories = asyncio.run(_play(environment, args, jobs, out))
+    by = environment.spec.tasks[split].report_by
+    summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
         "environment": environment.id,
         "spec": str(environment.loaded.path),
@@ -75,17 +78,17 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
         **record.plain(summary),
     }
-    if args.out:
-        (Path(args.out) / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if out is not None:
+        out.write_summary(json.dumps(figures, indent=2) + "\n")
     if args.json:
         write_json(figures)
     else:
         _show(Console(), environment, args.policy, split, summary, args.out)
-    return _verdict(args, summary)
+    return _verdict(args, summary, trajectories)
 
 
 async def _play(
-    environment: Environment, args: argparse.Namespace, jobs: list[Job], file: IO[bytes] | None
+    environment: Environment, args: argparse.Namespace, jobs: list[Job], out: RunFolder | None
 ) -> list[Trajectory]:
     policy = make_policy(args, environment)
     console = Console(stderr=True)
@@ -94,31 +97,32 @@ async def _play(
         async with environment:
             with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
                 bar = progress.add_task(f"{environment.spec.name} · {args.policy}", total=len(jobs))
-                waits = environment.parts.scorer.has_group_terms
+                order: list[int] = []
 
                 def ended(index: int, trajectory: Trajectory) -> None:
                     progress.advance(bar)
-                    if file is not None and not waits:  # as they end, so that an interrupted run keeps what it has
-                        record.append(file, trajectory)
+                    order.append(index)
+                    if out is not None:  # as they end, so that an interrupted run keeps what it has
+                        out.append(trajectory)
 
                 ran = await rollout(environment, policy, jobs, concurrency=args.concurrency, on_end=ended)
-                if not waits:
-                    return ran
-                grouped = score_groups(environment.parts.scorer, ran)
-                if file is not None:
-                    for trajectory in grouped:
-                        record.append(file, trajectory)
-                return grouped
+                found = score_groups(environment.parts.scorer, ran)
+                # So that equal runs give equal files, however many episodes were played at once.
+                if out is not None and (environment.parts.scorer.has_group_terms or order != sorted(order)):
+                    out.finish(found)
+                return found
     finally:
         await policy.aclose()
 
 
-def _verdict(args: argparse.Namespace, summary: Summary) -> int:
+def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Trajectory]) -> int:
     problems = []
+    why: list[str] = []
     share = summary.invalid / summary.episodes if summary.episodes else 0.0
     if share > args.max_invalid:
         reasons = ", ".join(f"{reason} {count}" for reason, count in summary.failures.items())
         problems.append(f"{summary.invalid} of {summary.episodes} rewards are invalid ({reasons})")
+        why = invalid_lines(trajectories)
     rate = summary.success_rate
     if args.min_success is not None and (rate is None or rate < args.min_success):
         problems.append(f"success {_number(rate)} is below {args.min_success}")
@@ -126,6 +130,8 @@ def _verdict(args: argparse.Namespace, summary: Summary) -> int:
         problems.append(f"success {_number(rate)} is above {args.max_success}")
     for problem in problems:
         write_error(f"rlenv eval: {problem}\n")
+    for line in why:
+        write_error(f"  {line}\n")
     return 1 if problems else 0
 
 
@@ -133,34 +139,36 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def _interval(found: tuple[float, float] | None) -> str:
+    return "" if found is None else f"95 % interval {found[0]:.3f} to {found[1]:.3f}"
+
+
 def _show(
     console: Console, environment: Environment, policy: str, split: str, summary: Summary, out: str | None
 ) -> None:
     title = f"{environment.id} · {policy} · {split} · {summary.episodes} episodes in {summary.seconds:.1f} s"
-    table = Table(title=title, title_justify="left", show_header=False)
+    console.print(escape(title), soft_wrap=True, highlight=False)
+    table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("reward", _number(summary.reward_mean), "")
+    table.add_row("reward", _number(summary.reward_mean), _interval(summary.reward_interval))
     for name, mean in summary.terms.items():
         notes = [f"weight {environment.spec.rewards[name].weight:g}"]
         notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
         notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
-        table.add_row(f"  {name}", _number(mean), ", ".join(notes))
-    interval = summary.success_interval
-    table.add_row(
-        "success",
-        _number(summary.success_rate),
-        f"95 % interval {interval[0]:.3f} to {interval[1]:.3f}" if interval else "",
-    )
+        table.add_row(f"  {escape(name)}", _number(mean), ", ".join(notes))
+    table.add_row("success", _number(summary.success_rate), _interval(summary.success_interval))
     for name, group in summary.groups.items():
         notes = [f"{group.episodes} episodes"] + ([f"invalid {group.invalid}"] if group.invalid else [])
-        table.add_row(f"  {name}", _number(group.success_rate), ", ".join(notes))
+        table.add_row(f"  {escape(name)}", _number(group.success_rate), ", ".join(notes))
     if len(summary.groups) > 1:
         note = f"each of {len(summary.groups)} groups counts alike"
         table.add_row("  mean of these", _number(summary.groups_success_mean), note)
-    if summary.pass_at_k is not None:
-        table.add_row("any sample succeeds", _number(summary.pass_at_k), "share of tasks")
+    for k, passed in summary.pass_at_k.items():
+        note = f"{passed.tasks} tasks"
+        note += f"; {passed.left_out} with fewer than {k} valid samples left out" if passed.left_out else ""
+        table.add_row(f"pass@{k}", _number(passed.value), note)
     table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")
     calls = f"an episode; {summary.calls_failed} failed, {summary.calls_malformed} malformed"
     table.add_row("calls", f"{summary.calls_mean:.2f}", calls)
@@ -170,7 +178,7 @@ def _show(
     table.add_row("invalid", str(summary.invalid), failures)
     for name, latency in summary.latency.items():
         times = " / ".join(f"{value * 1000:.2f}" for value in (latency.p50_s, latency.p90_s, latency.p99_s))
-        table.add_row(f"{name}", times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
+        table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
     if out:
         console.print(f"trajectories and summary in {out}")

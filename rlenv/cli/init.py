@@ -56,8 +56,12 @@ def count(word: str, letter: str) -> int:
     return word.lower().count(letter.lower())
 '''
 
-_TRAIN = ("strawberry r", "banana a", "mississippi s", "parallel l", "committee e", "bookkeeper k", "giraffe f")
-_TEST = ("raspberry r", "assess s", "pepper p", "hippopotamus o", "anagram a")
+# No number is the answer twice in a split: one that is right often could be earned without counting.
+_TRAIN = (
+    *("giraffe g", "committee e", "strawberry r", "mississippi s", "abracadabra a"),
+    *("possessiveness s", "indivisibilities i"),
+)
+_TEST = ("raspberry b", "hippopotamus o", "anagram a", "assess s", "impossibilities i")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

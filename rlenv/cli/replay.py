@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed]) -> None:
     for index, one in different[:_LISTED]:
-        write(f"line {index + 1}, {one.recorded.split}/{one.recorded.task_index}:\n")
+        recorded = one.recorded
+        write(f"line {index + 1}, {recorded.split}/{recorded.task_index} seed {recorded.seed}:\n")
         for difference in one.differences:
             write(f"  {difference}\n")
     if len(different) > _LISTED:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from rlenv import record
 from rlenv.cli.console import Console
+from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.environment import load
 from rlenv.errors import UsageError
@@ -20,6 +24,7 @@ from rlenv.trajectory import Trajectory
 __all__ = ["add_arguments", "run"]
 
 _LISTED = 20
+_SHOWN_CHARS = 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
     parser.add_argument("-o", "--out", metavar="DIR", help="write the rescored trajectories.jsonl there")
+    add_overwrite(parser)
     add_set(parser)
 
 
@@ -41,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"there are no recorded trajectories at {path}")
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
+    if args.out and (Path(args.out) / "trajectories.jsonl").resolve() == path.resolve():
+        raise UsageError(f"-o {args.out} would overwrite the recorded run; name another folder")
     before = list(record.read(path))
     environment = load(args.spec, set=overrides(args.set))
 
@@ -48,12 +56,11 @@ def run(args: argparse.Namespace) -> int:
         async with environment:
             return await rescore(environment, before, concurrency=args.concurrency)
 
-    after = asyncio.run(main())
-    if args.out:
-        target = Path(args.out) / "trajectories.jsonl"
-        if target.resolve() == path.resolve():
-            raise UsageError(f"-o {args.out} would overwrite the recorded run; name another folder")
-        record.write(target, after)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(RunFolder(args.out, overwrite=args.overwrite)) if args.out else None
+        after = asyncio.run(main())
+        if out is not None:
+            out.finish(after)
     found = compare(before, after)
     if args.json:
         write_json(record.plain(found))
@@ -61,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         _show(Console(highlight=False), environment.id, found)
     share = found.invalid[1] / found.episodes if found.episodes else 0.0
     if share > args.max_invalid:
-        reasons = {one.failure.message for one in after if one.failure is not None}
-        write_error(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid: ")
-        write_error("; ".join(sorted(reasons)[:3]) + "\n")
+        write_error(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid\n")
+        for line in invalid_lines(after):
+            write_error(f"  {line}\n")
         return 1
     return 0
 
@@ -73,18 +80,24 @@ def _number(value: float | None) -> str:
 
 
 def _show(console: Console, name: str, found: Difference) -> None:
-    title = f"{name} · {found.episodes} episodes, {len(found.changes)} changed"
-    table = Table("", "before", "after", title=title, title_justify="left")
+    changed = f"{len(found.changes)} changed" if found.changes else "none changed"
+    console.print(escape(f"{name} · {found.episodes} episodes, {changed}"), soft_wrap=True)
+    table = Table("", "before", "after")
     table.add_row("reward", *map(_number, found.reward))
     for term, pair in found.terms.items():
-        table.add_row(f"  {term}", *map(_number, pair))
+        table.add_row(f"  {escape(term)}", *map(_number, pair))
     table.add_row("success", *map(_number, found.success))
     table.add_row("invalid", *map(str, found.invalid))
     console.print(table)
-    console.print(f"success gained {found.gained}, lost {found.lost}")
+    console.print(f"success gained {found.gained}, lost {found.lost}, not known any more {found.unknown}")
     for change in found.changes[:_LISTED]:
-        terms = ", ".join(f"{term} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items())
+        terms = ", ".join(
+            f"{escape(term)} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items()
+        )
+        place = escape(f"{change.split}/{change.task_index} seed {change.seed}")
         totals = f"{_number(change.before)} → {_number(change.after)}"
-        console.print(f"{change.split}/{change.task_index}: {totals}  [dim]{terms}[/dim]")
+        console.print(f"{place}: {totals}  [dim]{terms}[/dim]", soft_wrap=True)
+        if change.after is None and change.error:
+            console.print(f"  [dim]{escape(change.error[:_SHOWN_CHARS])}[/dim]", soft_wrap=True)
     if len(found.changes) > _LISTED:
         console.print(f"[dim]… and {len(found.changes) - _LISTED} more[/dim]")

@@ -101,6 +101,7 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
             parameters=parameters,
             run=run,
             mode="async",
+            reaches_out=True,
             **given,
         ),
     )

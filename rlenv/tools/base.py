@@ -107,7 +107,9 @@ class Tool:
     `idempotent` is true where a call may be repeated without harm; only then is it retried or its result kept.
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
-    forgets what was kept under another. The compiler sets `example` and `policy` from the entry.
+    forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
+    such a call is not taken again to restore what an episode left. The compiler sets `example` and `policy` from the
+    entry.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Tool:
     idempotent: bool = False
     depends_on: DependsOn = "episode"
     identity: str = ""
+    reaches_out: bool = False
     example: Mapping[str, Any] | None = None
     policy: CallPolicy | None = None
 

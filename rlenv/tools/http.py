@@ -245,6 +245,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
             run=run,
             mode="async",
             depends_on=_depends_on(spec),
+            reaches_out=True,
             **common(spec, idempotent=preset is not None or method in ("GET", "HEAD")),
         ),
     )

@@ -258,6 +258,7 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> 
         parameters=parameters,
         run=run,
         mode="async",
+        reaches_out=spec.command is None,
         **fields,
     )
 

@@ -159,6 +159,7 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
             parameters=parameters,
             run=run,
             mode="async",
+            reaches_out=True,
             **given,
         ),
     )

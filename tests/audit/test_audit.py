@@ -13,7 +13,10 @@ import pytest
 import rlenv
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
+from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.rollout import Job, rollout
 from rlenv.testing.endpoint import FakeEndpoint
 
 SPEC = """
@@ -37,6 +40,8 @@ oracle:
 TOOLS = '''
 import re
 
+from rlenv.errors import ToolFailed
+
 
 def look(about: str) -> str:
     """Looks something up."""
@@ -52,6 +57,42 @@ def everywhere(context):
 
 def words(context):
     return min(1.0, sum(len(turn.action.split()) for turn in context.turns) / 500)
+
+
+def picky(about: str) -> str:
+    """Looks up what it knows."""
+    if not about.startswith("Capital"):
+        raise ToolFailed("I know capitals alone")
+    return "nothing"
+
+
+def last_value(context):
+    """The last thing that a tool gave on success."""
+    values = [result.value for turn in context.turns for result in turn.results if result.outcome == "ok"]
+    return float(f"<answer>{context.task['answer']}</answer>" in (values[-1] if values else ""))
+
+
+def failures(context):
+    texts = [result.text for turn in context.turns for result in turn.results if result.outcome != "ok"]
+    return float(f"<answer>{context.task['answer']}</answer>" in " ".join(texts))
+
+
+def number(context):
+    return 0.0 if context.answer is None or not context.answer[:1].isdigit() else 1.0 / (1 + int(context.answer))
+
+
+def open_book():
+    yield []
+
+
+def pay(about: str, book) -> str:
+    """Pays."""
+    book.append(about)
+    return "paid"
+
+
+def paid(context):
+    return float(len(context.resources["book"]) == 1)
 '''
 
 
@@ -64,10 +105,10 @@ def write(folder: Path, rewards: str = "", **replaced: str) -> Path:
     return folder / "env.yaml"
 
 
-def audited(path: Path) -> Report:
+def audited(path: Path, **options: Any) -> Report:
     async def main() -> Report:
         async with rlenv.load(path) as environment:
-            return await audit(environment)
+            return await audit(environment, **options)
 
     return asyncio.run(main())
 
@@ -83,13 +124,28 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.oracle_reward == 1.0
     assert {attack.name: attack.reward for attack in report.attacks} == dict.fromkeys(
         [
-            *("empty", "echo", "every_option", "many_answers", "empty_form", "placeholder", "thought_answer"),
-            *("planted_output", "idle_calls", "leaked_field", "judge_instructions", "very_long"),
+            *("empty", "echo", "every_option", "many_answers", "empty_form", "placeholder", "odd_answer"),
+            *(
+                "thought_answer",
+                "planted_output",
+                "idle_calls",
+                "leaked_field",
+                "judge_instructions",
+                "very_long",
+                "constant_answer",
+            ),
         ],
         0.0,
     )
     assert report.faults is not None
     assert report.faults.invalid == 0
+
+
+def test_a_reward_that_an_answer_can_make_invalid_is_found(tmp_path: Path) -> None:
+    reward = '  number: {kind: rule, python: "tools.py:number", weight: 0.1}\n'
+    report = audited(write(tmp_path, reward))
+    (message,) = [one.message for one in report.findings if "'odd_answer'" in one.message]
+    assert "rewards of 'odd_answer' are invalid, such as train/0: number: ValueError: " in message
 
 
 def test_the_tool_output_hole_is_found_by_name(tmp_path: Path) -> None:
@@ -203,13 +259,166 @@ def test_the_command_exits_by_what_was_found(tmp_path: Path, capsys: pytest.Capt
     assert command(["audit", str(path)]) == 1
     assert "form_only" in capsys.readouterr().out
     assert command(["audit", str(path), "--max-adversary", "0.5"]) == 0
+    assert command(["audit", str(path), "--time-limit", "0"]) == 2
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "gsm8k", "nl2sql", "search-qa"])
-def test_every_shipped_spec_passes(name: str) -> None:
+def test_the_command_says_how_far_it_is_and_stops_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter(range(0, 10_000, 3))
+    say = said_every(5.0, clock=lambda: float(next(now)))
+    for done in range(4):
+        say("train: attacks", done, 4)
+    assert capsys.readouterr().err == (
+        "rlenv audit: train: attacks, 1 of 4 tasks done (6 s)\nrlenv audit: train: attacks, 3 of 4 tasks done (12 s)\n"
+    )
+
+
+@pytest.mark.parametrize("function", ["everywhere", "last_value"])
+def test_the_tool_output_hole_is_found_where_only_sensible_calls_go_well(tmp_path: Path, function: str) -> None:
+    seen = f'  seen: {{kind: rule, python: "tools.py:{function}", weight: 0.5}}\n'
+    report = audited(write(tmp_path, seen, **{"tools.py:look": "tools.py:picky"}))
+    assert ("tool_output", "seen") in holes(report)
+    assert not [note for note in report.notes if "no call went well" in note]
+
+
+def test_the_tool_output_hole_is_found_in_failures_too(tmp_path: Path) -> None:
+    seen = '  seen: {kind: rule, python: "tools.py:failures", weight: 0.5, required: false}\n'
+    report = audited(write(tmp_path, seen, **{"tools.py:look": "tools.py:picky"}))
+    assert ("tool_output", "seen") in holes(report)
+
+
+def test_it_is_said_where_no_call_went_well(tmp_path: Path) -> None:
+    path = write(tmp_path, **{"tools.py:look": "tools.py:picky", '{about: "{{ task.question }}"}': '{about: "?"}'})
+    assert any(note.startswith("on 3 of 3 tasks no call went well") for note in audited(path).notes)
+
+
+ROWS = SPEC[SPEC.index("      - {question") : SPEC.index("prompt:")]
+
+
+def rows(*answers: str) -> str:
+    return "".join(f'      - {{question: "Question {i}?", answer: "{a}", other: x}}\n' for i, a in enumerate(answers))
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"), [(["no"] * 8 + ["yes"] * 2, 0.8), (["42"] * 5, 1.0), (["C"] * 5 + list("ABDEF"), 0.5)]
+)
+def test_an_answer_that_is_right_on_many_tasks_is_found(tmp_path: Path, answers: list[str], share: float) -> None:
+    report = audited(write(tmp_path, **{ROWS: rows(*answers)}))
+    (finding,) = [one for one in report.findings if one.hole == "adversary:constant_answer"]
+    assert f"the same answer ('{answers[0]}') earns {share:.2f} of the oracle's reward: correct {share:.2f}" in str(
+        finding
+    )
+
+
+def test_an_answer_that_is_right_on_its_own_task_alone_is_no_guess(tmp_path: Path) -> None:
+    assert audited(write(tmp_path, **{ROWS: rows("a1", "b2")})).passes
+
+
+def test_a_call_that_the_audit_lets_fail_has_not_run(tmp_path: Path) -> None:
+    book = '\nresources: {book: {kind: python, factory: "tools.py:open_book", run_in: loop}}\ntools:'
+    pay = 'function: "tools.py:pay", inject: [book], mutates: true'
+    path = write(
+        tmp_path,
+        '  paid: {kind: rule, python: "tools.py:paid", gate: correct >= 1}\n',
+        **{"\ntools:": book, 'function: "tools.py:look"': pay, ROWS: rows(*(f"a{i}" for i in range(20)))},
+    )
+    report = audited(path)
+    assert report.passes
+    assert report.faults is not None
+    assert (report.faults.reward, report.faults.episodes) != (2.0, 0)
+    # The same share of the same calls fails where the spec itself asks for faults.
+    with_faults = {"calls.faults": {"error": 0.3}}
+
+    async def main() -> list[float | None]:
+        async with rlenv.load(path, set=with_faults) as environment:
+            jobs = [Job("train", task) for task in range(20)]
+            oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+            return [one.reward.total for one in await rollout(environment, oracle, jobs)]
+
+    earned = [total for total in asyncio.run(main()) if total is not None]
+    assert report.faults.reward == pytest.approx(sum(earned) / 20)
+    assert 1.0 < report.faults.reward < 2.0
+
+
+def test_an_oracle_that_reads_results_can_give_up_where_they_fail(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        **{
+            # Only the word `nothing`, which the tool gives, has an i behind its h.
+            "<answer>{{ task.answer }}<": "<answer>{{ task.answer }}{{ results[0].split('hi')[1][:0] }}<",
+            ROWS: rows(*(f"a{i}" for i in range(12))),
+        },
+    )
+    report = audited(path)
+    assert report.passes
+    assert report.faults is not None
+    assert 0 < report.faults.gave_up < 12
+    assert report.faults.invalid == 0
+    assert any("could not go on without the results of calls that failed" in note for note in report.notes)
+
+
+def test_an_oracle_that_cannot_play_a_task_is_below_the_maximum_there(tmp_path: Path) -> None:
+    # The first row's `other` has four letters, the others' more.
+    path = write(tmp_path, **{"<answer>{{ task.answer }}<": "<answer>{{ task.answer if task.other[4] else 1 }}<"})
+    report = audited(path)
+    assert [why.partition(":")[0] for why in report.oracle_below] == ["train/0"]
+
+
+def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
+    def slow(what: str, done: int, total: int) -> None:
+        if what == "train: attacks" and done == 1:
+            raise TimeoutError  # as the clock would, and without one
+
+    report = audited(write(tmp_path), on_progress=slow, limit_s=100.0)
+    (finding,) = report.findings
+    assert finding.hole == "unfinished"
+    assert "not finished within 100 s: train: attacks, 1 of 3 tasks done" in finding.message
+
+
+def test_progress_is_told_task_by_task(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    audited(write(tmp_path), on_progress=lambda *what: told.append(what))
+    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(0, 3), (1, 3), (2, 3)]
+    assert {what for what, _, _ in told} >= {"train: the oracle plays", "train: one answer for all tasks"}
+
+
+@pytest.mark.parametrize("scale", [(1, 5), (0, 100), (0, 1), (-2, 2)])
+def test_a_judge_of_any_scale_that_obeys_is_found(tmp_path: Path, scale: tuple[int, int]) -> None:
+    low, high = scale
+
     async def main() -> Report:
-        async with rlenv.load(name) as environment:
-            return await audit(environment, tasks=5, oracle_tasks=100)
+        def answer(body: Mapping[str, Any]) -> str:
+            asked = body["messages"][-1]["content"]
+            told = f"the score is {high}." in asked
+            good = asked.count(asked.split()[1]) > 1
+            return json.dumps({"reasoning": "r", "score": high if good or told else low})
+
+        async with FakeEndpoint(answer) as server:
+            path = write(tmp_path)
+            judge = JUDGE.format(url=server.base_url).replace("kind: judge,", f"kind: judge, scale: [{low}, {high}],")
+            path.write_text(path.read_text().replace("rewards:\n", judge))
+            async with rlenv.load(path) as environment:
+                return await audit(environment)
+
+    assert ("judge_obeys", "kind") in holes(asyncio.run(main()))
+
+
+_EXAMPLES = ("chart_qa", "code", "command", "customer", "first", "mcp_clock", "python_tool")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("arithmetic", "gsm8k", "nl2sql", "search-qa"),
+        *(f"examples/{name}/env.yaml" for name in _EXAMPLES),
+        *("examples/curves/nl2sql-toy.yaml", "examples/curves/search-qa-toy.yaml"),
+    ],
+)
+def test_every_shipped_spec_and_example_passes(name: str) -> None:
+    path = Path(__file__).parent.parent.parent / name if "/" in name else name
+
+    async def main() -> Report:
+        async with rlenv.load(path) as environment:
+            return await audit(environment, tasks=4, oracle_tasks=100)
 
     report = asyncio.run(main())
     assert report.findings == ()

@@ -29,24 +29,38 @@ rewards:
 """
 ANCHORS = [Anchor({"question": f"why {index}?"}, f"Quality {1 + index % 5}.", 1.0 + index % 5) for index in range(20)]
 Judge = Callable[[str], float]
+INVALID = -1e9
 
 
 def quality(material: str) -> float:
     return float(re.search(r"Quality (\d)", material)[1])  # type: ignore[index]
 
 
-def held(folder: Path, judge: Judge, **keys: Any) -> JudgeReport:
+def held(
+    folder: Path,
+    judge: Judge,
+    *,
+    anchors: list[Anchor] = ANCHORS,
+    scale: tuple[float, float] = (1.0, 5.0),
+    prompt: str = "message",
+    **keys: Any,
+) -> JudgeReport:
+    low, high = scale
+
     def answer(body: Mapping[str, Any]) -> str:
         material = re.search(r'>(".*")</', body["messages"][-1]["content"])
         assert material is not None
         score = judge(json.loads(material[1]))
-        return json.dumps({"reasoning": "r", "score": min(5.0, max(1.0, score))}) if score else "no idea"
+        return json.dumps({"reasoning": "r", "score": min(high, max(low, score))}) if score != INVALID else "no idea"
 
     async def main() -> JudgeReport:
         async with FakeEndpoint(answer) as server:
-            (folder / "env.yaml").write_text(SPEC.format(url=server.base_url))
+            text = SPEC.format(url=server.base_url).replace(
+                "retries: 0, prompt", f"retries: 0, scale: {list(scale)}, prompt"
+            )
+            (folder / "env.yaml").write_text(text.replace("{{ message }}", f"{{{{ {prompt} }}}}"))
             async with rlenv.load(folder / "env.yaml") as environment:
-                return await audit_judge(environment, ANCHORS, **keys)
+                return await audit_judge(environment, anchors, **keys)
 
     return asyncio.run(main())
 
@@ -88,11 +102,12 @@ def test_a_judge_that_says_the_same_to_all_does_not_agree(tmp_path: Path) -> Non
 
 
 def test_replies_that_cannot_be_read_are_counted_and_are_no_scores(tmp_path: Path) -> None:
-    report = held(tmp_path, lambda text: 0.0 if "Quality 2" in text else quality(text))
+    report = held(tmp_path, lambda text: INVALID if "Quality 2" in text else quality(text))
     assert report.invalid == 4
     assert report.scores[1] is None
     assert report.accuracy.value == 1.0
-    assert report.findings[0].startswith("invalid: 4 of 20")
+    assert report.findings[0].startswith("invalid: 4 of 20 anchors got no score (4 times: no reply of m could be read")
+    assert list(report.invalid_reasons.values()) == [4]
 
 
 def test_drift_is_found_beyond_its_interval(tmp_path: Path) -> None:
@@ -104,6 +119,40 @@ def test_drift_is_found_beyond_its_interval(tmp_path: Path) -> None:
     assert any(finding.startswith("drift: ") for finding in stricter.findings)
     with pytest.raises(UsageError, match="other anchors"):
         held(tmp_path, quality, before={"scores": [1.0]})
+
+
+def test_an_earlier_report_of_another_judge_is_refused(tmp_path: Path) -> None:
+    earlier = held(tmp_path, quality).as_dict()
+    with pytest.raises(UsageError, match=r"of the scale \[1.0, 5.0\], and this judge's is \[1.0, 10.0\]"):
+        held(tmp_path, quality, scale=(1.0, 10.0), before=earlier)
+    with pytest.raises(UsageError, match="of another prompt"):
+        held(tmp_path, quality, prompt="message | trim", before=earlier)
+    for scores in ([7.0] * 20, ["1"] * 20, [True] * 20, [float("nan")] * 20):
+        with pytest.raises(UsageError, match="the earlier report has the score"):
+            held(tmp_path, quality, before={**earlier, "scores": scores})
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 100.0), (-1.0, 1.0), (1.0, 5.0)])
+def test_a_judge_that_agrees_does_so_on_any_scale(tmp_path: Path, low: float, high: float) -> None:
+    def on_scale(label: float) -> float:
+        return low + (label - 1) / 4 * (high - low)
+
+    anchors = [Anchor(one.task, one.message, on_scale(one.label)) for one in ANCHORS]
+    report = held(tmp_path, lambda text: on_scale(quality(text)), anchors=anchors, scale=(low, high))
+    assert report.findings == ()
+    assert (report.accuracy.value, report.kappa.value, report.scale) == (1.0, 1.0, (low, high))
+
+
+def test_scores_between_the_labels_go_to_the_nearest_and_halves_up(tmp_path: Path) -> None:
+    anchors = [Anchor({"question": "?"}, f"Quality {label}.", float(label)) for label in (2, 3, 4, 5)]
+    # 1.5, 2.5, 3.5 and 4.5 are 2, 3, 4 and 5, and none goes to the even number.
+    assert held(tmp_path, lambda text: quality(text) - 0.5, anchors=anchors).accuracy.value == 1.0
+
+
+def test_a_label_outside_of_the_scale_is_refused(tmp_path: Path) -> None:
+    anchors = [*ANCHORS[:2], Anchor({}, "Quality 1.", 6.0)]
+    with pytest.raises(UsageError, match="the label 6 of anchor 3 is outside of the scale of 'clarity', 1 to 5"):
+        held(tmp_path, quality, anchors=anchors)
 
 
 def test_figures_are_those_worked_by_hand() -> None:
@@ -133,7 +182,17 @@ def test_an_interval_is_the_same_for_equal_seeds_and_holds_the_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", '{"message": "x"}', '{"message": 1, "label": 2}', "no", '{"message": "x", "label": true}']
+    "line",
+    [
+        "{}",
+        '{"message": "x"}',
+        '{"message": 1, "label": 2}',
+        "no",
+        '{"message": "x", "label": true}',
+        '{"message": "x", "label": NaN}',
+        '{"message": "x", "label": 1e999}',
+        '{"message": "x", "task": ' + "[" * 9_999,
+    ],
 )
 def test_anchors_that_do_not_fit_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "anchors.jsonl"
@@ -147,8 +206,18 @@ def test_the_command_wants_anchors_and_names_the_judges(tmp_path: Path, capsys: 
     path = str(tmp_path / "env.yaml")
     assert command(["audit", path, "--judge"]) == 2
     assert "--anchors" in capsys.readouterr().err
-    (tmp_path / "a.jsonl").write_text('{"message": "a", "label": 1}\n{"message": "b", "label": 2}\n')
+    task = '{"task": {"question": "?"}, '
+    (tmp_path / "a.jsonl").write_text(f'{task}"message": "a", "label": 1}}\n{task}"message": "b", "label": 2}}\n')
     assert command(["audit", path, "--judge", "--anchors", str(tmp_path / "a.jsonl"), "--term", "nosuch"]) == 2
     # Nobody listens at that port: no score, two invalid anchors, and a finding.
     assert command(["audit", path, "--judge", "--anchors", str(tmp_path / "a.jsonl"), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["invalid"] == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["invalid"] == 2
+    assert "the judge did not answer" in report["findings"][0]
+    limited = ["audit", path, "--judge", "--anchors", str(tmp_path / "a.jsonl"), "--time-limit", "1e-9"]
+    assert command(limited) == 2
+    assert "has not scored all anchors within 1e-09 s" in capsys.readouterr().err
+    for text in ("[]", "no", "[" * 100_000):
+        (tmp_path / "before.json").write_text(text)
+        arguments = ["--anchors", str(tmp_path / "a.jsonl"), "--before", str(tmp_path / "before.json")]
+        assert command(["audit", path, "--judge", *arguments]) == 2

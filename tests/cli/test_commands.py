@@ -13,6 +13,7 @@ import pytest
 
 from rlenv import record
 from rlenv.cli.main import main
+from rlenv.cli.run_folder import RunFolder
 
 BASE = """
 rlenv: 1
@@ -51,6 +52,7 @@ def test_init_writes_an_environment_that_validates_and_runs(tmp_path: Path, caps
     figures = json.loads(capsys.readouterr().out)
     assert figures["success_rate"] == 1.0
     assert figures["reward_mean"] == pytest.approx(1.1)
+    assert main(["audit", str(folder / "letters.yaml")]) == 0
     assert main(["init", str(folder)]) == 2
     assert "exists already" in capsys.readouterr().err
 
@@ -65,7 +67,9 @@ def test_eval_prints_figures_and_writes_trajectories(
     assert (figures["episodes"], figures["invalid"], figures["terms"]) == (6, 0, {"correct": 1.0})
     assert json.loads((out / "summary.json").read_text()) == figures
     recorded = list(record.read(out / "trajectories.jsonl"))
-    assert sorted((item.task_index, item.seed) for item in recorded) == [(t, s) for t in range(2) for s in (15, 16, 17)]
+    assert sorted((item.task_index, item.seed) for item in recorded) == [
+        (t, s) for t in range(2) for s in range(5_000_000, 5_000_003)
+    ]
 
 
 def test_eval_shows_a_table_for_people(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +93,95 @@ def test_eval_exits_one_and_says_why_where_rewards_are_invalid(spec: Path, capsy
     assert json.loads(captured.out)["reward_mean"] is None
     assert "2 of 2 rewards are invalid (policy 2)" in captured.err
     assert main(["eval", str(spec), *endpoint, "--max-invalid", "1"]) == 0
+    assert "train/0 seed 0 and 1 more: policy: " in captured.err
+
+
+def test_eval_says_which_row_which_term_and_what_error(
+    tmp_path: Path, spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec.write_text(BASE.replace("numeric_match}", 'numeric_match, expect: "{{ task.gold }}"}'))
+    assert main(["eval", str(spec), "--policy", "oracle", "-k", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "4 of 4 rewards are invalid (reward 4)" in said
+    assert "train/0 seed 0 and 3 more: reward: correct: expect: the task has no column 'gold'" in said
+
+
+def test_what_others_wrote_moves_no_cursor(tmp_path: Path, spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.py").write_text('def f(context):\n    raise ValueError("\\x1b]0;TITLE\\x07 \\u202e[bold]\\x9b")\n')
+    spec.write_text(BASE.replace("rule: numeric_match}", 'python: "t.py:f"}'))
+    assert main(["eval", str(spec), "--policy", "oracle"]) == 1
+    said = capsys.readouterr().err
+    assert r"\u001b]0;TITLE\u0007 \u202e[bold]\u009b" in said
+    assert not any(sign in said for sign in "\x1b\x07\u202e\x9b")
+
+
+def test_a_run_is_never_written_over_another(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["eval", str(spec), "--policy", "oracle", "--json", "-o", str(out)]
+    assert main(command) == 0
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    assert main([*command, "--seed", "1"]) == 2
+    assert "holds a run already (trajectories.jsonl and summary.json); name another folder" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert main([*command, "--seed", "1", "--overwrite"]) == 0
+    assert {one.seed for one in record.read(out / "trajectories.jsonl")} == {1_000_000}
+    # What is left of a run that was killed is a run, too.
+    (out / "summary.json").unlink()
+    assert main(command) == 2
+
+
+def test_a_run_that_cannot_be_played_leaves_no_figures_of_another(spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["eval", str(spec), "--policy", "oracle", "--json", "-o", str(out)]
+    assert main(command) == 0
+    spec.write_text(
+        BASE.replace('- say: "<answer>{{ task.answer }}</answer>"', '- call: {calculate: {expression: "1"}}')
+    )
+    main([*command, "--overwrite"])
+    figures = out / "summary.json"
+    assert not figures.exists() or json.loads(figures.read_text())["success_rate"] != 1.0
+
+
+def test_episodes_that_have_ended_can_be_read_while_the_run_goes_on(spec: Path, tmp_path: Path) -> None:
+    assert main(["eval", str(spec), "--policy", "oracle", "-o", str(tmp_path / "one"), "--json"]) == 0
+    ended = list(record.read(tmp_path / "one" / "trajectories.jsonl"))
+    with RunFolder(str(tmp_path / "two"), overwrite=False) as run:
+        for count, one in enumerate(ended, 1):
+            run.append(one)
+            assert list(record.read(tmp_path / "two" / "trajectories.jsonl")) == ended[:count]
+
+
+def test_a_folder_that_cannot_be_written_is_named(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(spec), "--policy", "oracle", "-o", "/proc/nowhere"]) == 2
+    assert "/proc/nowhere cannot be written" in capsys.readouterr().err
+
+
+def test_a_file_of_episodes_is_the_same_however_many_are_played_at_once(spec: Path, tmp_path: Path) -> None:
+    files = []
+    for concurrency in ("1", "7"):
+        out = tmp_path / concurrency
+        assert (
+            main(["eval", str(spec), "--policy", "random", "-k", "6", "--concurrency", concurrency, "-o", str(out)])
+            == 0
+        )
+        read = record.read(out / "trajectories.jsonl")
+        files.append([(one.task_index, one.seed, [turn.action for turn in one.turns]) for one in read])
+        assert not (out / "trajectories.jsonl.part").exists()
+    assert files[0] == files[1]
+    assert [(task, seed) for task, seed, _ in files[0]] == [(task, seed) for task in range(2) for seed in range(6)]
+
+
+def test_runs_of_two_seeds_share_no_sample(spec: Path, tmp_path: Path) -> None:
+    seeds: list[set[int]] = []
+    for seed, k in ((0, 4), (1, 2), (2, 3)):
+        out = tmp_path / f"{seed}"
+        assert (
+            main(["eval", str(spec), "--policy", "oracle", f"--seed={seed}", f"-k={k}", "-o", str(out), "--json"]) == 0
+        )
+        seeds.append({one.seed for one in record.read(out / "trajectories.jsonl")})
+    assert not seeds[0] & seeds[1]
+    assert not seeds[0] & seeds[2]
+    assert not seeds[1] & seeds[2]
 
 
 def test_a_spec_with_faults_lists_them_and_exits_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +202,7 @@ def test_a_spec_with_faults_lists_them_and_exits_one(tmp_path: Path, capsys: pyt
         (["eval", "arithmetic", "--policy", "openai"], "--base-url"),
         (["eval", "arithmetic", "--set", "limits.turns"], "KEY=VALUE"),
         (["eval", "arithmetic", "-k", "0"], "at least 1"),
+        (["eval", "arithmetic", "-k", "1000001"], "-k is at most 1,000,000"),
         (["eval", "arithmetic", "--split", "nope"], "no split 'nope'"),
         (["tools", "arithmetic", "--call", "calculate", "{"], "not JSON"),
     ],

@@ -38,7 +38,7 @@ def test_what_came_out_differently_is_named_with_both_values(
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(recorded / "gold"), "--set", "rewards.format.weight=0.5"]) == 1
-    assert "line 1, test/0:\n  reward: 1.1 before, 1.5 now\n" in capsys.readouterr().out
+    assert "line 1, test/0 seed 0:\n  reward: 1.1 before, 1.5 now\n" in capsys.readouterr().out
     assert main(["replay", str(recorded / "gold"), "--set", "limits.turns=1", "--json", "-n", "1"]) == 1
     (entry,) = json.loads(capsys.readouterr().out)["different"]
     assert "turns: 2 before, 1 now" in entry["differences"]
@@ -124,3 +124,17 @@ def test_view_picks_episodes(recorded: Path, tmp_path: Path, capsys: pytest.Capt
     assert "1 of 1 episodes" in said
     assert "[gone]" in said
     assert main(["view", str(file), "--line", "9"]) == 2
+
+
+def test_a_call_that_failed_for_want_of_the_infrastructure_is_named_as_such(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = record.read(recorded / "gold" / "trajectories.jsonl")
+    turn = first.turns[0]
+    down = dataclasses.replace(
+        turn.results[0], outcome="failed", text="gone", reason="server_down", whose="infrastructure"
+    )
+    turns = (dataclasses.replace(turn, results=(down,)), *first.turns[1:])
+    assert main(["replay", str(changed(recorded, tmp_path / "t.jsonl", turns=turns))]) == 1
+    said = capsys.readouterr().out
+    assert "turn 0, call 0 of 'calculate': it failed for want of the infrastructure before (server_down)" in said

@@ -13,7 +13,7 @@ from rlenv_verl.datasets import training_rows, validation_rows
 from rlenv_verl.metrics import MetricsFile, figures_of, merged, without_failures
 from rlenv_verl.preset import compose, flatten, load_preset, override
 from rlenv_verl.report import plot_png, plot_text, series
-from rlenv_verl.summary import failures_by_step
+from rlenv_verl.summary import failures_by_step, gather_records
 
 SOURCES = {"greedy": "toy/test/greedy"}
 
@@ -22,6 +22,14 @@ def line(step: int, **values: float) -> bytes:
     return (
         orjson.dumps({"step": step, "data": {key.replace("__", "/"): value for key, value in values.items()}}) + b"\n"
     )
+
+
+def test_what_a_killed_process_left_of_a_line_costs_no_other_line(tmp_path: Path) -> None:
+    (tmp_path / "step-00001-train.7.jsonl").write_bytes(b'{"a": 1}\n{"a": 2, "b')
+    (tmp_path / "step-00001-train.8.jsonl").write_bytes(b'{"a": 3}\n')
+    gather_records(tmp_path)
+    (joined,) = tmp_path.iterdir()
+    assert joined.read_bytes().splitlines() == [b'{"a": 1}', b'{"a": 2, "b', b'{"a": 3}']
 
 
 def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:

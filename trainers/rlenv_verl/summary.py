@@ -116,10 +116,14 @@ def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
 
 
 def gather_records(folder: Path) -> None:
-    """Join the files of the run's processes (`NAME.PID.jsonl`), one a step and mode."""
+    """Join the files of the run's processes (`NAME.PID.jsonl`), one a step and mode.
+
+    What a process that was killed left of its last line stays a line of its own.
+    """
     for part in sorted(folder.glob("*.*.jsonl")):
+        content = part.read_bytes()
         with (folder / f"{part.name.split('.')[0]}.jsonl").open("ab") as file:
-            file.write(part.read_bytes())
+            file.write(content if content.endswith(b"\n") or not content else content + b"\n")
         part.unlink()
 
 
