@@ -23,8 +23,8 @@ __all__ = ["Spans", "broken", "broken_message", "broken_schemas", "broken_value"
 Spans = Sequence[tuple[int, int]]
 """First character and the one behind the last of each part of a text, in order."""
 
-_OPEN, _CLOSE, _BAR = "<＜﹤", ">＞﹥", "|｜│┃"  # noqa: RUF001 (wide forms, which some normalizers fold)
-_SIGNS: Final = re.compile(f"[{_OPEN}\\[［\\]◁｜]")  # noqa: RUF001
+_OPEN, _CLOSE, _BAR = "<＜﹤", ">＞﹥", "|｜│┃"
+_SIGNS: Final = re.compile(f"[{_OPEN}\\[［\\]◁｜]")
 # Control tokens and placeholders of published tokenizers that are neither `<|…|>` nor a mark of a dialect's row.
 _TAGS: Final = (
     "s|unk|pad|bos|eos|mask|sep|cls|sop|eop|bop|eod|end|image|video|audio|img|start_of_turn|end_of_turn|start_of_image"
@@ -50,11 +50,11 @@ def has_marks(text: str) -> bool:
 
 _SPELLING: Final = re.compile(
     f"[{_OPEN}](?=([^\\s{_OPEN}{_CLOSE}]{{1,100}}[{_CLOSE}]?|[{_OPEN}]/?SYS[{_CLOSE}]{{2}}))"
-    f"|[\\[［](?=(/?\\w{{2,40}}[\\]］]|e~\\[))"  # noqa: RUF001
-    "|◁(?=(/?\\w))|｜(?=(\\w{1,40}｜))|\\](?=(<\\][a-z]{1,20}\\[|~!?b[\\[\\]]))",  # noqa: RUF001
+    f"|[\\[［](?=(/?\\w{{2,40}}[\\]］]|e~\\[))"
+    "|◁(?=(/?\\w))|｜(?=(\\w{1,40}｜))|\\](?=(<\\][a-z]{1,20}\\[|~!?b[\\[\\]]))",
     re.IGNORECASE,
 )
-_EDGES: Final = f"/{_CLOSE}]］"  # noqa: RUF001
+_EDGES: Final = f"/{_CLOSE}]］"
 
 
 @cache
@@ -106,7 +106,7 @@ def broken(text: str, authored: Spans = ()) -> str:
     def parted(match: re.Match[str]) -> str:
         sign, group = match[0], match.lastindex or 0
         inner = match[group]
-        if (sign in _OPEN or sign in "[［") and inner[0] not in _OPEN and inner != "e~[" and not _is_control(inner):  # noqa: RUF001
+        if (sign in _OPEN or sign in "[［") and inner[0] not in _OPEN and inner != "e~[" and not _is_control(inner):
             return sign
         end = match.end(group)
         is_own = any(first <= match.start() and end <= last for first, last in authored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlenv.control import broken_message, broken_schemas
 from rlenv.endpoints import Client, Endpoint
