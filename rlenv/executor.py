@@ -25,6 +25,7 @@ from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import Guard, Notes
 from rlenv.calls.policy import policy_of
 from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.images import within_limits
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.reasons import whose
 from rlenv.secrets import logger, redact, redact_value
@@ -481,6 +482,10 @@ class Executor:
         text, value, details = encodable(redact(output.text)), redact_value(output.value), output.details
         if len(text) > self._max_chars:
             text = cut_middle(text, self._max_chars)
+        images = output.images
+        if images:
+            images, left_out = within_limits(images)
+            text = f"{text}\n{left_out}" if left_out and text else text or left_out
         if details is not None:
             details = bounded(redact_value(details), _MAX_NOTES_CHARS)
         if value is output.text:
@@ -493,7 +498,7 @@ class Executor:
                 details = {**(details or {}), "left_out": f"a value of more than {limit} characters"}
             elif isinstance(value, str):
                 value = encodable(value)
-        return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
+        return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, images, details)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")

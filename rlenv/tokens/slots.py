@@ -17,7 +17,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
 
-__all__ = ["TRANSFORMS", "Layout", "Slot", "derive", "split_slots"]
+__all__ = ["TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
 
 _S: Final = "\ue000"  # private use: stands in no template
 _ASSISTANT: Final = f"{_S}a{_S}"
@@ -77,6 +77,13 @@ class Slot:
     field: Literal["content", "name", "tool_call_id", "image"]
     index: int
     transform: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSlot:
+    """A content that is always the same: text, whatever it spells."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,36 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
     return found
 
 
+class Signs:
+    """What a set of tokens is written with: to tell texts that may be a part of one."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._tokens = "\n".join(tokens)
+        self.rare = frozenset(
+            sign for token in tokens for sign in ("".join(c for c in token if not c.isalnum()) or token)
+        )
+        """The signs that are neither letters nor digits, and the letters of tokens that have no others."""
+        self.all = frozenset("".join(tokens))
+        """All signs."""
+
+    def is_part(self, text: str) -> bool:
+        """Whether `text` stands within a token."""
+        return text in self._tokens
+
+    def parted(self, value: Any) -> Any:
+        """A JSON-like value with a space behind the first sign of each token that a text of it spells."""
+        if isinstance(value, str):
+            for token in self._tokens.split("\n"):
+                if token and token in value:
+                    value = value.replace(token, f"{token[0]} {token[1:]}")
+            return value
+        if isinstance(value, Mapping):
+            return {self.parted(key): self.parted(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.parted(item) for item in value]
+        return value
+
+
 class Vocabulary:
     """A tokenizer's added tokens, and two ways of encoding: with them, and as if they did not exist.
 
@@ -87,6 +117,10 @@ class Vocabulary:
         if blank:
             self.plain.add_tokens(blank)
         longest_first = sorted((text for text in self.added if text.strip()), key=len, reverse=True)
+        self.control_ids = frozenset(number for text, number in self.added.items() if text.strip())
+        """The ids of added tokens that are more than white space."""
+        self.signs = Signs(longest_first)
+        """What the added tokens are written with."""
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
     def leaks(self) -> tuple[str, ...]:
