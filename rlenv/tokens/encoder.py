@@ -23,9 +23,11 @@ from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, TextSlot, derive
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.vocabulary import Vocabulary, encode, fast_tokenizer
 
-__all__ = ["TokenEncoder"]
+__all__ = ["MAX_MESSAGES", "TokenEncoder"]
 
 _CACHED = 256
+MAX_MESSAGES = 256
+"""The most messages that may answer one turn; a policy decides how many calls it writes."""
 _MARK = "\ue000c0\ue000"
 _Shape = tuple[tuple[str, ...], tuple[int, ...]]  # roles, and how many images each message has; () where none has any
 _CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
@@ -424,7 +426,7 @@ class TokenEncoder:
         except UnsupportedTemplate:
             return Program(())
         transform = next(iter(left.values()))
-        slotted: list[str | Slot] = []
+        slotted: list[str | Slot | TextSlot] = []
         for is_own, piece in written.parts:
             if not is_own:
                 head, mark, tail = piece.partition(_MARK)
@@ -496,10 +498,21 @@ class TokenEncoder:
 
         return program.encode(value, self.encode_content)
 
+    def knows(self, messages: Sequence[Message]) -> bool:
+        """Whether messages of these roles were encoded before; the first ones take longer."""
+        roles = tuple(message.role for message in messages)
+        return (roles, ()) in self._programs or len(roles) > MAX_MESSAGES
+
     def _program(self, shape: _Shape) -> tuple[Layout, Program]:
         found = self._programs.get(shape)
         if found is None:
             roles, counts = shape
+            if len(roles) > MAX_MESSAGES:
+                raise UnsupportedTemplate(
+                    f"{len(roles)} messages answer one turn; token ids are made for at most {MAX_MESSAGES}"
+                )
+            if len(self._programs) >= _CACHED:
+                self._programs.pop(next(iter(self._programs)))
             place = self.images.place if self.images is not None else ""
             try:
                 if self.same_turn is not None and counts:
