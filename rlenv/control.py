@@ -27,12 +27,12 @@ _OPEN, _CLOSE, _BAR = "<＜﹤", ">＞﹥", "|｜│┃"
 _SIGNS: Final = re.compile(f"[{_OPEN}\\[［\\]◁｜]")
 # Control tokens and placeholders of published tokenizers that are neither `<|…|>` nor a mark of a dialect's row.
 _TAGS: Final = (
-    "s|unk|pad|bos|eos|mask|sep|cls|sop|eop|bop|eod|end|image|video|audio|img|start_of_turn|end_of_turn|start_of_image"
+    "s|unk|pad|bos|eos|mask|sep|cls|sop|eop|bop|eod|image|video|audio|img|start_of_turn|end_of_turn|start_of_image"
     "|end_of_image|image_soft_token|audio_soft_token|end_of_utterance|fake_token_around_image|tool_call|tool_response"
-    "|tools|tool|think|thinking|tool_calls|function_call|function_calls|escape|start_function_\\w{1,20}"
-    "|end_function_\\w{1,20}|fim[_-]\\w{1,20}|repo_name|reponame|file_sep|filename|gh_stars|issue_\\w{1,20}"
+    "|think|thinking|tool_calls|function_call|function_calls|escape|start_function_\\w{1,20}"
+    "|end_function_\\w{1,20}|fim[_-]\\w{1,20}|repo_name|reponame|file_sep|gh_stars|issue_\\w{1,20}"
     "|jupyter_\\w{1,20}|empty_output|commit_\\w{1,20}|unused_?\\d{1,6}|reserved\\w{0,40}|extra_id_\\d{1,6}"
-    "|special_?\\w{0,20}|SPECIAL_\\d{1,6}|pad_\\d{1,6}|0x[0-9a-f]{2}|endoftext|startoftext|start|System|User|Assistant"
+    "|special_?\\w{0,20}|SPECIAL_\\d{1,6}|pad_\\d{1,6}|0x[0-9a-f]{2}|endoftext|startoftext|System|User|Assistant"
     "|human|bot|AVAILABLE_TOOLS"
 )
 _BRACKETS: Final = (
@@ -40,6 +40,8 @@ _BRACKETS: Final = (
     "|AUDIO|BEGIN_AUDIO|MODEL_SETTINGS|PREFIX|MIDDLE|SUFFIX|REFERENCE_DOC_\\d{1,3}|REF|CLS|SEP|MASK|PAD|UNK|BOS|EOS"
     "|gMASK|sMASK|UNUSED_TOKEN_\\d{1,6}|unused\\d{1,6}|control_\\d{1,6}"
 )
+# Their marks are control tokens of no tokenizer, and prompts and replies name them.
+_OF_NO_MODEL: Final = ("search_r1", "react", "xml", "xml_json")
 _COMPLETE: Final = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
 
 
@@ -64,7 +66,8 @@ def _names() -> tuple[frozenset[str], re.Pattern[str]]:
 
     listed = [name for name in f"{_TAGS}|{_BRACKETS}".split("|") if name.replace("_", "").isalnum()]
     forms = [name for name in f"{_TAGS}|{_BRACKETS}".split("|") if name not in listed]
-    marks = {mark[1:-1] for row in ROWS.values() for mark in _marks(row) if "{" not in mark}
+    rows = [row for name, row in ROWS.items() if name not in _OF_NO_MODEL]
+    marks = {mark[1:-1] for row in rows for mark in _marks(row) if "{" not in mark}
     known = frozenset(name.strip("/").lower() for name in (*listed, *marks))
     return known, re.compile("|".join(forms).lower())
 

@@ -69,8 +69,9 @@ def written_parts(
     text = template.render(given, tools=tools)
     block = _free_block(text, given, tools)
     parts: tuple[Part, ...] = ()
-    for is_whole in (True, False):
-        cipher = _Cipher(signs, block, is_whole=is_whole)
+    ways = [(True, frozenset[str]())] if signs.all & _PLAIN else []
+    for is_whole, plain in (*ways, (True, _PLAIN), (False, _PLAIN)):
+        cipher = _Cipher(signs, block, is_whole=is_whole, plain=plain)
         messages = [cipher.message(one, spans) for one, spans in zip(given, authored, strict=True)]
         try:
             hidden = template.render(messages, tools=[cipher.value(tool) for tool in tools])
@@ -128,14 +129,15 @@ class _Cipher:
 
     Args:
         is_whole: change whole texts, but for the words of schemas; else the signs of control tokens alone.
+        plain: signs that stay.
     """
 
-    def __init__(self, signs: Signs, block: int, *, is_whole: bool) -> None:
+    def __init__(self, signs: Signs, block: int, *, is_whole: bool, plain: frozenset[str]) -> None:
         self._signs = signs
         self._is_whole = is_whole
         ascii_signs = {chr(number) for number in range(0x21, 0x7F)}
         wide = sorted(sign for sign in signs.all if sign > "\x7f" and not sign.isspace())
-        known = [*sorted(ascii_signs - _PLAIN), *wide[: _BLOCK - 0x80]]
+        known = [*sorted(ascii_signs - plain), *wide[: _BLOCK - 0x80]]
         self._there = {ord(sign): chr(block + index) for index, sign in enumerate(known)}
         self._rare = {number: hidden for number, hidden in self._there.items() if chr(number) in signs.rare}
         self._back = {ord(hidden): chr(number) for number, hidden in self._there.items()}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rlenv._bounded import encodable
 from rlenv.errors import MissingExtra, UsageError
 
 __all__ = ["Tokenizer", "Vocabulary", "encode", "fast_tokenizer"]
@@ -40,8 +41,14 @@ class Tokenizer(Protocol):
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do."""
-    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do.
+
+    A lone surrogate, which no tokenizer takes, is encoded as U+FFFD.
+    """
+    try:
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except TypeError:
+        return tokenizer.encode_batch_fast([encodable(text)], add_special_tokens=False)[0].ids
 
 
 def fast_tokenizer(tokenizer: Any) -> Tokenizer:
