@@ -25,6 +25,7 @@ Spans = Sequence[tuple[int, int]]
 
 _OPEN, _CLOSE, _BAR = "<＜﹤", ">＞﹥", "|｜│┃"
 _SIGNS: Final = re.compile(f"[{_OPEN}\\[［\\]◁｜]")
+_search: Final = _SIGNS.search
 # Control tokens and placeholders of published tokenizers that are neither `<|…|>` nor a mark of a dialect's row.
 _TAGS: Final = (
     "s|unk|pad|bos|eos|mask|sep|cls|sop|eop|bop|eod|image|video|audio|img|start_of_turn|end_of_turn|start_of_image"
@@ -47,7 +48,7 @@ _COMPLETE: Final = re.compile(r"<[^<>\s]{1,60}>|\[/?[A-Za-z_]{2,40}\]")
 
 def has_marks(text: str) -> bool:
     """Whether `text` holds a sign that a control token may begin with."""
-    return _SIGNS.search(text) is not None
+    return _search(text) is not None
 
 
 _SPELLING: Final = re.compile(

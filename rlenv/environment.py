@@ -218,6 +218,11 @@ class Environment:
 
     def observation_text(self, messages: Sequence[Message]) -> str:
         """What follows an action, as a policy of raw text sees it: no content spells a control token."""
+        for message in messages:
+            if has_marks(message.content) or (message.name is not None and has_marks(message.name)):
+                break
+        else:
+            return self.parts.dialect.render_observation(messages)
         return self.parts.dialect.render_observation([broken_message(one) for one in messages])
 
     def parse(self, action: str | Message) -> tuple[str, ParsedAction]:

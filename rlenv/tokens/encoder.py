@@ -422,20 +422,21 @@ class TokenEncoder:
                 left = {name: change for name, change in left.items() if shown == before + change(probe) + after}
                 if not mark or not left:
                     return Program(())
-            written = written_parts(self.template, with_content(_MARK), authored, tools, self.vocabulary.signs)
+            # The mark stays as it is, as an author's word would, so that it is found again.
+            spans = [*authored[:-1], ((0, len(_MARK)),)]
+            written = written_parts(self.template, with_content(_MARK), spans, tools, self.vocabulary.signs)
         except UnsupportedTemplate:
             return Program(())
         transform = next(iter(left.values()))
         slotted: list[str | Slot | TextSlot] = []
         for is_own, piece in written.parts:
             if not is_own:
-                head, mark, tail = piece.partition(_MARK)
-                slotted += [TextSlot(head)] if head else []
-                slotted += [Slot("content", 0, transform)] if mark else []
-                slotted += [TextSlot(tail)] if tail else []
-            else:
-                slotted.append(piece)
-        if sum(isinstance(part, Slot) for part in slotted) != 1 or written.text != text:
+                slotted.append(TextSlot(piece))
+                continue
+            head, mark, tail = piece.partition(_MARK)
+            slotted += [head, Slot("content", 0, transform), tail] if mark else [piece]
+        is_same = "".join(piece for _, piece in written.parts) == text
+        if not is_same or sum(isinstance(part, Slot) for part in slotted) != 1:
             return Program(())
         program = Program.of(slotted, self.vocabulary, self.encode_content)
         for probe in _CHECKS:

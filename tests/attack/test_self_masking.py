@@ -278,17 +278,14 @@ def test_a_template_that_cannot_answer_any_turn_is_refused_before_the_first_is_s
 
 
 def test_a_row_that_a_template_refuses_costs_its_own_samples_alone(trained: Any, tmp_path: Path) -> None:
-    picky = CHAT_TEMPLATE.replace(
-        "{%- if message.role == 'user' %}",
-        "{%- if message.role == 'user' %}{%- if 'forbidden' in message.content %}"
-        "{{- raise_exception('not this') }}{%- endif %}",
-    )
-    assert picky != CHAT_TEMPLATE
+    picky = "{%- if 'forbidden' in messages[0].content %}{{- raise_exception('not this') }}{%- endif %}" + CHAT_TEMPLATE
     (bad,) = trained.play(
         tmp_path,
         trained.speaking(picky),
         [[RIGHT]],
-        spec=LOOP.replace("question: q", "question: forbidden"),
+        spec=LOOP.replace("question: q", "question: forbidden").replace(
+            "{user: ", "{system: '{{ task.question }}', user: "
+        ),
         files={"t.py": TOOLS},
     )
     assert (trained.figures(bad)["masked"], any(bad.response_mask)) == ("prompt", False)
