@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlenv.control import broken_message, broken_schemas
-from rlenv.endpoints import Client, Endpoint
+from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.errors import EndpointError, PolicyError
 from rlenv.messages import Message
 from rlenv.policies.base import PolicyContext
@@ -115,7 +115,8 @@ class _Session:
             said = [broken_message(message) for message in messages]
             return (await self._client.chat(said, tools=self._tools, sampling=self._sampling)).message
         except EndpointError as error:
-            raise PolicyError(str(error)) from error
+            # A request that is refused for what it holds, such as one that has grown too long, is named apart.
+            raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
 
     async def _complete(self, messages: Sequence[Message]) -> str:
         # The raw text so far: the prompt, then each action and the observation that followed it.

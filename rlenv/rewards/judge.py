@@ -22,7 +22,7 @@ from pydantic import Field
 
 from rlenv._chat import Completion
 from rlenv.control import broken
-from rlenv.endpoints import Client, Endpoint
+from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.errors import EndpointError, RewardError, UsageError
 from rlenv.messages import Message
 from rlenv.registry import Kind
@@ -31,7 +31,7 @@ from rlenv.rewards.fence import Fence, Material, transcript
 from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
 from rlenv.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.templates import Template, TemplateError, compile_template
-from rlenv.tools.model import REFUSED, endpoint_of
+from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlenv.control import broken
-from rlenv.endpoints import Endpoint
+from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UsageError
 from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
@@ -17,13 +17,11 @@ from rlenv.templates import Template, TemplateError, compile_template
 from rlenv.tools._signature import shorthand
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "REFUSED", "ModelSpec", "endpoint_of", "parameters_of", "tool_failure"]
+__all__ = ["KIND", "ModelSpec", "endpoint_of", "parameters_of", "tool_failure"]
 
 NAMES = frozenset(("args", "task", "vars", "resources"))
 # No call can succeed until somebody mends the spec or the server.
 _MISCONFIGURED = frozenset({401, 403, 404})
-REFUSED = frozenset({400, 413, 422})
-"""What a server answers to a request that it cannot take, such as one that is too long."""
 
 
 class ModelSpec(ToolSpec):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlenv.control import broken
-from rlenv.endpoints import Endpoint
+from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, EpisodeError
 from rlenv.messages import Message, Role
 from rlenv.registry import Kind
 from rlenv.spec import SamplingSpec, Text, UserSpec
 from rlenv.templates import Template, TemplateError
 from rlenv.tools.base import CompileContext
-from rlenv.tools.model import REFUSED, endpoint_of, template_of
+from rlenv.tools.model import endpoint_of, template_of
 from rlenv.users.base import UserContext, heard, spoken
 
 __all__ = ["KIND", "ModelUserSpec"]

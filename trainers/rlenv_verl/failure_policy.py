@@ -32,6 +32,7 @@ FAULTS: Mapping[str, str] = {
     "sandbox": "the sandbox did not start",
     "code": "code was run where no tools are",
     "policy": "an agent or a policy behind a tool failed",
+    "refused": "a server refused a request for what it holds, such as one that is too long",
     "prompt_tokens": "the prompt is longer than data.max_prompt_length",
     "total_tokens": "the prompt leaves no room for an answer",
     "image": "an image of the prompt is not there or cannot be read",
