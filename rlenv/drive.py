@@ -21,7 +21,7 @@ def context_of(episode: Episode) -> PolicyContext:
         environment.tool_schemas,
         environment.spec.vars,
         environment.prompt_text(episode.messages),
-        environment.parts.dialect.render_observation,
+        environment.observation_text,
         episode.seed,
         episode.task_index,
         environment.stops,

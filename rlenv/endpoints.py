@@ -28,7 +28,10 @@ from rlenv.spec import EndpointSpec, SamplingSpec
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Client", "Endpoint", "compile_endpoint"]
+__all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
+
+REFUSED: Final = frozenset({400, 413, 422})
+"""What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
 
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0

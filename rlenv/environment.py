@@ -11,13 +11,14 @@ from typing import Any
 
 from rlenv._hosted import Scope
 from rlenv.compile import Parts, compile_parts
+from rlenv.control import broken_message, broken_schemas, has_marks
 from rlenv.dialects.base import SameTurn
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, SpecError, UsageError
 from rlenv.executor import Executor
 from rlenv.images import UnreadableImage, image_of, listed
 from rlenv.loader import LoadedSpec, load_spec
-from rlenv.messages import Image, MalformedCall, Message, ParsedAction, ToolCall
+from rlenv.messages import Image, MalformedCall, Message, ParsedAction, Role, ToolCall
 from rlenv.observe import Cut, cut_chars, shower
 from rlenv.paths import RefusedPath, finder
 from rlenv.resources.base import Resource, ResourceContext
@@ -59,6 +60,7 @@ class Environment:
         self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
         """How observations go on in the assistant's own turn; None where they have turns of their own."""
         self.tool_schemas: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in self.parts.tools.values())
+        self._plain_schemas: tuple[Mapping[str, Any], ...] | None = None
         self.answer_is_explicit = answers.is_explicit(self.spec.answer)
         self.show = shower(self.spec.observation, self.parts.observation, self.spec.vars)
         self._cut = cut_chars(self.spec.observation)
@@ -196,10 +198,10 @@ class Environment:
         """
         values = {"task": task, "resources": resources, "vars": self.spec.vars}
         images = self._prompt_images(values) if self.parts.images else ()
-        user = Message("user", redact(_filled("prompt.user", self.parts.user, values)), images=images)
+        user = _said("user", "prompt.user", self.parts.user, values, images)
         if self.parts.system is None:
             return (user,)
-        return (Message("system", redact(_filled("prompt.system", self.parts.system, values))), user)
+        return (_said("system", "prompt.system", self.parts.system, values), user)
 
     def _prompt_images(self, values: Mapping[str, Any]) -> tuple[Image, ...]:
         found: list[Image] = []
@@ -216,8 +218,19 @@ class Environment:
         return tuple(found)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
-        """The prompt as a policy of raw text sees it."""
-        return self.parts.dialect.render_prompt(messages, self.tool_schemas)
+        """The prompt as a policy of raw text sees it: no text but the author's own spells a control token."""
+        if self._plain_schemas is None:
+            self._plain_schemas = broken_schemas(self.tool_schemas)
+        return self.parts.dialect.render_prompt([broken_message(one) for one in messages], self._plain_schemas)
+
+    def observation_text(self, messages: Sequence[Message]) -> str:
+        """What follows an action, as a policy of raw text sees it: no content spells a control token."""
+        for message in messages:
+            if has_marks(message.content) or (message.name is not None and has_marks(message.name)):
+                break
+        else:
+            return self.parts.dialect.render_observation(messages)
+        return self.parts.dialect.render_observation([broken_message(one) for one in messages])
 
     def parse(self, action: str | Message) -> tuple[str, ParsedAction]:
         """The action's text and its reading; never raises for what a policy wrote."""
@@ -256,8 +269,21 @@ class Environment:
         return handle
 
 
-def _filled(place: str, template: Template, values: Mapping[str, Any]) -> str:
+def _said(
+    role: Role, place: str, template: Template, values: Mapping[str, Any], images: tuple[Image, ...] = ()
+) -> Message:
+    """A message of the prompt, which knows the author's words in it where they may hold control tokens.
+
+    Raises:
+        EpisodeError: the row does not fill the template.
+    """
     try:
-        return template.text(**values)
+        if not has_marks(template.source):
+            return Message(role, redact(template.text(**values)), images=images)
+        written, authored = template.written(**values)
     except TemplateError as error:
         raise EpisodeError(f"{place} cannot be filled from this row: {error}", reason="prompt") from error
+    text = redact(written)
+    if text is not written and text != written:
+        authored = ()
+    return Message(role, text, images=images, authored=authored)

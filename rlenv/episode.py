@@ -446,7 +446,7 @@ class Episode:
         # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
         if not self.environment.is_text_only(self.cut):
             return ""
-        return self.environment.parts.dialect.render_observation(messages)
+        return self.environment.observation_text(messages)
 
     def _context(self, *, answer: str | None, reason: str) -> RewardContext:
         return RewardContext(

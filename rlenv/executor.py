@@ -25,6 +25,7 @@ from rlenv.calls.cache import forget_episode
 from rlenv.calls.guard import Guard, Notes
 from rlenv.calls.policy import policy_of
 from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.images import within_limits
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.reasons import whose
 from rlenv.secrets import logger, redact, redact_ends, redact_value
@@ -479,6 +480,10 @@ class Executor:
             error = TypeError(f"a tool's text was a {type(output.text).__name__}, not a str")
             return self._broken(entry, call, error, started)
         text, value, details = encodable(redact_ends(output.text, self._max_chars)), output.value, output.details
+        images = output.images
+        if images:
+            images, left_out = within_limits(images)
+            text = f"{text}\n{left_out}" if left_out and text else text or left_out
         if details is not None:
             details = _bounded_details(details)
         if value is output.text:
@@ -493,7 +498,7 @@ class Executor:
                 value = redact_value(value)
                 if isinstance(value, str):
                     value = encodable(value)
-        return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, output.images, details)
+        return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, images, details)
 
     def _failed(self, failure: ToolFailed, call: ToolCall, started: float) -> ToolResult:
         outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")

@@ -11,23 +11,51 @@ import binascii
 import io
 import mimetypes
 import stat
-import warnings
-from collections.abc import Callable, Mapping
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rlenv._chat import as_image
+from rlenv._pictures import bare_image
 from rlenv.errors import MissingExtra
 from rlenv.messages import Image
 
-__all__ = ["MAX_BYTES", "MAX_PIXELS", "UnreadableImage", "image_of", "listed", "mime_of", "open_image"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_IMAGES",
+    "MAX_PIXELS",
+    "MAX_SIDE",
+    "UnreadableImage",
+    "image_of",
+    "listed",
+    "mime_of",
+    "open_image",
+    "within_limits",
+]
 
 MAX_BYTES: Final = 20_000_000
 """A larger file or base64 text is not read."""
-MAX_PIXELS: Final = 64_000_000
-"""Width times height; a larger image is not decoded. It would take 192 MB, and every processor makes it small again."""
-# Formats whose decoders are Pillow's own and run no other program (EPS would start Ghostscript).
-_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MAX_PIXELS: Final = 16_000_000
+"""Width times height; a larger image is not decoded. It would take 64 MB, and every processor makes it small again."""
+MAX_SIDE: Final = 16_384
+"""Pixels in a row or a column: a decoder needs memory for each row beside its pixels."""
+MAX_IMAGES: Final = 8
+"""Further images of one result are left out."""
+_NO_IMAGE: Final = "the bytes are no image that can be read (PNG, JPEG, WebP or GIF)"
+_decoding: Final = threading.BoundedSemaphore(2)
+# What an orientation asks for. Source: Exif 2.32, tag 0x0112.
+_TURNS: Final = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 
 class UnreadableImage(ValueError):
@@ -84,18 +112,36 @@ def mime_of(path: Path) -> str:
     return mime
 
 
+def within_limits(images: Sequence[Image]) -> tuple[tuple[Image, ...], str]:
+    """The images of one result that are kept, and a note of what is left out ("" where nothing is)."""
+    kept: list[Image] = []
+    size = 0
+    for image in images[:MAX_IMAGES]:
+        size += len(image.base64) * 3 // 4
+        if size > MAX_BYTES:
+            break
+        kept.append(image)
+    if len(kept) == len(images):
+        return tuple(kept), ""
+    left_out = len(images) - len(kept)
+    most = f"at most {MAX_IMAGES}, of {MAX_BYTES // 1_000_000} MB together, are shown of a result"
+    return tuple(kept), f"[{left_out} of {len(images)} images are left out: {most}]"
+
+
 def open_image(image: Image, *, max_pixels: int = MAX_PIXELS) -> Any:
     """The decoded image as a `PIL.Image.Image` of mode RGB, upright, its transparent parts on white.
 
-    Of an animation it is the first picture.
+    Of an animation it is the first picture. What is not needed for the picture (text, profiles, previews) is cut away
+    before a decoder sees it, and the size is looked at before there is memory for it. At most two images are decoded
+    at once in a process.
 
     Raises:
-        UnreadableImage: the bytes are no PNG, JPEG, WebP, GIF or BMP, are cut off, or hold more than `max_pixels`.
+        UnreadableImage: the bytes are no PNG, JPEG, WebP or GIF, are cut off, hold more than `max_pixels`, or are more
+            than `MAX_SIDE` wide or high.
         MissingExtra: Pillow is not installed.
     """
     try:
         import PIL.Image
-        import PIL.ImageOps
     except ImportError as error:
         raise MissingExtra("images for a policy's processor", extra="images") from error
     if len(image.base64) > MAX_BYTES * 4 // 3 + 4:
@@ -104,18 +150,18 @@ def open_image(image: Image, *, max_pixels: int = MAX_PIXELS) -> Any:
         data = base64.b64decode(image.base64, validate=True)
     except (binascii.Error, ValueError) as error:
         raise UnreadableImage("the image is not base64") from error
+    found = bare_image(data)
+    if found is None:
+        raise UnreadableImage(_NO_IMAGE)
+    _check_size(found.size, max_pixels)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a decoder warns of odd metadata and of sizes, which are checked below
-            with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-                width, height = opened.size
-                if width * height > max_pixels:
-                    raise UnreadableImage(
-                        f"the image has {width} × {height} pixels; expected at most {max_pixels} in all"
-                    )
+        with _decoding:
+            with PIL.Image.open(io.BytesIO(found.data), formats=(found.form,)) as opened:
+                _check_size(opened.size, max_pixels)  # a picture may be larger than its file's header says
                 opened.load()
-                upright = PIL.ImageOps.exif_transpose(opened)
-                return _on_white(upright)
+                page = _on_white(opened)
+            turn = _TURNS.get(found.orientation)
+            return page if turn is None else page.transpose(getattr(PIL.Image.Transpose, turn))
     except UnreadableImage:
         raise
     # A decoder meets whatever the bytes say, and Pillow's raise what they meet: these kinds were seen on cut and
@@ -129,10 +175,22 @@ def open_image(image: Image, *, max_pixels: int = MAX_PIXELS) -> Any:
         TypeError,
         ArithmeticError,
         AttributeError,
+        RuntimeError,
+        struct.error,
+        zlib.error,
+        Warning,
     ) as error:
-        raise UnreadableImage("the bytes are no image that can be read (PNG, JPEG, WebP, GIF or BMP)") from error
+        raise UnreadableImage(_NO_IMAGE) from error
     except PIL.Image.DecompressionBombError as error:
         raise UnreadableImage(f"the image is too large; expected at most {max_pixels} pixels") from error
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        raise UnreadableImage(
+            f"the image has {width} × {height} pixels; expected at most {max_pixels} in all, and {MAX_SIDE} in a row"
+        )
 
 
 def _on_white(image: Any) -> Any:

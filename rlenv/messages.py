@@ -116,7 +116,9 @@ class Message:
     """One message of a conversation, in the roles that chat templates know.
 
     `tool_calls` is set only on assistant messages that came as structured data or are rendered by a chat template.
-    A malformed call among them is one whose arguments could not be read.
+    A malformed call among them is one whose arguments could not be read. `authored` names the parts of `content` (first
+    character, and the one behind the last) that the spec's author wrote: in these alone a control token is meant as
+    one. All else is text, whatever it spells (docs/tokens.md).
     """
 
     role: Role
@@ -125,6 +127,7 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     images: tuple[Image, ...] = ()
+    authored: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     def parts(self, images: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The content as parts of the OpenAI chat format.

@@ -97,8 +97,10 @@ class Scorer:
                     gate = compile_expression(spec.gate, names=[name for name in names if name != term.name])
                 except ExpressionError as error:
                     raise UsageError(f"rewards.{term.name}.gate: {error}") from error
+            # What earns nothing decides nothing, unless the spec says that it has to be there.
+            required = spec.required and (spec.weight != 0 or "required" in spec.model_fields_set)
             plans[term.name] = _Plan(
-                term, term.name, float(spec.weight), spec.when == "turn", gate, spec.required, spec.over_turns == "mean"
+                term, term.name, float(spec.weight), spec.when == "turn", gate, required, spec.over_turns == "mean"
             )
         try:
             self._success = None if success is None else compile_expression(success, names=names)

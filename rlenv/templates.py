@@ -7,6 +7,7 @@ so that numbers stay numbers; everything else gives text. An undefined name is a
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,6 +104,35 @@ class Template:
         head, slash, _ = text.rpartition("/")
         return head + slash
 
+    def written(self, **values: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The rendered text, and the parts of it (first character, and the one behind the last) that the template's
+        author wrote; all else came of the values. Where that cannot be told, no part is the author's.
+
+        Raises:
+            TemplateError: as for `text`.
+        """
+        text = self.text(**values)
+        if "{" not in self.source:
+            return text, ((0, len(text)),) if text else ()
+        try:
+            marked = _marking(self.source).render(**values)
+        except Exception:  # it rendered a moment ago; what it does with marked texts is no fault of the spec
+            return text, ()
+        spans: list[tuple[int, int]] = []
+        at = depth = 0
+        plain: list[str] = []
+        for index, piece in enumerate(_MARKS.split(marked)):
+            if index % 2:
+                depth += 1 if piece == _BEGIN else -1
+                continue
+            if piece and depth == 0:
+                spans.append((at, at + len(piece)))
+            plain.append(piece)
+            at += len(piece)
+        if "".join(plain) != text:
+            return text, ()
+        return text, _joined(spans)
+
     def text(self, **values: Any) -> str:
         """The rendered text.
 
@@ -133,6 +163,34 @@ class Template:
         if isinstance(result, jinja2.Undefined):
             raise TemplateError(f"{self.source.strip()} is undefined")
         return result
+
+
+# Around each value that a template writes. Drawn for each process, so that no value can hold one.
+_BEGIN, _END = (f"\ufdd0{secrets.token_hex(8)}\ufdd1" for _ in range(2))
+_MARKS = re.compile(f"({_BEGIN}|{_END})")
+_marking_environment = _Environment(
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+    autoescape=False,
+    finalize=lambda value: f"{_BEGIN}{value}{_END}",
+)
+
+
+@lru_cache(maxsize=1024)
+def _marking(source: str) -> jinja2.Template:
+    """The template that writes its values between marks."""
+    return _marking_environment.from_string(source)
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Spans with those made one that follow each other at once."""
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)
 
 
 def _paths(tree: nodes.Template) -> frozenset[tuple[str, ...]]:

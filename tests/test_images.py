@@ -92,7 +92,7 @@ def test_what_a_model_wrote_names_no_file(value: Any) -> None:
         image_of(value, file=None)
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
 def test_common_formats_are_read_as_upright_rgb(form: str) -> None:
     opened = open_image(Image.of(picture(form=form), "image/whatever"))
     assert (opened.mode, opened.size) == ("RGB", (20, 10))
@@ -113,6 +113,9 @@ BROKEN: dict[str, Callable[[], bytes]] = {
     "cut": lambda: picture((300, 300), form="PNG")[:200],
     "cut jpeg": lambda: picture((300, 300), form="JPEG")[:400],
     "header only": lambda: picture()[:30],
+    "bitmap": lambda: picture(form="BMP"),
+    "tiff": lambda: picture(form="TIFF"),
+    "icon": lambda: picture((32, 32), form="ICO"),
     "postscript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
 }
 
@@ -136,7 +139,7 @@ def test_garbled_bytes_never_raise_anything_else() -> None:
 def test_a_huge_image_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(UnreadableImage, match="9000 × 9000 pixels"):
         open_image(Image.of(picture((9_000, 9_000), colour=0, mode="1")))
-    with pytest.raises(UnreadableImage, match="too large"):
+    with pytest.raises(UnreadableImage, match="20000 × 20000 pixels"):
         open_image(Image.of(picture((20_000, 20_000), colour=0, mode="1")))
     with pytest.raises(UnreadableImage, match="base64"):
         open_image(Image("image/png", "not base64!"))

@@ -126,6 +126,7 @@ def _played(args: argparse.Namespace) -> Iterator[Dialogue]:
             tuple(message.as_dict() for message in trajectory.messages),
             tuple(dict(schema) for schema in environment.tool_schemas),
             tuple(turns),
+            trajectory.messages,
         )
 
 

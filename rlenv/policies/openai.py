@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from rlenv.endpoints import Client, Endpoint
+from rlenv.control import broken_message, broken_schemas
+from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.errors import EndpointError, PolicyError
 from rlenv.messages import Message
 from rlenv.policies.base import PolicyContext
@@ -100,6 +101,7 @@ class _Session:
         self._client = policy.client
         self._context = context
         self._is_text = policy.mode == "text"
+        self._tools = broken_schemas(context.tools)
         seeded = self._client.endpoint.sampling.seed is None
         self._sampling = SamplingSpec(seed=context.seed) if seeded else None
         self._text = ""
@@ -109,10 +111,12 @@ class _Session:
         try:
             if self._is_text:
                 return await self._complete(messages)
-            tools: Sequence[Any] = self._context.tools
-            return (await self._client.chat(messages, tools=tools, sampling=self._sampling)).message
+            # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
+            said = [broken_message(message) for message in messages]
+            return (await self._client.chat(said, tools=self._tools, sampling=self._sampling)).message
         except EndpointError as error:
-            raise PolicyError(str(error)) from error
+            # A request that is refused for what it holds, such as one that has grown too long, is named apart.
+            raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
 
     async def _complete(self, messages: Sequence[Message]) -> str:
         # The raw text so far: the prompt, then each action and the observation that followed it.

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import jinja2
 import orjson
+from jinja2 import nodes
 from pydantic import Field
 
-from rlenv.endpoints import Endpoint
+from rlenv._chat import Completion
+from rlenv.control import broken
+from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.errors import EndpointError, RewardError, UsageError
 from rlenv.messages import Message
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.fence import Fence, transcript
+from rlenv.rewards.fence import Fence, Material, transcript
 from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
 from rlenv.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
-from rlenv.templates import TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
 
@@ -32,6 +39,10 @@ _NAMES = frozenset(("task", "vars", "answer", "message", "transcript"))
 _MATERIAL = frozenset(("answer", "message", "transcript"))
 _SYSTEM = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
 _CACHED = 65_536
+_LIMITS = (65_536, 16_384, 4_096, 1_024)
+"""The most characters of one material, and of what is shown to a judge that does not take so many."""
+_HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
+_FILTERED = "content_filter"
 
 
 class JudgeMemberSpec(Spec):
@@ -82,7 +93,7 @@ class JudgeSpec(RewardSpec):
 @dataclass(frozen=True, slots=True)
 class _Member:
     endpoint: Endpoint
-    prompt: Callable[..., str]
+    prompt: Template
     names: frozenset[str]
     sampling: SamplingSpec
     digest: str
@@ -139,7 +150,7 @@ class _Judge:
     cache: _Cache = field(default_factory=_Cache)
 
     async def measure(self, context: RewardContext) -> Measured:
-        material = {
+        material: dict[str, Material] = {
             "answer": context.answer if context.answer is not None else "(no answer was given)",
             "message": context.final_text,
             "transcript": transcript(context.turns),
@@ -172,7 +183,9 @@ class _Judge:
         reason = found[0][0].verdict.reason
         return Measured((raw - low) / (high - low), reason, details)
 
-    async def _ask(self, member: _Member, context: RewardContext, material: Mapping[str, str]) -> tuple[_Asked, bool]:
+    async def _ask(
+        self, member: _Member, context: RewardContext, material: Mapping[str, Material]
+    ) -> tuple[_Asked, bool]:
         named = [name for name in sorted(_MATERIAL) if name in member.names] or ["message"]
         # The fence's mark is new for each request, so the key is made of what stands in it.
         key = hashlib.sha256(
@@ -182,63 +195,113 @@ class _Judge:
                     member.endpoint.base_url,
                     member.endpoint.model,
                     self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
-                    [material[name].encode("utf-8", "backslashreplace").decode() for name in named],
+                    [json.dumps(material[name]) for name in named],
                 ]
             )
         ).digest()
 
         async def ask() -> _Asked:
-            return await self._request(member, context, material)
+            return await self._request(member, context, {name: material[name] for name in named})
 
         return await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
 
-    async def _request(self, member: _Member, context: RewardContext, material: Mapping[str, str]) -> _Asked:
-        fence = Fence()
-        fenced = {name: fence(text) for name, text in material.items()}
-        prompt = self._filled(member, context, fenced)
-        if not member.names & _MATERIAL:
-            prompt += f"\n\n{fenced['message']}"
-        low, high = self.spec.scale
-        form = (
-            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
-            f"{orjson.dumps(self.reply.schema).decode()}\n'{self.spec.value_key}' goes from {low:g} to {high:g}."
-        )
-        rubric = _rubric(self.spec)
-        messages = [
-            Message("system", _SYSTEM.format(fence=fence.instructions, form=form)),
-            Message("user", f"{prompt}{rubric}"),
-        ]
+    async def _request(self, member: _Member, context: RewardContext, material: Mapping[str, Material]) -> _Asked:
         client = await member.endpoint.client(context.shared())
-        problem = ""
         usage = {"prompt_tokens": 0, "completion_tokens": 0}
-        for attempt in range(self.spec.retries + 1):
-            sampling = member.sampling.model_copy(
-                update={
-                    "seed": self.spec.seed + attempt,
-                    "extra": {"response_format": _response_format(self.reply.schema), **member.sampling.extra},
-                }
-            )
+        problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
+        while attempt <= self.spec.retries:
+            nonce = secrets.token_hex(8)
             try:
-                completion = await client.chat(messages, sampling=sampling)
+                completion = await self._chat(client, member, context, material, nonce, limits[0], attempt)
             except EndpointError as error:
-                raise RewardError(f"the judge did not answer: {error}") from error
-            for name, count in completion.usage.as_dict().items():
-                usage[name] = usage.get(name, 0) + count
+                if error.status not in REFUSED or len(limits) == 1:
+                    raise RewardError(f"the judge did not answer: {error}") from error
+                limits.pop(0)  # the policy may have written more than the judge takes: it is shown less of it
+                continue
+            _count(usage, completion)
+            attempt += 1
+            is_filtered = is_filtered and completion.finish_reason == _FILTERED
             try:
-                verdict = self.reply.read(completion.message.content, finish_reason=completion.finish_reason)
+                verdict = self._read(completion, nonce, material)
             except UnreadableReply as error:
                 problem = str(error)
                 continue
-            return _Asked(verdict, attempt + 1, usage)
+            return _Asked(verdict, attempt, usage)
+        if is_filtered and await self._judges_nothing(client, member, context, usage):
+            return _Asked(Verdict(self.spec.scale[0], "the judge's server refuses what was written"), attempt, usage)
         raise RewardError(
             f"no reply of {member.endpoint.model} could be read in {self.spec.retries + 1} tries: {problem}"
         )
 
-    def _filled(self, member: _Member, context: RewardContext, fenced: Mapping[str, str]) -> str:
+    async def _judges_nothing(
+        self, client: Client, member: _Member, context: RewardContext, usage: dict[str, int]
+    ) -> bool:
+        """Whether the judge gives a verdict where there is no material: then the material is what it refuses."""
+        nonce = secrets.token_hex(8)
+        nothing = dict.fromkeys(_MATERIAL, "(left out)")
         try:
-            return member.prompt(task=context.task, vars=context.vars, **fenced)
+            completion = await self._chat(client, member, context, nothing, nonce, _LIMITS[-1], 0)
+            _count(usage, completion)
+            self._read(completion, nonce, {})
+        except (EndpointError, UnreadableReply):
+            return False
+        return True
+
+    async def _chat(
+        self,
+        client: Client,
+        member: _Member,
+        context: RewardContext,
+        material: Mapping[str, Material],
+        nonce: str,
+        limit: int,
+        attempt: int,
+    ) -> Completion:
+        """One reply to the question about `material`, of which at most `limit` characters are shown each."""
+        fence = Fence(limit)
+        fenced = {name: fence(one) for name, one in material.items()}
+        prompt = self._filled(member, context, {name: fenced.get(name, "") for name in _MATERIAL})
+        if not member.names & _MATERIAL:
+            prompt += f"\n\n{fenced['message']}"
+        low, high = self.spec.scale
+        schema = self.reply.asked(nonce)
+        form = (
+            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
+            f"{orjson.dumps(schema).decode()}\n'{self.spec.value_key}' goes from {low:g} to {high:g}."
+        )
+        messages = [
+            Message("system", _SYSTEM.format(fence=fence.instructions, form=form)),
+            Message("user", f"{prompt}{_rubric(self.spec)}"),
+        ]
+        sampling = member.sampling.model_copy(
+            update={
+                "seed": self.spec.seed + attempt,
+                "extra": {"response_format": _response_format(schema), **member.sampling.extra},
+            }
+        )
+        return await client.chat(messages, sampling=sampling)
+
+    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
+        texts = [
+            text
+            for one in material.values()
+            for text in ([one] if isinstance(one, str) else [entry["text"] for entry in one])
+        ]
+        return self.reply.read(
+            completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
+        )
+
+    def _filled(self, member: _Member, context: RewardContext, fenced: Mapping[str, str]) -> str:
+        """The prompt; what a row holds spells no control token in it, and material cannot."""
+        try:
+            return broken(*member.prompt.written(task=context.task, vars=context.vars, **fenced))
         except TemplateError as error:
             raise RewardError(f"prompt: {error}") from error
+
+
+def _count(usage: dict[str, int], completion: Completion) -> None:
+    for name, count in completion.usage.as_dict().items():
+        usage[name] = usage.get(name, 0) + count
 
 
 def _rubric(spec: JudgeSpec) -> str:
@@ -265,10 +328,7 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
 
 
 def _member(member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext) -> _Member:
-    endpoint = context.endpoints.get(member.endpoint)
-    if endpoint is None:
-        known = ", ".join(context.endpoints) or "none"
-        raise UsageError(f"no endpoint is called '{member.endpoint}'; there are: {known}")
+    endpoint = endpoint_of(member.endpoint, context)
     source = member.prompt if member.prompt is not None else spec.prompt
     try:
         template = compile_template(source)
@@ -278,10 +338,28 @@ def _member(member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, contex
         raise UsageError(
             f"prompt: reads '{unknown[0]}', which is not known here; there are: {', '.join(sorted(_NAMES))}"
         )
+    if changed := _changed_material(source):
+        raise UsageError(
+            f"prompt: it changes '{changed}', which is material and stands fenced, as JSON; write {{{{ {changed} }}}}"
+            " as it is, and say in words what the judge shall look at"
+        )
     sampling = member.sampling or spec.sampling
     written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, _SYSTEM, sampling.model_dump()]
     digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return _Member(endpoint, template.text, frozenset(template.names), sampling, digest)
+    return _Member(endpoint, template, frozenset(template.names), sampling, digest)
+
+
+def _changed_material(source: str) -> str:
+    """The material that a template does more with than write it, "" where there is none: a filter or an index would
+    break its fence, or fail for what a policy wrote."""
+    tree = jinja2.Environment().parse(source)
+    for node in tree.find_all((nodes.Filter, nodes.Getattr, nodes.Getitem, nodes.Call, nodes.BinExpr, nodes.For)):
+        if isinstance(node, (nodes.And, nodes.Or)) or (isinstance(node, nodes.Filter) and node.name in _HARMLESS):
+            continue
+        for name in node.find_all(nodes.Name):
+            if name.name in _MATERIAL:
+                return name.name
+    return ""
 
 
 KIND = Kind(JudgeSpec, _compile)

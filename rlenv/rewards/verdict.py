@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any, Literal, cast
 import jsonschema_rs
 import orjson
 
+from rlenv._bounded import cut_middle, encodable
 from rlenv.errors import UsageError
 
 __all__ = ["Combine", "ReplySchema", "UnreadableReply", "Verdict", "combine"]
@@ -20,6 +22,9 @@ __all__ = ["Combine", "ReplySchema", "UnreadableReply", "Verdict", "combine"]
 Combine = Literal["mean", "median", "majority"]
 
 _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_SPACE = re.compile(r"\s+")
+_MAX_REPLY_CHARS = 200_000
+_MAX_REASON_CHARS = 2_000
 _FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
 
 
@@ -51,28 +56,47 @@ class ReplySchema:
             raise UsageError(
                 f"schema: it has no property '{key}', which is to hold the score; name another by value_key"
             )
+        self.nonce_key = _free("nonce", properties)
         try:
             self._validator = jsonschema_rs.validator_for(self.schema)
         except ValueError as error:
             raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
 
-    def read(self, text: str, *, finish_reason: str = "") -> Verdict:
+    def asked(self, nonce: str) -> dict[str, Any]:
+        """The schema as one request sends it: with a property that holds `nonce`, which no material can know."""
+        schema = dict(self.schema)
+        first = {self.nonce_key: {"type": "string", "enum": [nonce]}}
+        schema["properties"] = first | dict(schema.get("properties", {}))
+        schema["required"] = [self.nonce_key, *schema.get("required", ())]
+        return schema
+
+    def read(self, text: str, *, finish_reason: str = "", nonce: str = "", material: Sequence[str] = ()) -> Verdict:
         """The verdict in a reply.
 
+        Args:
+            finish_reason: the server's word for why the reply ended; "" where it gave none.
+            nonce: what the reply has to carry (`asked`). One that leaves it out is read all the same unless it repeats
+                the material, since not every server holds its model to a schema.
+            material: the texts that were judged.
+
         Raises:
-            UnreadableReply: it was cut, is not one JSON object, does not fit the schema or leaves the scale.
+            UnreadableReply: it did not end by itself, is not one JSON object, writes a key twice, does not fit the
+                schema, leaves the scale or repeats the material.
         """
-        if finish_reason == "length":
-            raise UnreadableReply("the reply was cut at its length limit")
+        if finish_reason not in ("stop", ""):
+            why = "was cut at its length limit" if finish_reason == "length" else f"ended by {finish_reason!r:.40}"
+            raise UnreadableReply(f"the reply {why}")
+        if len(text) > _MAX_REPLY_CHARS:
+            raise UnreadableReply(f"the reply has more than {_MAX_REPLY_CHARS} characters")
         text = _THINKING.sub("", text).strip()
         if fenced := _FENCED.match(text):
             text = fenced[1]
-        try:
-            reply = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise UnreadableReply(f"the reply is not one JSON value ({error}): {text!r:.80}") from error
+        reply = _parsed(text)
         if not isinstance(reply, dict):
             raise UnreadableReply(f"the reply is a {type(reply).__name__}; expected an object")
+        given = reply.pop(self.nonce_key, None)
+        if given is not None and given != nonce:
+            raise UnreadableReply(f"'{self.nonce_key}' is {given!r:.40}; expected the one that was asked for")
         fault = next(iter(self._validator.iter_errors(reply)), None)
         if fault is not None:
             raise UnreadableReply(f"the reply does not fit the schema: {fault.message:.200}")
@@ -82,8 +106,58 @@ class ReplySchema:
         low, high = self.scale
         if not low <= value <= high:
             raise UnreadableReply(f"'{self.key}' is {value}, outside of {low:g} to {high:g}")
+        if given is None and any(_repeats(reply, self.key, one) for one in material):
+            raise UnreadableReply(f"the reply repeats the material, without the '{self.nonce_key}' that was asked for")
         reason = next((str(reply[name]) for name in ("reasoning", "reason") if name in reply), "")
-        return Verdict(float(value), reason)
+        return Verdict(float(value), encodable(cut_middle(reason, _MAX_REASON_CHARS)))
+
+
+def _parsed(text: str) -> Any:
+    """The one JSON value that `text` is; a key that stands twice in an object makes it unreadable."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise UnreadableReply(f"the reply writes '{twice:.40}' twice in one object")
+        return found
+
+    try:
+        orjson.loads(text)  # JSON as the standard has it: no NaN, bounded depth
+        return json.loads(text, object_pairs_hook=unique)
+    except UnreadableReply:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnreadableReply(f"the reply is not one JSON value ({error}): {text!r:.80}") from error
+
+
+def _repeats(reply: Mapping[str, Any], key: str, material: str) -> bool:
+    """Whether a text holds every pair of a reply, in whatever order, spacing or escapes."""
+    flat = _SPACE.sub("", material)
+    score = re.escape(f'"{key}":') + r"(-?[\d.eE+-]{1,40})"
+    if not any(_same(found, reply[key]) for found in re.findall(score, flat)):
+        return False
+
+    def is_there(name: str, value: Any) -> bool:
+        forms = (
+            json.dumps({name: value}, ensure_ascii=is_ascii, separators=(",", ":"))[1:-1] for is_ascii in (False, True)
+        )
+        return any(_SPACE.sub("", form) in flat for form in forms)
+
+    return all(name == key or is_there(name, value) for name, value in reply.items())
+
+
+def _same(written: str, value: float) -> bool:
+    try:
+        return float(written) == value
+    except ValueError:
+        return False
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _default(key: str, scale: tuple[float, float]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def check(
     given = list(real)
     if given:
         findings.append(_identity(encoder, "dialogues of the environment", given))
-    findings += [_hostile(encoder), _closing(encoder)]
+    findings += [_hostile(encoder), _hostile_prompts(encoder), _closing(encoder)]
     return CheckReport(name, tuple(findings))
 
 
@@ -182,7 +182,7 @@ def _identity(encoder: TokenEncoder, name: str, dialogues: Iterable[Dialogue]) -
     if not compared:
         return Finding(name, "skipped", 0, f"the template takes none of these dialogues: {reason}")
     detail = "ids are those of the whole rendering"
-    return Finding(name, "ok", compared, detail + (f"; {refused} refused by the template: {reason}" if refused else ""))
+    return Finding(name, "ok", compared, detail + (f"; {refused} left out: {reason}" if refused else ""))
 
 
 def _one(encoder: TokenEncoder, dialogue: Dialogue) -> Finding | str | None:
@@ -191,11 +191,13 @@ def _one(encoder: TokenEncoder, dialogue: Dialogue) -> Finding | str | None:
     conversation: list[dict[str, Any]] = list(dialogue.messages)
     try:
         text = template.render(conversation, tools=dialogue.tools)
-        trajectory = encoder.start(conversation, tools=dialogue.tools)
+        trajectory = encoder.start(dialogue.given or conversation, tools=dialogue.tools)
     except UnsupportedTemplate as error:
         return str(error)
     difference = compare(encoder, encoder.encode_text(text), trajectory.prompt_ids)
     if difference is not None:
+        if _spelled(encoder, [*conversation, *dialogue.tools]):
+            return "a text of its prompt spells a control token, which stays text"
         return Finding("", "failed", 0, "the prompt's ids are not the rendering's", difference)
     for said, results in dialogue.turns:
         messages = tuple(
@@ -274,6 +276,42 @@ def _hostile(encoder: TokenEncoder) -> Finding:
             )
         cases += 1
     return Finding("hostile results", "ok", cases, f"0 extra control tokens in {shown.count('CONTENT')} place")
+
+
+def _spelled(encoder: TokenEncoder, value: Any) -> bool:
+    """Whether a text in a JSON-like value spells an added token."""
+    if isinstance(value, str):
+        return len(encoder.vocabulary.split(value)) > 1
+    if isinstance(value, Mapping):
+        return any(_spelled(encoder, key) or _spelled(encoder, item) for key, item in value.items())
+    return isinstance(value, (list, tuple)) and any(_spelled(encoder, item) for item in value)
+
+
+def _hostile_prompts(encoder: TokenEncoder) -> Finding:
+    """No message and no tool's schema becomes a control token of the prompt."""
+    name = "hostile prompts"
+
+    def controls(system: str, user: str, tool: str, about: str) -> list[int]:
+        properties = {about: {"type": "string", "description": about, "enum": [about]}}
+        schema = {"name": tool, "description": about, "parameters": {"type": "object", "properties": properties}}
+        ids = encoder.encode_prompt(
+            [Message("system", system), Message("user", user)], tools=[{"type": "function", "function": schema}]
+        )
+        return [number for number in ids if number in encoder.vocabulary.control_ids]
+
+    try:
+        wanted = controls("S", "U", "look", "x")
+    except UnsupportedTemplate as error:
+        return Finding(name, "skipped", 0, str(error))
+    cases = 0
+    for text in hostile([token for token in encoder.vocabulary.added if token.strip()]):
+        for texts in ((text, "U", "look", "x"), ("S", text, "look", "x"), ("S", "U", text, text)):
+            found = controls(*texts)
+            if found != wanted:
+                return Finding(name, "failed", cases, f"the text {text[:60]!r} makes control tokens",
+                               compare(encoder, wanted, found))  # fmt: skip
+            cases += 1
+    return Finding(name, "ok", cases, "0 extra control tokens in messages and schemas")
 
 
 def _closing(encoder: TokenEncoder) -> Finding:

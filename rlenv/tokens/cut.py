@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from rlenv._bounded import encodable
 from rlenv.tokens.vocabulary import Tokenizer, encode
 
 __all__ = ["Keep", "token_cut"]
@@ -50,6 +51,7 @@ def token_cut(tokenizer: Tokenizer, *, max_tokens: int, keep: Keep = "head_tail"
         return first + ("\n" if first else "") + note + ("\n" if last else "") + last
 
     def cut(text: str) -> str:
+        text = encodable(text)
         if edge(text, max_tokens, from_end=False) == text:
             return text
         room = max_tokens - len(encode(tokenizer, f"\n… {len(text)} characters left out …\n"))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlenv.messages import Message
+
 __all__ = ["CONTENTS", "TOOLS", "Dialogue", "generate", "hostile"]
 
 CONTENTS: Final = (
@@ -45,6 +47,8 @@ class Dialogue:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...]
     turns: tuple[tuple[dict[str, Any], tuple[dict[str, Any], ...]], ...]
+    given: tuple[Message, ...] = ()
+    """The first messages as an environment gave them, where they are one's."""
 
 
 def generate(count: int, *, seed: int = 0, max_calls: int = 4, thinks: bool = False) -> Iterator[Dialogue]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import orjson
 
+from rlenv.control import Spans
 from rlenv.dialects.base import SameTurn
 from rlenv.errors import EpisodeError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message
@@ -16,14 +17,17 @@ from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.cut import Keep, token_cut
 from rlenv.tokens.images import ProcessorImages, Shown, as_template_reads, fill_places
 from rlenv.tokens.program import Program
+from rlenv.tokens.prompts import Part, encode_parts, written_parts
 from rlenv.tokens.rows import TokenRows
-from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, derive
+from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, TextSlot, derive
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.vocabulary import Vocabulary, encode, fast_tokenizer
 
-__all__ = ["TokenEncoder"]
+__all__ = ["MAX_MESSAGES", "TokenEncoder"]
 
 _CACHED = 256
+MAX_MESSAGES = 256
+"""The most messages that may answer one turn; a policy decides how many calls it writes."""
 _MARK = "\ue000c0\ue000"
 _Shape = tuple[tuple[str, ...], tuple[int, ...]]  # roles, and how many images each message has; () where none has any
 _CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
@@ -137,28 +141,27 @@ class TokenEncoder:
     def show(self, messages: Sequence[Message]) -> Shown:
         """Messages of the environment as this policy sees them: images decoded, or a note where one cannot be.
 
-        Raises:
-            UnsupportedTemplate: a message has images, and the policy reads text alone.
+        A policy that reads text alone is told of each message's images, and shown none: what a tool's server answers
+        may end nobody's run.
         """
         if self.images is not None:
             return self.images.show(messages)
-        self._refuse_images(messages, "leave them out by observation.images: drop")
-        return Shown(tuple(messages))
+        return Shown(tuple(_told_of_images(message) if message.images else message for message in messages))
 
-    def _refuse_images(self, messages: Sequence[Message | Mapping[str, Any]], fix: str) -> None:
+    def _refuse_images(self, messages: Sequence[Message | Mapping[str, Any]]) -> None:
         for index, message in enumerate(messages):
             if isinstance(message, Message) and message.images:
                 who = f"{message.role} {message.name}" if message.name else message.role
                 raise UnsupportedTemplate(
                     f"message {index + 1} ({who}) has {len(message.images)} images, and the policy of chat template"
-                    f" {self.template.name} reads text alone; {fix}, or train a model whose processor takes images"
-                    " (TokenEncoder(images=ProcessorImages(processor)))"
+                    f" {self.template.name} reads text alone; leave out prompt.images, or train a model whose processor"
+                    " takes images (TokenEncoder(images=ProcessorImages(processor)))"
                 )
 
     def _show_prompt(self, messages: Sequence[Message | Mapping[str, Any]]) -> Shown:
         if self.images is not None:
             return self.images.show_prompt(messages)
-        self._refuse_images(messages, "leave out prompt.images")
+        self._refuse_images(messages)
         return Shown(())
 
     def start(
@@ -323,7 +326,8 @@ class TokenEncoder:
     ) -> array[int]:
         """The ids of the template's rendering, generation prompt included, as an array of type q.
 
-        Prompts that differ in their last user message only share the work for all that stands before it.
+        No text of a message or a tool becomes a control token, but where the spec's author wrote it
+        (`Message.authored`). Prompts that differ in their last user message only share the work for what stands before.
 
         Args:
             places: what the processor writes for each image of the messages (see `Shown`).
@@ -334,54 +338,112 @@ class TokenEncoder:
         if self.same_turn is not None:
             tools = ()
         given = list(map(as_template_reads, messages))
+        authored = [message.authored if isinstance(message, Message) else () for message in messages]
         if self.images is not None:
             text = self.template.render(given, tools=tools)
             stray = next((word for word in self.images.reserved[1:] if word in text), None)
             if stray is not None:
                 raise EpisodeError(f"the prompt holds {stray}, which stands for something else", reason="image")
-            text = fill_places(text, place=self.images.place, places=places, where="the prompt")
-            return array("q", self.encode_text(text))
+            fill_places(text, place=self.images.place, places=places, where="the prompt")
+            return self._encode_given(given, authored, tools, places)
         last = given[-1] if given else {}
         content = last.get("content")
-        if last.get("role") != "user" or not isinstance(content, str):
-            return array("q", self.encode_text(self.template.render(given, tools=tools)))
+        if last.get("role") != "user" or not isinstance(content, str) or authored[-1]:
+            return self._encode_given(given, authored, tools)
         try:
-            key = orjson.dumps((given[:-1], {**last, "content": None}, tools))
+            key = orjson.dumps((given[:-1], authored[:-1], {**last, "content": None}, tools))
         except TypeError:
-            return array("q", self.encode_text(self.template.render(given, tools=tools)))
+            return self._encode_given(given, authored, tools)
         program = self._prompts.get(key)
         if program is None:
-            program = self._prompt_program(given, last, tools)
+            program = self._prompt_program(given, authored, tools)
             if len(self._prompts) >= _CACHED:
                 self._prompts.pop(next(iter(self._prompts)))
             self._prompts[key] = program
         if not program.pieces:
-            return array("q", self.encode_text(self.template.render(given, tools=tools)))
-        return program.encode(lambda slot: slot.transform(content), self.encode_text)
+            return self._encode_given(given, authored, tools)
+        return program.encode(lambda slot: slot.transform(content), self.encode_content)
+
+    def _encode_given(
+        self,
+        given: list[dict[str, Any]],
+        authored: Sequence[Spans],
+        tools: Sequence[Mapping[str, Any]],
+        places: Sequence[str] = (),
+    ) -> array[int]:
+        """The ids of the template's rendering, in which no content has become a control token.
+
+        They are those of the whole tokenizer for the whole text wherever the template alone writes control tokens.
+        """
+        written = written_parts(self.template, given, authored, tools, self.vocabulary.signs)
+        place = self.images.place if self.images is not None else ""
+        parts = self._place_written(written.parts, places) if place else written.parts
+        ids = encode_parts(parts, self.vocabulary, encode_text=self.encode_text, encode_content=self.encode_content)
+        text = fill_places(written.text, place=place, places=places, where="the prompt") if place else written.text
+        whole = self.encode_text(text)
+        if ids.tolist() == whole or self._controls(ids) == self._controls(whole):
+            return array("q", whole)
+        return ids
+
+    def _controls(self, ids: Sequence[int]) -> list[int]:
+        control = self.vocabulary.control_ids
+        return [number for number in ids if number in control]
+
+    def _place_written(self, parts: Sequence[Part], places: Sequence[str]) -> list[Part]:
+        """The template's own text with its placeholders filled; those of contents are text."""
+        assert self.images is not None
+        left = iter(places)
+        out: list[Part] = []
+        for is_own, text in parts:
+            if is_own and self.images.place in text:
+                pieces = text.split(self.images.place)
+                text = pieces[0] + "".join(next(left, "") + piece for piece in pieces[1:])
+            out.append((is_own, text))
+        return out
 
     def _prompt_program(
-        self, given: list[dict[str, Any]], last: dict[str, Any], tools: Sequence[Mapping[str, Any]]
+        self, given: list[dict[str, Any]], authored: Sequence[Spans], tools: Sequence[Mapping[str, Any]]
     ) -> Program:
         """The program of a prompt with a slot for its last content; an empty one where the template has no such."""
+        last = given[-1]
+
+        def with_content(content: str) -> list[dict[str, Any]]:
+            return [*given[:-1], {**last, "content": content}]
 
         def render(content: str) -> str:
-            return self.template.render([*given[:-1], {**last, "content": content}], tools=tools)
+            return self.template.render(with_content(content), tools=tools)
 
         try:
             text = render(_MARK)
             before, mark, after = text.partition(_MARK)
-            for probe in (*_CHECKS, "", "  \n ", "<think>x</think>", "<tool_response>\nx\n</tool_response>"):
-                if not mark or render(probe) != before + probe + after:
+            left = dict(TRANSFORMS)
+            for probe in (*_CHECKS, "", "  \n ", '"q"', "<think>x</think>", "<tool_response>\nx\n</tool_response>"):
+                shown = render(probe)
+                left = {name: change for name, change in left.items() if shown == before + change(probe) + after}
+                if not mark or not left:
                     return Program(())
+            # The mark stays as it is, as an author's word would, so that it is found again.
+            spans = [*authored[:-1], ((0, len(_MARK)),)]
+            written = written_parts(self.template, with_content(_MARK), spans, tools, self.vocabulary.signs)
         except UnsupportedTemplate:
             return Program(())
-        program = Program.of(
-            (before, Slot("content", 0, lambda content: content), after), self.vocabulary, self.encode_text
-        )
+        transform = next(iter(left.values()))
+        slotted: list[str | Slot | TextSlot] = []
+        for is_own, piece in written.parts:
+            if not is_own:
+                slotted.append(TextSlot(piece))
+                continue
+            head, mark, tail = piece.partition(_MARK)
+            slotted += [head, Slot("content", 0, transform), tail] if mark else [piece]
+        is_same = "".join(piece for _, piece in written.parts) == text
+        if not is_same or sum(isinstance(part, Slot) for part in slotted) != 1:
+            return Program(())
+        program = Program.of(slotted, self.vocabulary, self.encode_content)
         for probe in _CHECKS:
             whole = self.encode_text(render(probe))
-            if program.encode(lambda _, probe=probe: probe, self.encode_text).tolist() != whole:  # type: ignore[misc]
-                return Program(())
+            ids = program.encode(lambda _, probe=probe: transform(probe), self.encode_content)  # type: ignore[misc]
+            if ids.tolist() != whole and self._controls(ids) == self._controls(whole):
+                return Program(())  # the template alone writes its control tokens, and its ids are others
         return program
 
     def require(self, roles: Sequence[str], *, after_thinking: bool = False) -> None:
@@ -437,10 +499,21 @@ class TokenEncoder:
 
         return program.encode(value, self.encode_content)
 
+    def knows(self, messages: Sequence[Message]) -> bool:
+        """Whether messages of these roles were encoded before; the first ones take longer."""
+        roles = tuple(message.role for message in messages)
+        return (roles, ()) in self._programs or len(roles) > MAX_MESSAGES
+
     def _program(self, shape: _Shape) -> tuple[Layout, Program]:
         found = self._programs.get(shape)
         if found is None:
             roles, counts = shape
+            if len(roles) > MAX_MESSAGES:
+                raise UnsupportedTemplate(
+                    f"{len(roles)} messages answer one turn; token ids are made for at most {MAX_MESSAGES}"
+                )
+            if len(self._programs) >= _CACHED:
+                self._programs.pop(next(iter(self._programs)))
             place = self.images.place if self.images is not None else ""
             try:
                 if self.same_turn is not None and counts:
@@ -481,6 +554,13 @@ class TokenEncoder:
                     f"chat template {name}: content cannot be encoded apart from its structure near "
                     f"{self.decode(whole[max(at - 3, 0) : at + 3])!r}"
                 )
+
+
+def _told_of_images(message: Message) -> Message:
+    count = len(message.images)
+    note = "1 image is not shown: it" if count == 1 else f"{count} images are not shown: they"
+    note = f"[{note} cannot be seen here]"
+    return replace(message, content=f"{message.content}\n{note}" if message.content else note, images=())
 
 
 def _going_on(roles: Sequence[str], same_turn: SameTurn, stop: str) -> Layout:

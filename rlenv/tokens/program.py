@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlenv.tokens.slots import Slot
+from rlenv.tokens.slots import Slot, TextSlot
 from rlenv.tokens.vocabulary import Vocabulary
 
 __all__ = ["Program", "Run"]
@@ -35,8 +35,11 @@ class Program:
     pieces: tuple[array[int] | Run, ...]
 
     @staticmethod
-    def of(parts: Sequence[str | Slot], vocabulary: Vocabulary, encode: Encode) -> Program:
-        """The program of literal texts and slots; `encode` is used for constant runs."""
+    def of(parts: Sequence[str | Slot | TextSlot], vocabulary: Vocabulary, encode: Encode) -> Program:
+        """The program of literal texts and slots; `encode` is used for constant runs.
+
+        Added tokens are looked for in literal texts alone, each by itself: none is found across a slot.
+        """
         pieces: list[array[int] | Run] = []
         ids: list[int] = []
         run: list[str | Slot] = []
@@ -55,6 +58,9 @@ class Program:
         for part in parts:
             if isinstance(part, Slot):
                 run.append(part)
+                continue
+            if isinstance(part, TextSlot):
+                run.append(part.text)
                 continue
             for place, text in enumerate(vocabulary.split(part)):
                 if place % 2:

@@ -17,7 +17,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
 
-__all__ = ["TRANSFORMS", "Layout", "Slot", "derive", "split_slots"]
+__all__ = ["TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
 
 _S: Final = "\ue000"  # private use: stands in no template
 _ASSISTANT: Final = f"{_S}a{_S}"
@@ -33,6 +33,8 @@ _PROBES: Final = (
     "\n\nlines\n\n",
     "   ",
 )
+_MOST_APART: Final = 16
+"""The most messages whose contents are looked at one by one."""
 TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
     "as it is": lambda text: text,
     "strip": str.strip,
@@ -77,6 +79,13 @@ class Slot:
     field: Literal["content", "name", "tool_call_id", "image"]
     index: int
     transform: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSlot:
+    """A content that is always the same: text, whatever it spells."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +254,11 @@ def _derive(
     number_of = [i for i, role in enumerate(roles) if role == "tool"]
     slots: list[str | Slot] = []
     placed = 0
+    change = _transform_of_all(tail, whole, marks) if len(roles) > 1 else None
+    if change is None and len(roles) > _MOST_APART:
+        raise UnsupportedTemplate(
+            f"chat template {template.name} changes the contents of {len(roles)} messages in a way that is not known"
+        )
     for part in parts:
         if isinstance(part, str):
             literals = part.split(place) if any(images) else [part]
@@ -253,7 +267,8 @@ def _derive(
                 slots += [Slot("image", placed, TRANSFORMS["as it is"]), literal]
                 placed += 1
         elif part[0] == "c":
-            slots.append(Slot("content", part[1], _transform(template.name, tail, whole, marks, part[1])))
+            one = change if change is not None else _transform(template.name, tail, whole, marks, part[1])
+            slots.append(Slot("content", part[1], one))
         else:
             field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
             slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
@@ -292,6 +307,23 @@ def _transform(
                 f"chat template {name} changes the content {probe!r} of message {index + 1} in a way that is not known:"
                 f" {text[len(before) : len(text) - len(after)][:60]!r}"
             )
+    return next(iter(left.values()))
+
+
+def _transform_of_all(
+    tail: Callable[[Sequence[str]], str], whole: str, marks: Sequence[str]
+) -> Callable[[str], str] | None:
+    """The transformation that a template does to all contents alike, None where there is none such.
+
+    One rendering a probe, so that many results of one turn cost no more than their number.
+    """
+    split = re.split("|".join(map(re.escape, marks)), whole)
+    left = dict(TRANSFORMS)
+    for probe in _PROBES:
+        text = tail([probe] * len(marks))
+        left = {key: change for key, change in left.items() if text == change(probe).join(split)}
+        if not left:
+            return None
     return next(iter(left.values()))
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TokenTrajectory"]
 
+_THREAD_MESSAGES: Final = 8  # the first observation of so many messages takes about 5 ms
 _THREAD_CHARS: Final = 8_000  # about 2 ms of encoding; longer contents are encoded in a thread
 
 
@@ -189,11 +190,16 @@ class TokenTrajectory:
 
         Nothing is appended when the wait is cancelled.
         """
-        messages = self._checked(observation)
-        has_images = any(message.images for message in messages)
-        if not has_images and sum(len(message.content) for message in messages) <= _THREAD_CHARS:
-            return self._append(*self._encode(messages, self._limit(max_tokens)))
-        return self._append(*await asyncio.to_thread(self._encode, messages, self._limit(max_tokens)))
+        messages = observation.messages
+        is_quick = sum(len(message.content) for message in messages) <= _THREAD_CHARS
+        is_quick = is_quick and not any(message.images for message in messages)
+        if is_quick and (len(messages) <= _THREAD_MESSAGES or self._encoder.knows(messages)):
+            return self._append(*self._encode(self._checked(observation), self._limit(max_tokens)))
+
+        def encoded() -> tuple[array[int], tuple[Any, ...]]:
+            return self._encode(self._checked(observation), self._limit(max_tokens))
+
+        return self._append(*await asyncio.to_thread(encoded))
 
     def cut_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages with their contents cut to `max_observation_tokens`, as an observation of them would show."""

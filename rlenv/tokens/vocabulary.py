@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rlenv._bounded import encodable
 from rlenv.errors import MissingExtra, UsageError
 
 __all__ = ["Tokenizer", "Vocabulary", "encode", "fast_tokenizer"]
@@ -40,8 +41,14 @@ class Tokenizer(Protocol):
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do."""
-    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do.
+
+    A lone surrogate, which no tokenizer takes, is encoded as U+FFFD.
+    """
+    try:
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except TypeError:
+        return tokenizer.encode_batch_fast([encodable(text)], add_special_tokens=False)[0].ids
 
 
 def fast_tokenizer(tokenizer: Any) -> Tokenizer:
@@ -63,6 +70,36 @@ def fast_tokenizer(tokenizer: Any) -> Tokenizer:
         )
     found: Tokenizer = backend
     return found
+
+
+class Signs:
+    """What a set of tokens is written with: to tell texts that may be a part of one."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._tokens = "\n".join(tokens)
+        self.rare = frozenset(
+            sign for token in tokens for sign in ("".join(c for c in token if not c.isalnum()) or token)
+        )
+        """The signs that are neither letters nor digits, and the letters of tokens that have no others."""
+        self.all = frozenset("".join(tokens))
+        """All signs."""
+
+    def is_part(self, text: str) -> bool:
+        """Whether `text` stands within a token."""
+        return text in self._tokens
+
+    def parted(self, value: Any) -> Any:
+        """A JSON-like value with a space behind the first sign of each token that a text of it spells."""
+        if isinstance(value, str):
+            for token in self._tokens.split("\n"):
+                if token and token in value:
+                    value = value.replace(token, f"{token[0]} {token[1:]}")
+            return value
+        if isinstance(value, Mapping):
+            return {self.parted(key): self.parted(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.parted(item) for item in value]
+        return value
 
 
 class Vocabulary:
@@ -87,6 +124,10 @@ class Vocabulary:
         if blank:
             self.plain.add_tokens(blank)
         longest_first = sorted((text for text in self.added if text.strip()), key=len, reverse=True)
+        self.control_ids = frozenset(number for text, number in self.added.items() if text.strip())
+        """The ids of added tokens that are more than white space."""
+        self.signs = Signs(longest_first)
+        """What the added tokens are written with."""
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
     def leaks(self) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from rlenv.trajectory import Trajectory
 __all__ = ["KIND", "AgentSpec", "Nested"]
 
 _NAMES = frozenset(("args", "task", "vars"))
+# Failures of an agent's episode that its arguments decide: whoever wrote them must not leave out its own sample.
+_OF_THE_CALL = frozenset(("refused", "image"))
 
 
 class AgentSpec(ToolSpec):
@@ -111,10 +113,13 @@ def _output(name: str, played: Trajectory, *, is_invalid: bool) -> ToolOutput:
     details: dict[str, Any] = {"trajectory": plain(played)}
     # A reward of the agent's own that cannot be measured is no reason to throw its answer away.
     if played.failure is not None and played.answer is None:
+        if played.failure.reason in _OF_THE_CALL:
+            text = f"the agent {name} could not take this request; it may be too long"
+            raise ToolFailed(text, reason="bad_arguments", details=details)
         if is_invalid:
             raise EpisodeError(f"the agent {name} failed: {played.failure.message}", reason=played.failure.reason)
         text = f"the agent {name} is not available at the moment"
-        raise ToolFailed(text, reason="unavailable", retryable=True, details=details)
+        raise ToolFailed(text, reason="server_error", retryable=True, details=details)
     if played.answer is not None:
         return ToolOutput(played.answer, played.answer, details=details)
     last = played.turns[-1].parsed.content.strip() if played.turns else ""

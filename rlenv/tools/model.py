@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from rlenv.endpoints import Endpoint
+from rlenv.control import broken
+from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UsageError
 from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
@@ -103,15 +104,15 @@ def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFa
 
     Raises:
         EndpointError: `is_invalid`, or a failure that no other call can escape (401, 403, 404): the tool is not
-            there, and a policy must not learn from that.
+            there, and a policy must not learn from that. A request that the server refuses for what it holds (400,
+            413, 422) is never among them: the policy wrote it, and could leave out its own sample by it.
     """
+    if error.status in REFUSED:
+        return ToolFailed(f"the tool {name} could not take this request; it may be too long", reason="too_large")
     if is_invalid or error.status in _MISCONFIGURED:
         raise error
-    if error.status in (400, 413, 422):
-        return ToolFailed(f"the tool {name} could not take this request; it may be too long", reason="too_large")
-    reason = "unavailable"
-    if error.status is not None:
-        reason = "rate_limited" if error.status == 429 else "server_error"
+    # A server that is gone, or one that the policy kept at work beyond its time: nobody can tell from here.
+    reason = "rate_limited" if error.status == 429 else "server_error"
     return ToolFailed(f"the tool {name} is not available at the moment", reason=reason, retryable=True)
 
 
@@ -133,9 +134,10 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         values = {"args": _Arguments(arguments), "task": call.task, "vars": constants, "resources": call.resources}
         try:
-            messages = [Message("system", system.text(**values))] if system is not None else []
+            # What the policy wrote is not the other model's own: it spells no control token there.
+            messages = [Message("system", broken(*system.written(**values)))] if system is not None else []
             attached = tuple(one(values) for one in read)
-            messages.append(Message("user", prompt.text(**values), images=attached))
+            messages.append(Message("user", broken(*prompt.written(**values)), images=attached))
         except TemplateError as error:
             raise ToolFailed(f"the request cannot be written: {error}") from error
         client = await endpoint.client(call.shared())

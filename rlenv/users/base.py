@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
 
+from rlenv._bounded import cut_middle, encodable
 from rlenv._hosted import Scope
+from rlenv.control import broken
 from rlenv.messages import Message
 
-__all__ = ["User", "UserContext", "UserFactory", "UserSession"]
+__all__ = ["MAX_REPLY_CHARS", "User", "UserContext", "UserFactory", "UserSession", "heard", "spoken"]
+
+MAX_REPLY_CHARS: Final = 65_536
+"""A longer reply is cut to its head and its tail, before anything looks at it."""
+_MAX_HEARD_CHARS: Final = 32_768
+_MAX_DIALOGUE_CHARS: Final = 262_144
+
+
+def spoken(text: str) -> str:
+    """A reply as it is passed on: bounded, and without what no tokenizer takes."""
+    return cut_middle(encodable(str(text)), MAX_REPLY_CHARS)
+
+
+def heard(dialogue: Sequence[Message]) -> list[Message]:
+    """A dialogue as another model is asked to go on with it: bounded, and no text of it spells a control token.
+
+    Long messages are cut, and the oldest ones left out where all of them are too long together.
+    """
+    shown = [replace(one, content=broken(cut_middle(encodable(one.content), _MAX_HEARD_CHARS))) for one in dialogue]
+    room = _MAX_DIALOGUE_CHARS
+    first = len(shown)
+    while first and (room := room - len(shown[first - 1].content)) >= 0:
+        first -= 1
+    return shown[first:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlenv.endpoints import Endpoint
+from rlenv.control import broken
+from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, EpisodeError
 from rlenv.messages import Message, Role
 from rlenv.registry import Kind
@@ -14,11 +15,12 @@ from rlenv.spec import SamplingSpec, Text, UserSpec
 from rlenv.templates import Template, TemplateError
 from rlenv.tools.base import CompileContext
 from rlenv.tools.model import endpoint_of, template_of
-from rlenv.users.base import UserContext
+from rlenv.users.base import UserContext, heard, spoken
 
 __all__ = ["KIND", "ModelUserSpec"]
 
 _NAMES = frozenset(("task", "vars"))
+_ATTEMPTS = 3
 _FLIPPED: dict[Role, Role] = {"user": "assistant", "assistant": "user"}
 
 
@@ -54,22 +56,37 @@ class _Session:
     async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
         user, context = self._user, self._context
         try:
-            system = user.prompt.text(task=context.task, vars=context.vars)
+            system = broken(*user.prompt.written(task=context.task, vars=context.vars))
         except TemplateError as error:
             raise EpisodeError(f"the user's prompt cannot be written: {error}", reason="user") from error
-        messages = [Message("system", system), Message("user", "(The conversation begins.)")]
-        messages += [Message(_FLIPPED[message.role], message.content) for message in dialogue]
+        opening = [Message("system", system), Message("user", "(The conversation begins.)")]
+        messages = opening + [Message(_FLIPPED[message.role], message.content) for message in heard(dialogue)]
+        problem = "the simulated user gave an empty reply"
+        for attempt in range(_ATTEMPTS):
+            try:
+                if text := await self._ask(messages, attempt, deadline):
+                    return spoken(text)
+            except EndpointError as error:
+                problem = f"the simulated user: {error}"
+                if error.status not in REFUSED:
+                    raise EpisodeError(problem, reason="user") from error
+                break
+        # What the policy said may have done it. A user who can be asked without it has nothing left to say to it.
+        try:
+            if await self._ask(opening, 0, deadline):
+                return None
+        except EndpointError:
+            pass
+        raise EpisodeError(problem, reason="user")
+
+    async def _ask(self, messages: Sequence[Message], attempt: int, deadline: float) -> str:
+        user, context = self._user, self._context
         sampling = user.sampling
         if sampling.seed is None and user.endpoint.sampling.seed is None:
-            sampling = sampling.model_copy(update={"seed": context.seed})
+            sampling = sampling.model_copy(update={"seed": context.seed + attempt})
         client = await user.endpoint.client(context.shared())
-        try:
-            answer = await client.chat(messages, sampling=sampling, deadline=deadline)
-        except EndpointError as error:
-            raise EpisodeError(f"the simulated user: {error}", reason="user") from error
-        if not answer.message.content.strip():
-            raise EpisodeError("the simulated user gave an empty reply", reason="user")
-        return answer.message.content
+        text = (await client.chat(messages, sampling=sampling, deadline=deadline)).message.content
+        return text if text.strip() else ""
 
 
 def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:

@@ -20,7 +20,7 @@ from rlenv.registry import Kind
 from rlenv.secrets import logger
 from rlenv.spec import Text, UserSpec
 from rlenv.tools.base import CompileContext
-from rlenv.users.base import UserContext
+from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "PythonUserSpec"]
 
@@ -97,7 +97,7 @@ class _Session:
         if said is not None and not isinstance(said, str):
             found = type(said).__name__
             raise EpisodeError(f"the user's function gave a {found}; expected a text or None", reason="user")
-        return said
+        return None if said is None else spoken(said)
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:

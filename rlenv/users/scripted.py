@@ -9,12 +9,12 @@ from typing import Literal
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import Message
 from rlenv.registry import Kind
-from rlenv.rewards.patterns import Pattern, compile_pattern
+from rlenv.rewards.patterns import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.spec import Spec, Text, UserSpec
 from rlenv.templates import Template, TemplateError
 from rlenv.tools.base import CompileContext
 from rlenv.tools.model import template_of
-from rlenv.users.base import UserContext
+from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "ScriptedUserSpec"]
 
@@ -58,7 +58,7 @@ class _Session:
         self._turn = 0
 
     async def reply(self, dialogue: Sequence[Message], *, deadline: float) -> str | None:
-        message = dialogue[-1].content
+        message = dialogue[-1].content[-SEARCHED_CHARS:]
         turn, self._turn = self._turn, self._turn + 1
         template = next((say for when, say in self._user.cues if when.search(message)), None)
         if template is None:
@@ -66,10 +66,11 @@ class _Session:
         if template is None:
             return None
         try:
-            return template.text(task=self._context.task, vars=self._context.vars, message=message, turn=turn)
+            said = template.text(task=self._context.task, vars=self._context.vars, message=message, turn=turn)
+            return spoken(said)
         except TemplateError as error:
-            if "message" in template.names:  # the policy chose what it failed on: nothing is left to say
-                return None
+            if "message" in template.names:
+                return None  # the policy's words may have done it, and must not leave out its own sample
             raise EpisodeError(f"the user's reply cannot be written: {error}", reason="user") from error
 
 

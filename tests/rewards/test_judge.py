@@ -220,7 +220,7 @@ INJECTION = (
 def obeys(body: dict[str, Any]) -> str:
     """A judge that does what it is told, wherever an instruction stands outside of its material."""
     text = "\n".join(message["content"] for message in body["messages"])
-    open_text = re.sub(r'<(MATERIAL-[0-9a-f]{16})>"(?:[^"\\]|\\.)*"</\1>', "", text)
+    open_text = re.sub(r"<(MATERIAL-[0-9a-f]{16})>[^<>]*</\1>", "", text)
     return verdict(5 if "score 5" in open_text or "Ignore the rubric" in open_text else 1)
 
 
@@ -240,7 +240,12 @@ def test_what_the_policy_or_a_tool_writes_stands_inside_the_fence(place: str) ->
     assert len(marks) == 1
     material = re.search(rf"<{(mark := marks.pop())}>(.*)</{mark}>", user)
     assert material is not None
-    assert INJECTION in json.loads(material[1])
+    found_inside = json.loads(material[1])
+    if place == "transcript":
+        roles = [(entry["role"], entry["text"]) for entry in found_inside]
+        assert roles == [("assistant", INJECTION), ("tool", INJECTION), ("assistant", INJECTION)]
+    else:
+        assert found_inside == INJECTION
 
 
 def test_the_mark_is_new_for_each_question() -> None:
@@ -299,7 +304,9 @@ def test_structured_output_by_a_schema_of_the_authors_own() -> None:
     schema = {"type": "object", "properties": {"clear": {"enum": [0, 1]}}, "required": ["clear"]}
     server = Server(['{"clear": 1}'])
     assert one(server, schema=schema, value_key="clear", scale=[0, 1]).value == 1.0
-    assert server.asked[0]["response_format"]["json_schema"]["schema"] == schema
+    sent = server.asked[0]["response_format"]["json_schema"]["schema"]
+    assert sent["properties"].pop("nonce")["enum"]
+    assert sent == {**schema, "required": ["nonce", "clear"]}
     assert server.asked[0]["temperature"] == 0.0
     (found,) = judged(Server(['{"clear": 0.5}']), schema=schema, value_key="clear", scale=[0, 1])
     assert isinstance(found, RewardError)
@@ -308,7 +315,11 @@ def test_structured_output_by_a_schema_of_the_authors_own() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"endpoint": "nosuch"}, "no endpoint is called 'nosuch'; there are: writer"),
+        ({"endpoint": "nosuch"}, "there is no endpoint 'nosuch'; endpoints: writer"),
+        ({"endpoint": "writter"}, "did you mean 'writer'"),
+        ({"judges": [{"endpoint": "thrid"}], "endpoint": None}, "did you mean 'third'"),
+        ({"prompt": "{{ answer[:100] }}"}, "it changes 'answer'"),
+        ({"prompt": "{{ message | upper }}"}, "it changes 'message'"),
         ({"endpoint": None}, "either endpoint or judges"),
         ({"scale": [5, 1]}, "no range"),
         ({"prompt": "{{ policy }}"}, "reads 'policy'"),

@@ -101,8 +101,20 @@ def test_user_messages_are_the_templates_own_ids(family: str) -> None:
 def test_prompts_that_share_a_system_message_are_the_templates_own_ids() -> None:
     for family in ("small", "qwen3", "qwen2_5"):
         bound = encoder(family)
-        for content in (*CONTENTS, "with <tool_call> and <|im_end|>", "<tool_response>\nx\n</tool_response>"):
-            messages = (Message("system", "S <think>"), Message("user", content))
+        for content in CONTENTS:
+            messages = (Message("system", "S"), Message("user", content))
+            rendered = bound.template.render([message.as_dict() for message in messages], tools=TOOLS)
+            assert bound.start(messages, tools=TOOLS).prompt_ids == bound.encode_text(rendered)
+
+
+def test_what_the_author_wrote_in_a_prompt_is_the_templates_own_ids() -> None:
+    for family in ("small", "qwen3", "qwen2_5"):
+        bound = encoder(family)
+        for content in ("with <tool_call> and <|im_end|>", "<tool_response>\nx\n</tool_response>"):
+            messages = (
+                Message("system", "S <think>", authored=((0, 9),)),
+                Message("user", content, authored=((0, len(content)),)),
+            )
             rendered = bound.template.render([message.as_dict() for message in messages], tools=TOOLS)
             assert bound.start(messages, tools=TOOLS).prompt_ids == bound.encode_text(rendered)
 

@@ -185,17 +185,17 @@ def test_the_processors_own_limits_can_be_set(made: Any) -> None:
     assert trajectory.context_ids.count(place_id(made)) == 4
 
 
-@pytest.mark.parametrize("where", ["prompt", "result"])
-def test_a_policy_of_text_alone_is_refused_with_the_place(made: Any, where: str) -> None:
+def test_a_policy_of_text_alone_is_refused_at_the_prompt_and_told_of_a_results_images(made: Any) -> None:
     encoder = TokenEncoder(made.tokenizer, chat_template=made.chat_template)
-    if where == "prompt":
-        with pytest.raises(UnsupportedTemplate, match=r"message 2 \(user\) has 1 images.*reads text alone"):
-            encoder.start([Message("system", "s"), Message("user", "q", images=(picture(),))])
-        return
+    with pytest.raises(UnsupportedTemplate, match=r"message 2 \(user\) has 1 images.*reads text alone"):
+        encoder.start([Message("system", "s"), Message("user", "q", images=(picture(),))])
     trajectory = encoder.start([Message("user", "q")])
     say(encoder, trajectory, CALL)
-    with pytest.raises(UnsupportedTemplate, match=r"\(tool zoom\) has 2 images.*observation\.images: drop"):
-        trajectory.add_observation(Observation((shown((9, 9), (9, 9)),)))
+    assert trajectory.add_observation(Observation((shown((9, 9), (9, 9)), Message("tool", "", images=(BROKEN,)))))
+    text = encoder.decode(trajectory.response_ids)
+    assert "here\n[2 images are not shown: they cannot be seen here]" in text
+    assert "[1 image is not shown: it cannot be seen here]" in text
+    assert (trajectory.images, place_id(made) in trajectory.response_ids) == ([], False)
 
 
 def test_a_template_that_writes_no_images_or_counts_them_is_refused() -> None:

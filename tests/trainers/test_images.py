@@ -280,15 +280,24 @@ STRAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("stray", sorted(STRAYS))
-def test_a_placeholder_that_the_policy_wrote_masks_its_sample(verl: Any, tmp_path: Path, stray: str) -> None:
+def test_a_placeholder_that_the_policy_wrote_ends_its_turn_and_is_scored(verl: Any, tmp_path: Path, stray: str) -> None:
     _, made = model_parts("Qwen2VLProcessor")
     output, server = run(tmp_path, made, [CALL % 3, STRAYS[stray](made), ANSWER])
     assert len(server.requests) == 2
-    assert not any(output.response_mask)
-    assert output.multi_modal_data is None
-    assert output.extra_fields["reward_extra_info"]["invalid"] == 1.0
-    (file,) = (tmp_path / "records").glob("failures.*.jsonl")
-    assert json.loads(file.read_text())["reason"] == "image_token"
+    assert any(output.response_mask)
+    assert output.reward_score == 0.0
+    figures = output.extra_fields["reward_extra_info"]
+    assert (figures["invalid"], figures["masked"], figures["truncated"]) == (0.0, 0.0, 1.0)
+    assert output.extra_fields["rlenv"]["ended"] == "image_token"
+    as_verl_computes(made, output)
+
+
+@pytest.mark.parametrize("stray", sorted(STRAYS))
+def test_a_placeholder_as_the_first_word_leaves_a_sample_that_counts(verl: Any, tmp_path: Path, stray: str) -> None:
+    _, made = model_parts("Qwen2VLProcessor")
+    output, _ = run(tmp_path, made, [STRAYS[stray](made)])
+    assert any(output.response_mask)
+    assert output.extra_fields["reward_extra_info"]["masked"] == 0.0
     as_verl_computes(made, output)
 
 
@@ -314,8 +323,7 @@ def test_a_model_of_text_alone_is_refused_for_a_spec_with_images(verl: Any, tmp_
         keeping, dropping = tmp_path / "keeping", tmp_path / "dropping"
         keeping.mkdir()
         dropping.mkdir()
-        with pytest.raises(UnsupportedTemplate, match=r"\(tool zoom\) has 1 images.*observation\.images: drop"):
-            run(keeping, made, [CALL % 3, ANSWER], spec=without, with_processor=False)
+        kept, _ = run(keeping, made, [CALL % 3, ANSWER], spec=without, with_processor=False)
         dropped, _ = run(
             dropping,
             made,
@@ -325,25 +333,50 @@ def test_a_model_of_text_alone_is_refused_for_a_spec_with_images(verl: Any, tmp_
         )
     finally:
         made.tokenizer.chat_template = None
-    assert dropped.reward_score == 1.0
-    assert dropped.multi_modal_data is None
+    # What a tool answers ends no run: the policy is told of what it cannot see, and goes on.
+    for output in (kept, dropped):
+        assert output.reward_score == 1.0
+        assert output.multi_modal_data is None
+    assert "1 image is not shown" in made.tokenizer.decode(kept.response_ids)
+    assert "not shown" not in made.tokenizer.decode(dropped.response_ids)
+
+
+class Sampled:
+    """A prompt of `start` ids and turns that end where `spans` say."""
+
+    def __init__(self, ids: list[int], images: int, *, start: int = 0, spans: Sequence[tuple[int, int]] = ()) -> None:
+        self.context_ids, self.images, self.turn_spans, self._start = ids, [None] * images, list(spans), start
+
+    def __len__(self) -> int:
+        return len(self.context_ids) - self._start
 
 
 def test_a_text_that_another_reading_of_the_ids_would_take_for_an_image_is_found(verl: Any) -> None:
     from rlenv.errors import EpisodeError
     from rlenv.tokens import ProcessorImages
-    from rlenv_verl.images import check_places
+    from rlenv_verl.images import Shown, shown_of
 
     made = processor()
     images = ProcessorImages(made)
-    for text, count in (("<|image_<|im_start|>pad|>", 0), ("<|image_pad|>", 0), ("", 1)):
-        ids = made.tokenizer(f"a{text}b", add_special_tokens=False)["input_ids"]
-        with pytest.raises(EpisodeError, match="placeholders"):
-            check_places(
-                SimpleNamespace(context_ids=ids, images=[None] * count), images=images, tokenizer=made.tokenizer
-            )
-    ids = made.tokenizer("a<|image_pad|><|image_pad|>b<|image_pad|>", add_special_tokens=False)["input_ids"]
-    check_places(SimpleNamespace(context_ids=ids, images=[1, 2]), images=images, tokenizer=made.tokenizer)
+
+    def encoded(text: str) -> list[int]:
+        found: list[int] = made.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return found
+
+    def shown(tokens: Any) -> Shown:
+        return shown_of(tokens, images=images, tokenizer=made.tokenizer)
+
+    for text, count in (("<|image_<|im_start|>pad|>", 0), ("", 1)):
+        with pytest.raises(EpisodeError, match="the prompt spells"):
+            shown(Sampled(encoded(f"a{text}b"), count))
+    ids = encoded("a<|image_pad|><|image_pad|>b<|image_pad|>")
+    assert shown(Sampled(ids, 2)) == Shown(len(ids), 2)
+    # Spelled over the end of a turn, where the mark between is left out: the turns before it are kept.
+    prompt, first, second = encoded("q<|image_pad|>"), encoded("one<|im_end|>x"), encoded("<|image_<|im_end|>pad|>")
+    ends = (len(first), len(first) + len(second))
+    spans = [(0, len(first)), (len(first), ends[1])]
+    tokens = Sampled([*prompt, *first, *second], 1, start=len(prompt), spans=spans)
+    assert shown(tokens) == Shown(len(first), 1)
 
 
 @pytest.mark.timeout(400)

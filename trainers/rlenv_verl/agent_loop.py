@@ -25,12 +25,14 @@ import orjson
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from rlenv import record
+from rlenv._bounded import cut_middle, encodable
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
+from rlenv.messages import Message
 from rlenv.tokens import TokenTrajectory
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
-from rlenv_verl.images import STRAY, check_places, generation_fields, has_stray_place
+from rlenv_verl.images import STRAY, Shown, clean_length, generation_fields, shown_of
 from rlenv_verl.kept import cut_of, encoder_of, environment_of
 from rlenv_verl.loop_settings import loop_settings, plain
 from rlenv_verl.outcome import failed_outcome, outcome_of
@@ -41,6 +43,8 @@ from rlenv_verl.siblings import stragglers as stragglers_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
 
 __all__ = ["RlenvAgentLoop"]
+
+_MAX_MESSAGE_CHARS = 4_000
 
 
 class RlenvAgentLoop(AgentLoopBase):
@@ -157,10 +161,11 @@ class RlenvAgentLoop(AgentLoopBase):
         filler = self._filler_id()
         images: Sequence[Any] = ()
         began, stops = time.time(), ""
+        shown = Shown(0, 0)
         try:
             trajectory = await self._trajectory(task, sampling, sibling, play)
             if play.tokens is not None:
-                check_places(play.tokens, images=self.encoder.images, tokenizer=self.tokenizer)
+                shown = shown_of(play.tokens, images=self.encoder.images, tokenizer=self.tokenizer)
         except _ServerFault as fault:
             raise fault.cause from None
         except UnsupportedTemplate:
@@ -175,16 +180,16 @@ class RlenvAgentLoop(AgentLoopBase):
             outcome = failed_outcome(terms=terms, filler_id=filler)
         else:
             tokens = play.tokens
-            images = tokens.images if tokens else ()
+            images = tokens.images[: shown.images] if tokens else ()
             outcome = outcome_of(
                 trajectory,
                 terms=terms,
                 prompt_ids=tokens.prompt_ids if tokens else (),
-                response_ids=tokens.response_ids if tokens else (),
-                mask=tokens.mask if tokens else (),
-                logprobs=tokens.logprobs if tokens else (),
+                response_ids=tokens.response_ids[: shown.response] if tokens else (),
+                mask=tokens.mask[: shown.response] if tokens else (),
+                logprobs=tokens.logprobs[: shown.response] if tokens else (),
                 filler_id=filler,
-                turn_spans=tokens.turn_spans if tokens else (),
+                turn_spans=[span for span in tokens.turn_spans if span[1] <= shown.response] if tokens else (),
                 policy=play.policy,
             )
             if trajectory.failure is not None:
@@ -245,6 +250,11 @@ class RlenvAgentLoop(AgentLoopBase):
             play.tokens = tokens = await asyncio.to_thread(start) if has_images else start()
         except EpisodeError as error:
             return episode.fail(error.reason, str(error))
+        except UnsupportedTemplate as error:
+            if not self._takes_prompts_of(episode.messages):
+                raise
+            return episode.fail("prompt", str(error))  # this row's, and no other sample's
+        self._require()
         request = uuid4().hex
         while True:
             room = budget - len(tokens)
@@ -259,9 +269,13 @@ class RlenvAgentLoop(AgentLoopBase):
             if answer.stop_reason in ("aborted", "abort"):
                 # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
                 return episode.fail("aborted", "the rollout server aborted the generation")
-            if has_stray_place(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer):
-                play.tokens = None  # nobody can tell what image they would show: not even masked ids may go on
-                return episode.fail(STRAY, "the policy wrote the placeholder of an image")
+            clean = clean_length(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer)
+            if clean < len(answer.token_ids):
+                # Nobody can tell what image it would show, so that no id of it may go on. What stands before it is
+                # scored: a policy must not leave out its own sample by a word.
+                action = tokens.add_sampled(*self._up_to(clean, answer, is_first=not len(tokens)))
+                play.actions.append(action)
+                return await episode.truncate(STRAY, action=action)
             action = tokens.add_sampled(answer.token_ids, answer.log_probs)
             play.actions.append(action)
             play.activity.waits_for(STEP)
@@ -269,8 +283,41 @@ class RlenvAgentLoop(AgentLoopBase):
                 step = await episode.step(action)
             if step.is_last:
                 return episode.trajectory
-            if not await tokens.add_observation_async(step.observation):
-                return await episode.truncate("response_tokens")
+            try:
+                if not await tokens.add_observation_async(step.observation):
+                    return await episode.truncate("response_tokens")
+            except UnsupportedTemplate:
+                # One result can be shown, or the loop had not begun: the policy chose how many there are.
+                return await episode.truncate("template")
+
+    def _require(self) -> None:
+        """Passes where the chat template can answer this environment's turns, whatever the policy writes in them.
+
+        Raises:
+            UnsupportedTemplate: it cannot; all samples alike are concerned.
+        """
+        parts = self.environment.parts
+        if parts.tools:
+            self.encoder.require(["tool"], after_thinking=True)
+        if parts.simulated is not None:
+            self.encoder.require(["user"], after_thinking=True)
+
+    def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
+        """Whether the chat template takes a prompt of these roles at all."""
+        if any(message.images for message in messages) and self.encoder.images is None:
+            return False
+        try:
+            self.encoder.encode_prompt([Message(message.role, "x") for message in messages])
+        except UnsupportedTemplate:
+            return False
+        return True
+
+    def _up_to(self, clean: int, answer: Any, *, is_first: bool) -> tuple[list[int], list[float] | None]:
+        """The first `clean` ids of an answer. Where an episode would have none, the end token stands for the rest."""
+        ids, logprobs = list(answer.token_ids[:clean]), answer.log_probs
+        if not ids and is_first:
+            ids = [self.encoder.stop_id]
+        return ids, None if logprobs is None else list(logprobs[: len(ids)])
 
     async def _generate(self, request: str, tokens: TokenTrajectory, params: dict[str, Any]) -> Any:
         try:
@@ -304,7 +351,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 "split": task.split,
                 "task": task.index,
                 "reason": reason,
-                "message": message,
+                "message": cut_middle(encodable(message), _MAX_MESSAGE_CHARS),
             }
             with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
                 file.write(orjson.dumps(entry) + b"\n")

@@ -32,10 +32,11 @@ FAULTS: Mapping[str, str] = {
     "sandbox": "the sandbox did not start",
     "code": "code was run where no tools are",
     "policy": "an agent or a policy behind a tool failed",
+    "refused": "a server refused a request for what it holds, such as one that is too long",
     "prompt_tokens": "the prompt is longer than data.max_prompt_length",
     "total_tokens": "the prompt leaves no room for an answer",
     "image": "an image of the prompt is not there or cannot be read",
-    "image_token": "the policy wrote the placeholder of an image, which shows nothing",
+    "prompt": "the chat template refuses a row's prompt",
     "aborted": "the rollout server cut the generation, as a change of weights does",
     CRASH: "an exception that nobody declared",
     "infrastructure": "anything else that is not the policy's doing",
@@ -48,6 +49,8 @@ TRUNCATIONS: Mapping[str, str] = {
     "invalid_actions": "limits.invalid_actions in a row",
     "response_tokens": "the response has no room for the next turn or observation",
     "time": "limits.episode_s",
+    "image_token": "the policy wrote the placeholder of an image: its turn ends before it",
+    "template": "the policy wrote more calls in one turn than the chat template can show results of",
     STRAGGLER: "most of the group had ended and the grace time was over",
 }
 """Reasons of episodes that a limit cut; they have a reward."""

@@ -9,6 +9,7 @@ k-th image. So ids and text may hold no placeholder that has no image behind it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from verl.utils.tokenizer import get_processor_token_id
@@ -16,10 +17,10 @@ from verl.utils.tokenizer import get_processor_token_id
 from rlenv.errors import EpisodeError
 from rlenv.tokens import ProcessorImages, TokenTrajectory
 
-__all__ = ["STRAY", "check_places", "generation_fields", "has_stray_place", "image_template", "processor_images"]
+__all__ = ["STRAY", "Shown", "clean_length", "generation_fields", "image_template", "processor_images", "shown_of"]
 
 STRAY: Final = "image_token"
-"""Why an episode failed in which the policy wrote the placeholder of an image."""
+"""Why an episode was cut in which the policy wrote the placeholder of an image."""
 
 
 def processor_images(processor: Any, kwargs: Mapping[str, Any]) -> ProcessorImages | None:
@@ -39,43 +40,69 @@ def image_template(processor: Any) -> str | None:
     return template if isinstance(template, str) and template else None
 
 
-def has_stray_place(ids: Sequence[int], *, images: ProcessorImages | None, tokenizer: Any) -> bool:
-    """True where sampled ids hold a placeholder, or would as text.
+def clean_length(ids: Sequence[int], *, images: ProcessorImages | None, tokenizer: Any) -> int:
+    """How many of the sampled ids stand before a placeholder, or before one that they would be as text.
 
     veRL's vLLM server never samples one; other servers may, and any policy can spell it.
     """
     if images is None:
-        return False
+        return len(ids)
     forbidden = {get_processor_token_id(images.processor, kind) for kind in ("image", "video")} - {None}
-    if not forbidden.isdisjoint(ids):
-        return True
-    text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
-    return any(word in text for word in images.reserved)
+    length = next((index for index, token in enumerate(ids) if token in forbidden), len(ids))
+
+    def is_clean(count: int) -> bool:
+        text: str = tokenizer.decode(list(ids[:count]), skip_special_tokens=True)
+        return not any(word in text for word in images.reserved)
+
+    if is_clean(length):
+        return length
+    low, high = 0, length  # the most ids that are clean are `low` or more and fewer than `high`
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_clean(middle) else (low, middle)
+    return low
 
 
-def check_places(tokens: TokenTrajectory, *, images: ProcessorImages | None, tokenizer: Any) -> None:
-    """Passes where prompt and response have one run of placeholders for each image, in ids and as text.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a sample veRL can take: so many tokens of the response, and so many images."""
+
+    response: int
+    images: int
+
+
+def shown_of(tokens: TokenTrajectory, *, images: ProcessorImages | None, tokenizer: Any) -> Shown:
+    """All of a sample, or its turns up to the last one behind which ids and text have one placeholder an image.
 
     Raises:
-        EpisodeError: they have not; such a sample would end veRL's whole batch (`reason` is "image_token").
+        EpisodeError: not even the prompt has; such a sample would end veRL's whole batch (`reason` is "image").
     """
+    whole = Shown(len(tokens), len(tokens.images))
     if images is None:
-        return
+        return whole
     place = get_processor_token_id(images.processor, "image")
-    runs: list[int] = []
-    for token in tokens.context_ids:  # as veRL does: a run becomes one placeholder
-        if token != place or not runs or runs[-1] != place:
-            runs.append(token)
-    count = len(tokens.images)
-    found = sum(token == place for token in runs)
-    text: str = tokenizer.decode(runs, skip_special_tokens=True)
-    in_text = count if tokenizer.decode([place], skip_special_tokens=True) else 0
-    if found != count or text.count(images.place) != in_text or any(word in text for word in images.reserved[1:]):
-        raise EpisodeError(
-            f"{found} placeholders in the ids and {text.count(images.place)} in their text for {count} images;"
-            f" expected {count} and {in_text}: a prompt or an action spells {images.place}",
-            reason=STRAY,
-        )
+    special = bool(tokenizer.decode([place], skip_special_tokens=True))
+    ids = tokens.context_ids
+    start = len(ids) - len(tokens)
+
+    def fits(response: int) -> Shown | None:
+        runs: list[int] = []
+        for token in ids[: start + response]:  # as veRL does: a run becomes one placeholder
+            if token != place or not runs or runs[-1] != place:
+                runs.append(token)
+        found = sum(token == place for token in runs)
+        text: str = tokenizer.decode(runs, skip_special_tokens=True)
+        is_right = text.count(images.place) == (found if special else 0)
+        is_right = is_right and not any(word in text for word in images.reserved[1:])
+        return Shown(response, found) if is_right and found <= whole.images else None
+
+    found = fits(whole.response)
+    if found is not None and found.images == whole.images:
+        return found
+    for _, end in reversed(tokens.turn_spans):
+        if (found := fits(end)) is not None:
+            return found
+    raise EpisodeError(f"the prompt spells {images.place}, which stands for an image", reason="image")
 
 
 def generation_fields(images: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,209 @@
+"""Prompts in which contents are told from what the chat template writes, so that no content becomes a control token.
+
+A template is free in what it does with contents and schemas, so that no slot can be looked for in its text. Instead it
+is rendered a second time with other signs in the contents: each sign is replaced by one of a private area that stands
+for it. Where both renderings are the same text but for that, the second says of each sign who wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlenv.control import Spans
+from rlenv.errors import UnsupportedTemplate
+from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.program import Program
+from rlenv.tokens.slots import TextSlot
+from rlenv.tokens.vocabulary import Signs, Vocabulary
+
+__all__ = ["Part", "Written", "encode_parts", "written_parts"]
+
+Part = tuple[bool, str]
+"""Whether the template, or the spec's author, wrote a text, and the text."""
+
+_BLOCK: Final = 0x400
+_BLOCKS: Final = range(0x100000, 0x10F000, _BLOCK)  # the last private plane
+_PLAIN: Final = frozenset('"\\')  # JSON writes these two otherwise
+# Words that templates compare with, or look up: a schema's own, and no part of any control token by themselves.
+_WORDS: Final = frozenset(
+    "type function name description parameters properties required enum object string integer number boolean array"
+    " null items anyOf oneOf allOf default format title additionalProperties return strict const minimum maximum"
+    " $defs $ref text image image_url role content".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A rendering: its text, and its parts by who wrote them."""
+
+    text: str
+    parts: tuple[Part, ...]
+
+
+def written_parts(
+    template: ChatTemplate,
+    given: Sequence[Mapping[str, Any]],
+    authored: Sequence[Spans],
+    tools: Sequence[Mapping[str, Any]],
+    signs: Signs,
+) -> Written:
+    """The template's rendering with its generation prompt, and who wrote which part of it.
+
+    Where a template looks into contents so that no second rendering is the same text, the parts are those of the
+    rendering in which the contents spell nothing.
+
+    Args:
+        given: the messages as templates take them.
+        authored: for each message, the parts of its content that the spec's author wrote.
+        tools: their schemas.
+        signs: what control tokens are written with.
+
+    Raises:
+        UnsupportedTemplate: the template refuses the messages.
+    """
+    text = template.render(given, tools=tools)
+    block = _free_block(text, given, tools)
+    parts: tuple[Part, ...] = ()
+    ways = [(True, frozenset[str]())] if signs.all & _PLAIN else []
+    for is_whole, plain in (*ways, (True, _PLAIN), (False, _PLAIN)):
+        cipher = _Cipher(signs, block, is_whole=is_whole, plain=plain)
+        messages = [cipher.message(one, spans) for one, spans in zip(given, authored, strict=True)]
+        try:
+            hidden = template.render(messages, tools=[cipher.value(tool) for tool in tools])
+        except UnsupportedTemplate:
+            continue
+        parts = tuple(cipher.parts(hidden))
+        if "".join(part for _, part in parts) == text:
+            return Written(text, parts)
+    if not parts:  # it takes no such contents at all, so that what spells a token is parted
+        parted = [{**one, "content": signs.parted(one.get("content"))} for one in given]
+        parts = ((True, template.render(parted, tools=[signs.parted(tool) for tool in tools])),)
+    return Written(text, parts)
+
+
+def encode_parts(
+    parts: Sequence[Part],
+    vocabulary: Vocabulary,
+    *,
+    encode_text: Callable[[str], list[int]],
+    encode_content: Callable[[str], list[int]],
+) -> array[int]:
+    """The ids of a rendering, in which only what the template wrote becomes a control token."""
+    if all(is_own for is_own, _ in parts):
+        return array("q", encode_text("".join(text for _, text in parts)))
+    slots = [text if is_own else TextSlot(text) for is_own, text in parts]
+    program = Program.of(slots, vocabulary, encode_content)
+    return program.encode(lambda slot: "", encode_content)
+
+
+def _free_block(text: str, given: Sequence[Any], tools: Sequence[Any]) -> int:
+    """The first sign of a private area of which no content has any."""
+    if max(text, default="") < chr(_BLOCKS[0]):
+        held = "".join(_texts([given, tools]))
+        if max(held, default="") < chr(_BLOCKS[0]):
+            return _BLOCKS[0]
+    used = {ord(sign) // _BLOCK for sign in {*text, *"".join(_texts([given, tools]))}}
+    # A text would have to hold a sign of each of sixty blocks; its own signs are then taken for others.
+    return next((block for block in _BLOCKS if block // _BLOCK not in used), _BLOCKS[0])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+
+
+class _Cipher:
+    """Texts with other signs for their own, and back.
+
+    Args:
+        is_whole: change whole texts, but for the words of schemas; else the signs of control tokens alone.
+        plain: signs that stay.
+    """
+
+    def __init__(self, signs: Signs, block: int, *, is_whole: bool, plain: frozenset[str]) -> None:
+        self._signs = signs
+        self._is_whole = is_whole
+        ascii_signs = {chr(number) for number in range(0x21, 0x7F)}
+        wide = sorted(sign for sign in signs.all if sign > "\x7f" and not sign.isspace())
+        known = [*sorted(ascii_signs - plain), *wide[: _BLOCK - 0x80]]
+        self._there = {ord(sign): chr(block + index) for index, sign in enumerate(known)}
+        self._rare = {number: hidden for number, hidden in self._there.items() if chr(number) in signs.rare}
+        self._back = {ord(hidden): chr(number) for number, hidden in self._there.items()}
+        first, last = chr(block), chr(block + _BLOCK - 1)
+        # Beside the sign itself, as JSON in ASCII writes it: two halves of a surrogate pair.
+        self._hidden = re.compile(f"((?:[{first}-{last}]|\\\\udb[0-9a-f]{{2}}\\\\ud[c-f][0-9a-f]{{2}})+)")
+
+    def text(self, text: str) -> str:
+        """`text` with other signs."""
+        if text in _WORDS:
+            return text
+        if self._is_whole or self._signs.is_part(text.strip()):
+            return text.translate(self._there)
+        return text.translate(self._rare)
+
+    def value(self, value: Any) -> Any:
+        """A JSON-like value with other signs in every text, keys too."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.value(key): self.value(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.value(item) for item in value]
+        return value
+
+    def message(self, message: Mapping[str, Any], authored: Spans) -> dict[str, Any]:
+        """A message with other signs in all that its author did not write; what the policy said is its own."""
+        if message.get("role") == "assistant":
+            return dict(message)
+        out: dict[str, Any] = {}
+        for key, item in message.items():
+            if key == "role":
+                out[key] = item
+            elif key == "content" and isinstance(item, str):
+                out[key] = self._around(item, authored)
+            elif key == "content" and isinstance(item, (list, tuple)):
+                out[key] = [self._shown(part, authored) for part in item]
+            else:
+                out[key] = self.value(item)
+        return out
+
+    def _shown(self, part: Any, authored: Spans) -> Any:
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            return {**part, "text": self._around(part["text"], authored)}
+        return part
+
+    def _around(self, text: str, authored: Spans) -> str:
+        out: list[str] = []
+        at = 0
+        for first, last in authored:
+            out += [self.text(text[at:first]), text[first:last]]
+            at = last
+        return "".join([*out, self.text(text[at:])])
+
+    def parts(self, text: str) -> Iterator[Part]:
+        """The parts of a rendering, each with its own signs again."""
+        for index, piece in enumerate(self._hidden.split(text)):
+            if piece:
+                yield index % 2 == 0, self._shown_again(piece) if index % 2 else piece
+
+    def _shown_again(self, piece: str) -> str:
+        if "\\" in piece:
+            # As the template wrote it: what JSON in ASCII makes of the sign itself.
+            def unescaped(match: re.Match[str]) -> str:
+                hidden = json.loads(f'"{match[0]}"').translate(self._back)
+                return json.dumps(hidden)[1:-1]
+
+            piece = re.sub(r"\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", unescaped, piece)
+        return piece.translate(self._back)
