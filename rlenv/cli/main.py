@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlenv.cli.terminal import show_traceback, write, write_error
 from rlenv.errors import RlenvError, SpecError
-from rlenv.secrets import redact
+from rlenv.secrets import logger, redact
 
 __all__ = ["main"]
 
@@ -74,6 +74,7 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
     """
     assert callable(run)
     hook, sys.excepthook = sys.excepthook, show_traceback  # for a bug, which leaves this function
+    logger("asyncio")  # what nobody waits for is told by it
     try:
         code = int(run())
         sys.excepthook = hook
