@@ -94,9 +94,10 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        if (code := _tell(error)) is None:
+        told_code = _tell(error)
+        if told_code is None:
             raise
-        return code
+        return told_code
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
