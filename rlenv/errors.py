@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rlenv._visible import visible
 from rlenv.reasons import Whose
 from rlenv.reasons import whose as whose_failure
 
@@ -74,7 +75,7 @@ class Fault:
                 quote, column = quote[first : first + 160], column - first
             padding = "".join("\t" if character == "\t" else " " for character in quote[: column - 1])
             text += f"\n    {quote}\n    {padding.ljust(column - 1)}^"
-        return text
+        return visible(text)  # a spec's text is not always the reader's own
 
 
 class RlenvError(Exception):

@@ -18,6 +18,7 @@ from rlenv.spec import Spec
 __all__ = ["found", "from_pydantic", "keys_of", "listed", "unknown_key"]
 
 Path = tuple[str | int, ...]
+_MOST = 200
 
 _EXPECTED = {
     "string_type": "text",
@@ -92,7 +93,11 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
     """The faults behind an error in the mapping at `base`, which should have been a `model`."""
     faults: list[Fault] = []
     wrong: dict[Path, _Expectation] = {}
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    if len(details) > _MOST:
+        more = f"there are {len(details) - _MOST:,} more faults in this mapping"
+        faults.append(document.fault(base, more, f"mend the first {_MOST} of them", at="key"))
+    for detail in details[:_MOST]:
         path = _locate(document, base, detail["loc"])
         kind = detail["type"]
         if kind == "missing":

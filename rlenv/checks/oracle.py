@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlenv.templates import TemplateError, compile_template, compile_value, expr
 
 __all__ = ["check_oracle"]
 
+_MOST_ITEMS = 10_000
 Path = tuple[str | int, ...]
 Call = tuple[Path, str, Mapping[str, Any]]
 
@@ -151,7 +153,7 @@ def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Spli
                     message = f"for_each gives a {type(items).__name__} for {where}; expected a list"
                     yield document.fault(("oracle", index, "for_each"), message, "name a column that holds a list")
                     return
-                items = list(items)
+                items = list(itertools.islice(items, _MOST_ITEMS))
             except (TemplateError, TypeError) as error:
                 message = f"for_each fails for {where}: {error}"
                 yield document.fault(("oracle", index, "for_each"), message, "name a column that holds a list")
@@ -159,6 +161,8 @@ def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Spli
             made = list(_calls(index, step))
             turns += len(items)
             calls += len(items) * len(made)
+            if turns > spec.limits.turns:
+                break
             if len(made) > spec.limits.calls_per_turn and items:
                 message = f"the step makes {len(made)} calls; limits.calls_per_turn is {spec.limits.calls_per_turn}"
                 hint = f"raise limits.calls_per_turn to {len(made)}"

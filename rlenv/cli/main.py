@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlenv.cli.terminal import show_traceback, write, write_error
 from rlenv.errors import RlenvError, SpecError
-from rlenv.secrets import redact
+from rlenv.secrets import logger, redact
 
 __all__ = ["main"]
 
@@ -74,6 +74,7 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
     """
     assert callable(run)
     hook, sys.excepthook = sys.excepthook, show_traceback  # for a bug, which leaves this function
+    logger("asyncio")  # what nobody waits for is told by it
     try:
         code = int(run())
         sys.excepthook = hook
@@ -93,9 +94,10 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        if (exit_code := _tell(error)) is None:
+        told_code = _tell(error)
+        if told_code is None:
             raise
-        return exit_code
+        return told_code
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from dataclasses import replace
 
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         except UsageError as error:  # the others are checked all the same
             message, _, hint = str(error).partition("; ")
             lacking.append(Fault(file, 0, 0, "", message, hint))
-    report = validate(found, set=overrides(args.set))
+    with contextlib.redirect_stdout(sys.stderr):  # what files print that are imported is no part of the report
+        report = validate(found, set=overrides(args.set))
     report = replace(report, files=len(args.files), faults=(*lacking, *report.faults))
     if args.json:
         write_json(report.as_dict(), indent=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -69,7 +70,10 @@ class TempdirResource:
         Raises:
             ResourceError: it cannot be made, or what it starts with is not there.
         """
-        path = Path(tempfile.mkdtemp(prefix=f"rlenv-{self.name}-"))
+        try:
+            path = Path(tempfile.mkdtemp(prefix=f"rlenv-{re.sub(r'[^A-Za-z0-9_-]', '_', self.name)[:40]}-"))
+        except OSError as error:  # a full disk, say
+            raise ResourceError(f"the folder of resource '{self.name}' cannot be made: {error}") from error
         try:
             if self._source is not None:
                 await self._fill(path, self._source, context)
