@@ -18,7 +18,7 @@ Material = str | Sequence[Mapping[str, str]]
 # With these as escapes no control token of any tokenizer is spelled: each published one has one of them, or a sign
 # beyond ASCII.
 _ESCAPES: Final = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"})
-_LEAST: Final = 64
+_LEAST: Final = 32
 
 
 class Fence:
@@ -64,13 +64,13 @@ def _fitted(material: Material, limit: int) -> str:
 def _shortened(material: Material, size: int, limit: int) -> Any:
     """`material` with each text within `size` characters, and no more entries than `limit` has room for."""
     if isinstance(material, str):
-        return cut_middle(encodable(material), size)
-    most = max(limit // (size + 32), limit // 128, 2)
+        return encodable(cut_middle(material, size))
+    most = max(limit // 256, 2)
     entries: list[Mapping[str, str]] = list(material)
     if len(entries) > most:
         left_out = {"role": "note", "text": f"({len(entries) - most} entries left out)"}
         entries = [*entries[: most // 2], left_out, *entries[len(entries) - (most - most // 2) :]]
-    return [{key: cut_middle(encodable(text), size) for key, text in entry.items()} for entry in entries]
+    return [{key: encodable(cut_middle(text, size)) for key, text in entry.items()} for entry in entries]
 
 
 def _json(value: Any) -> str:

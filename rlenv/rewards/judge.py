@@ -20,6 +20,7 @@ import orjson
 from jinja2 import nodes
 from pydantic import Field
 
+from rlenv._bounded import cut_middle
 from rlenv._chat import Completion
 from rlenv.control import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
@@ -282,11 +283,8 @@ class _Judge:
         return await client.chat(messages, sampling=sampling)
 
     def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
-        texts = [
-            text
-            for one in material.values()
-            for text in ([one] if isinstance(one, str) else [entry["text"] for entry in one])
-        ]
+        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
+        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
         return self.reply.read(
             completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
         )
