@@ -96,6 +96,7 @@ _missing: ContextVar[dict[str, None] | None] = ContextVar("rlenv.secrets.missing
 _ENTITIES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _JSON_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _MOST_CHARS_FOR_ONE: Final = 24
+_PIECES: Final = re.compile(r"\\+|[^\\]+")
 
 
 def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
@@ -108,7 +109,10 @@ def _spellings(value: str) -> dict[str, tuple[str, ...]] | None:
     bare = value.strip()
     if len(bare) < _LEAST_CHARS or (bare.isdecimal() and len(bare) < _LEAST_ANYWHERE):
         return None
-    text = "".join(map(_one, bare))
+    # Several backslashes are one piece: as many pieces of any length would take for ever to be told apart.
+    text = "".join(
+        _backslashes(len(run)) if run[0] == "\\" else "".join(map(_one, run)) for run in _PIECES.findall(bare)
+    )
     if len(bare) < _LEAST_ANYWHERE:
         return {rf"(?<![A-Za-z0-9]){text}(?![A-Za-z0-9])": _runs(bare)[:1]}
     data = bare.encode("utf-8", "surrogateescape")
@@ -152,11 +156,14 @@ def _one(char: str) -> str:
         ways.append(r"\\{1,8}x" + _any_case(f"{code:02x}"))
     if char == " ":
         ways.append(r"\+")
-    if char == "\\":
-        ways[0] = r"\\{1,8}"
     if char == "'":
         ways.append("''")
     return f"(?:{'|'.join(ways)})"
+
+
+def _backslashes(count: int) -> str:
+    escaped = "|".join((r"%(?:25){0,3}5[cC]", "&(?:amp;){0,3}#(?:0{0,6}92|[xX]0{0,6}5[cC]);"))
+    return rf"(?:\\{{{count},{8 * count}}}(?:u005[cC]|x5[cC])?|(?:{escaped}){{{count}}})"
 
 
 def _any_case(digits: str) -> str:

@@ -18,7 +18,6 @@ __all__ = ["as_output"]
 
 _NO_TEXT = "(no text)"
 _MAX_PARTS = 256
-_MAX_IMAGES = 16
 _MAX_CHARS = 262_144
 _MAX_NAME = 2_000
 _IMAGE = re.compile(r"image/[\w.+-]{1,60}")
@@ -27,7 +26,7 @@ _IMAGE = re.compile(r"image/[\w.+-]{1,60}")
 def as_output(name: str, result: types.CallToolResult) -> ToolOutput:
     """The text is every part that can be read, one below the other; images are kept; the value is what is structured.
 
-    Of a result no more than 256 parts are read, with 262,144 characters and 16 images; the text says what is left
+    Of a result no more than 256 parts are read, with 262,144 characters; the text says what is left
     out.
 
     Raises:
@@ -41,10 +40,7 @@ def as_output(name: str, result: types.CallToolResult) -> ToolOutput:
     value = result.structured_content
     if not text and value is not None:
         text = orjson.dumps(value).decode()
-    found = list(_images(result))
-    images = tuple(found[:_MAX_IMAGES])
-    if len(found) > len(images):
-        text += f"\n[{len(found) - len(images)} more images are left out]"
+    images = tuple(_images(result))
     if not text:
         text = f"({len(images)} image{'s' if len(images) != 1 else ''})" if images else _NO_TEXT
     return ToolOutput(text, value, images)
