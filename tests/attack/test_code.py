@@ -139,6 +139,7 @@ allowed
         ("a device's mode", "os.chmod('/dev/null', 0o666)"),
         ("a device's times", "os.utime('/dev/null', (1, 1))"),
         ("a device of its own", "os.mknod('/tmp/null', 0o20666, os.makedev(1, 3))"),
+        ("a lock that others see", "__import__('fcntl').flock(open(os.__file__), 2)"),
         ("huge pages", "call(9, 0, 2 << 20, 3, 0x40022, -1, 0)"),
         ("the interpreter's files", "open(os.__file__, 'a')"),
         ("what it is served by", "open('/zygote.py', 'a')"),
