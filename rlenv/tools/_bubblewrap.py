@@ -29,6 +29,9 @@ _HIDDEN = (
     *("/home", "/root", "/run", "/tmp", "/var/tmp", "/mnt", "/media", "/srv"),
     *("/var/lib", "/var/log", "/var/cache", "/var/spool", "/var/mail", "/var/backups"),
 )
+# What any program may write to, in memory; of each no more than this.
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm")
+_SHARED_BYTES = 64 * 1024 * 1024
 
 
 def bubblewrap() -> str:
@@ -198,14 +201,18 @@ def confined(
         UsageError: bubblewrap does not work here.
     """
     sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--ro-bind", "/", "/"]
-    for hidden in _HIDDEN:
-        if Path(hidden).is_dir() and not Path(hidden).is_symlink():
-            sandbox += ["--perms", "0755", "--tmpfs", hidden]
-    sandbox += ["--dev", "/dev", "--proc", "/proc", *_bound(argv[0], may_write=False)]
+    hidden = [path for path in _HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
+    sandbox += ["--dev", "/dev", "--proc", "/proc"]
+    for path in (*hidden, "/dev/shm"):
+        sandbox += ["--perms", "1777" if path in _SHARED else "0755", "--size", str(_SHARED_BYTES), "--tmpfs", path]
+    sandbox += _bound(argv[0], may_write=False)
     for folder, may_write in folders.items():
         sandbox += _bound(folder, may_write=may_write)
         if may_write and has_other_user():
             os.chown(folder, NOBODY, NOBODY)
+    for path in (*hidden, "/dev"):
+        if path not in _SHARED:
+            sandbox += ["--remount-ro", path]
     sandbox += ["--chdir", cwd, "--cap-drop", "ALL"]
     handshake = Handshake(other_user=has_other_user())
     filter_fd = os.memfd_create("filter")

@@ -75,6 +75,12 @@ def {name}_plain(
 """
 _SHOWN = "({name}_repr({name})[:{most}], {name} if {name}_plain({name}, 0) <= {most} else None, {name} is None)"
 
+# Without classes and with all built-ins in place, what is shown is as large as what leaves.
+_SIMPLY_SHOWN = (
+    "(repr({name})[:{most}], {name} if type({name}) in (int, float, bool) or type({name}) in (str, list, dict)"
+    " and len(repr({name})) < {most} else None, {name} is None)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
@@ -204,7 +210,7 @@ class _Cell:
     def _begin(self, snippet: Snippet) -> Any:
         if self._state is not None:
             self._session.load_session(self._state)
-        else:
+        elif self._spec.session or not snippet.is_simple:
             self._session.feed_run(_PRELUDE.format(name=self.name))
         functions = dict.fromkeys(self._called, _never_called)
         return self._session.feed_start(snippet.code, external_lookup=functions, print_callback=self._print)
@@ -270,7 +276,8 @@ class _Cell:
         assert self._snippet is not None
         shown, result = None, None
         if self._snippet.name is not None:
-            ask = _SHOWN.format(name=self.name, most=_MAX_SHOWN)
+            is_simple = self._snippet.is_simple and not self._spec.session
+            ask = (_SIMPLY_SHOWN if is_simple else _SHOWN).format(name=self.name, most=_MAX_SHOWN)
             told = self._session.feed_run(ask, print_callback=self._print)
             if type(told) is not tuple or len(told) != 3 or type(told[0]) is not str:
                 return self._outcome(error="the value of the last expression cannot be shown")

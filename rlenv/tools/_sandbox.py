@@ -57,7 +57,7 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
     argv = [check_bubblewrap(), "--unshare-all", *handshake.options, "--die-with-parent", "--new-session", "--as-pid-1"]
     argv += ["--clearenv", "--hostname", "sandbox", "--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
     if has_other_user():
-        argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        argv += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL"]
     for name in ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache"):
         path = Path(name)
         if path.is_symlink():
@@ -68,6 +68,8 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
         for parent in reversed(Path(sys.base_prefix).parents[:-1]):  # bwrap would take over who may look into them
             argv += ["--perms", "0755", "--dir", str(parent)]
         argv += ["--ro-bind", sys.base_prefix, sys.base_prefix]
+    for folder in ("/dev", "/etc"):  # bwrap's own would be for the owner alone
+        argv += ["--perms", "0755", "--dir", folder]
     for device in _DEVICES:
         argv += ["--dev-bind", device, device]
     argv += ["--ro-bind", _zygote.__file__, "/zygote.py"]

@@ -27,11 +27,12 @@ OWN_PID = 0x7E57_0001
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 
-# Files, memory, clocks, threads and waiting: what a program does with what it already has.
+# Files, memory, clocks, threads and waiting: what a program does with what it already has. No flock: it locks files
+# that can only be read, which other sandboxes see as well.
 _COMMON = """
 read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70
 preadv2:327:286 pwritev2:328:287 close:3:57 close_range:436:436 lseek:8:62 dup:32:23 dup2:33: dup3:292:24 pipe:22:
-pipe2:293:59 flock:73:32 fsync:74:82 fdatasync:75:83 ftruncate:77:46 truncate:76:45 fallocate:285:47
+pipe2:293:59 fsync:74:82 fdatasync:75:83 ftruncate:77:46 truncate:76:45 fallocate:285:47
 sendfile:40:71 copy_file_range:326:285 open:2: openat:257:56 creat:85: stat:4: lstat:6: fstat:5:80
 newfstatat:262:79 statx:332:291 statfs:137:43 fstatfs:138:44 access:21: faccessat:269:48 faccessat2:439:439
 readlink:89: readlinkat:267:78 getcwd:79:17 chdir:80:49 fchdir:81:50 mkdir:83: mkdirat:258:34 rmdir:84: unlink:87:
@@ -56,7 +57,7 @@ getrandom:318:278
 
 # What a program of the author's may need beside that: processes, sockets within its own network, its own identity.
 _PROGRAMS = """
-openat2:437:437 splice:275:76 tee:276:77 vmsplice:278:75 mknod:133: mknodat:259:33 chown:92: fchown:93:55
+flock:73:32 openat2:437:437 splice:275:76 tee:276:77 vmsplice:278:75 mknod:133: mknodat:259:33 chown:92: fchown:93:55
 lchown:94: fchownat:260:54 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15
 fremovexattr:199:16 sync:162:81 syncfs:306:267 sync_file_range:277:84 mincore:27:232 mlock:149:228 mlock2:325:284
 munlock:150:229 mlockall:151:230 munlockall:152:231 memfd_create:319:279 membarrier:324:283 get_mempolicy:239:236

@@ -17,6 +17,8 @@ class Snippet:
     name: str | None
     is_async: bool
     """True where the code awaits something."""
+    is_simple: bool = False
+    """True where it defines no class and calls nothing of its own by the name of a built-in that shows values."""
 
 
 def read_snippet(code: str, *, name: str) -> Snippet:
@@ -30,8 +32,10 @@ def read_snippet(code: str, *, name: str) -> Snippet:
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Snippet(code + "\nNone", None, False)
-    awaits = (ast.Await, ast.AsyncFor, ast.AsyncWith)
-    is_async = any(isinstance(node, awaits) for node in ast.walk(tree))
+    is_async, is_simple = False, True
+    for node in ast.walk(tree):
+        is_async = is_async or isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith))
+        is_simple = is_simple and not _is_odd(node)
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr) or last.end_lineno is None or last.end_col_offset is None:
         return Snippet(code + "\nNone", None, is_async)
@@ -40,4 +44,19 @@ def read_snippet(code: str, *, name: str) -> Snippet:
     end = sum(map(len, lines[: last.end_lineno - 1])) + last.end_col_offset
     whole = code.encode()
     bound = whole[:start] + f"{name} = (".encode() + whole[start:end] + b")" + whole[end:] + b"\nNone"
-    return Snippet(bound.decode(), name, is_async)
+    return Snippet(bound.decode(), name, is_async, is_simple)
+
+
+_BUILT_IN = frozenset({"repr", "type", "len", "int", "float", "bool", "str", "list", "dict"})
+
+
+def _is_odd(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in _BUILT_IN and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.arg):
+        return node.arg in _BUILT_IN
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) in _BUILT_IN or node.name == "*"
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+        return node.name in _BUILT_IN
+    return isinstance(node, (ast.ClassDef, ast.MatchMapping))

@@ -194,6 +194,16 @@ def test_nothing_that_is_hidden_is_uncovered_and_nothing_is_made_writable(keys: 
     assert not Path("/usr/rlenv-attack").exists()
 
 
+def test_what_a_program_writes_outside_of_its_folder_is_bounded_and_gone() -> None:
+    places = "for place in / /home /root /run /var/lib /dev /usr /etc; do echo x > $place/x && echo $place; done"
+    assert inside(f"exec 2>/dev/null; {places}").text == "(no output)"
+    fill = "for n in 1 2 3; do head -c 50000000 /dev/zero > {place}/$n; done; du -sm {place} | cut -f1; ls {place}"
+    for place in ("/tmp", "/dev/shm"):
+        size = inside("exec 2>/dev/null; " + fill.format(place=place)).text.split()[0]
+        assert int(size) <= 66
+        assert "1" not in inside(f"ls {place}").text.split()
+
+
 SYSTEM_CALLS = """
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
