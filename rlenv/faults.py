@@ -233,7 +233,8 @@ def _retype(kind: str, value: Any) -> str:
         return "put it in brackets: [ … ]"
     if value is None:
         return "write a value, or remove the key"
-    return {"int_type": "write a number such as 8", "float_type": "write a number such as 1.5"}.get(kind, "")
+    written = {"int_type": "8", "float_type": "1.5", "finite_number": "0.01"}
+    return f"write a number such as {written[kind]}" if kind in written else ""
 
 
 def _bound_hint(kind: str, bound: Any) -> str:

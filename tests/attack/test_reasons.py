@@ -195,7 +195,7 @@ def test_calls_that_an_outage_lost_are_no_calls_too_many() -> None:
 
 
 def test_calls_that_code_made_are_calls() -> None:
-    inside = replace(ok(), details={"calls": [{"tool": "other"}] * 900})
+    inside = replace(ok(), details={"called": {"other": {"ok": 900}}})
     assert verdict(compile_term(rule="tool_call_count", max=2), reward_context(turns=episode(inside))) == 0.0
 
 

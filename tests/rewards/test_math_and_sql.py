@@ -336,4 +336,4 @@ HOSTILE_QUERIES = [
 def test_a_query_made_to_take_long_is_wrong_at_once(query: str) -> None:
     begun = time.thread_time()
     assert measure("sql_match", reward_context(answer=query, task={"gold_sql": GOLD})).value == 0.0
-    assert time.thread_time() - begun < 0.2  # a few ms where nothing else runs; the old one took seconds
+    assert time.thread_time() - begun < 1.0  # a few ms where nothing else runs; the old one took seconds

@@ -87,6 +87,9 @@ def test_no_text_holds_the_loop(source: str) -> None:
     texts = ["a" * 100_000, "ab" * 50_000, "".join(coin.choice("ab") for _ in range(100_000)), " " * 100_000]
     for text in [*texts, "1" * 100_000, "a " * 50_000]:
         for match in (pattern.search, pattern.last, lambda text: pattern.fullmatch(text[: pattern.sees])):
-            begun = time.thread_time()
-            match(text)
-            assert time.thread_time() - begun < 0.05
+            took = []
+            for _ in range(3):  # the collector of the whole test run may come by
+                begun = time.thread_time()
+                match(text)
+                took.append(time.thread_time() - begun)
+            assert min(took) < 0.05
