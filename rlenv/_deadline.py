@@ -11,7 +11,9 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-__all__ = ["Expired", "drive"]
+from rlenv.errors import ToolFailed
+
+__all__ = ["Expired", "Stopped", "drive"]
 
 _GRACE_S = 0.1
 """How long a cancelled coroutine may take to clean up before it is left behind."""
@@ -26,6 +28,14 @@ class Expired(Exception):
 
     def __init__(self, stray: asyncio.Task[Any] | None, *, reason: str = "late") -> None:
         self.stray = stray
+        self.reason = reason
+        super().__init__()
+
+
+class Stopped(asyncio.CancelledError):
+    """What a cancelled coroutine may raise to say what its time went to: `reason`, in the words of `rlenv.reasons`."""
+
+    def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__()
 
@@ -94,7 +104,7 @@ def drive(coroutine: Coroutine[Any, Any, Any], seconds: float) -> Generator[Any,
     if task.cancelling() > before:  # the caller was cancelled; a coroutine cannot keep that to itself
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
     if alarm.rung:
-        raise Expired(stray)
+        raise Expired(stray, reason=error.reason if isinstance(error, Stopped | ToolFailed) else "late")
     if error is not None:
         raise error
     return result
