@@ -1,28 +1,33 @@
-"""One DuckDB database with bounds that the engine keeps: what a statement may do, how long and how much.
+"""DuckDB in a worker process, with bounds that the engine keeps: what a statement may do, how long and how much.
 
 The engine's own parser says how many statements a text has and of which kind; its configuration, locked when the file
-is opened, keeps statements from files, the network and extensions.
+is opened, keeps statements from files, the network and extensions. What the engine makes of a statement, a fault of its
+own included, is over with that statement: the file is opened anew for the next.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
+import resource
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources._sqlite import Rows
+from rlenv.resources._sqlite import MAX_COLUMNS, Rows, cell_size
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Statement", "connect", "schema", "words"]
+__all__ = ["Duckdb"]
 
 # https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview
 _CONFIG: Final[Mapping[str, Any]] = {
@@ -38,107 +43,215 @@ _CONFIG: Final[Mapping[str, Any]] = {
 }
 _READS: Final = frozenset(("EXPLAIN", "SELECT"))
 _WRITES: Final = frozenset(("ALTER", "ANALYZE", "CREATE", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"))
+# Functions that act on the engine or on memory addresses, run SQL that is not seen here, or sleep. Looked for anywhere
+# in the text, as a name may be quoted and a text may be run.
+_NEVER: Final = re.compile(
+    r"sleep_ms|\bquery\b[\s\"]*\(|json_execute_serialized_sql|arrow_scan|pandas_scan|python_map|u&[\"']|"
+    r"(?:enable|disable)_\w+|verify_\w+|write_log|duckdb_logs|duckdb_log_contexts|force_checkpoint|"
+    r"\bcheckpoint\b[\s\"]*\(|copy_database|import_database|external_resource|add_parquet_key",
+    re.IGNORECASE,
+)
+_EXPLAIN: Final = re.compile(
+    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*EXPLAIN(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(?:ANALYZE\b)?\s*(?:\([^()]*\))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_TEMPORARY: Final = (
+    "SELECT 1 FROM duckdb_tables() WHERE temporary UNION ALL SELECT 1 FROM duckdb_views() WHERE temporary AND NOT "
+    "internal UNION ALL SELECT 1 FROM duckdb_sequences() WHERE temporary UNION ALL "
+    "SELECT 1 FROM duckdb_functions() WHERE NOT internal AND database_name = 'temp' LIMIT 1"
+)
+_CORRUPT: Final = "IO Error: Corrupt database file"
+_LOCKED: Final = re.compile(r"lock on file", re.IGNORECASE)
 _ZONED: Final = "TIMESTAMP WITH TIME ZONE"
-_BATCH = 256
-_MAX_BYTES = 8_000_000
-_MAX_SQL = 100_000
 _LARGEST: Final = 2**63
 _AGAIN_S = 0.05
+_OPEN_S = 2.0
+_MAX_FILES = 8
+_MAX_WORDS = 500
+_OUT_OF_TIME: Final = "the query did not end within its time"
 
 
-def connect(path: Path, *, may_write: bool) -> duckdb.DuckDBPyConnection:
-    """Opens a file.
-
-    Raises:
-        ResourceError: it is missing or cannot be opened.
-    """
+def _connect(path: Path, *, may_write: bool) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     if not path.is_file():
         raise ResourceError(f"there is no database file {path}")
-    try:
-        return duckdb.connect(str(path), read_only=not may_write, config=dict(_CONFIG))
-    except duckdb.Error as error:
-        raise ResourceError(f"the database {path} cannot be opened: {error}") from error
+    until = time.monotonic() + _OPEN_S
+    while True:
+        try:
+            return duckdb.connect(str(path), read_only=not may_write, config=dict(_CONFIG))
+        except duckdb.Error as error:
+            # The process that had the copy open may just be closing it.
+            if not (may_write and _LOCKED.search(str(error)) and time.monotonic() < until):
+                raise ResourceError(f"the database {path} cannot be opened: {error}") from error
+        time.sleep(0.01)
 
 
-def schema(raw: duckdb.DuckDBPyConnection) -> str:
+def _schema(raw: duckdb.DuckDBPyConnection) -> str:
     """The CREATE statements of all tables and views, one a line."""
     tables = raw.execute("SELECT sql FROM duckdb_tables() WHERE NOT internal ORDER BY table_oid").fetchall()
     views = raw.execute("SELECT sql FROM duckdb_views() WHERE NOT internal ORDER BY view_oid").fetchall()
     return "\n".join(row[0].strip() for row in tables + views)
 
 
-def words(raw: duckdb.DuckDBPyConnection) -> list[str]:
-    """The names of all tables and columns."""
+def _words(raw: duckdb.DuckDBPyConnection) -> list[str]:
+    """The names of tables and columns; of very many the first."""
     found = raw.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
-    return list(dict.fromkeys(word for row in found for word in row))
+    return list(dict.fromkeys(word for row in found for word in row))[:_MAX_WORDS]
 
 
-class Statement:
-    """One statement on its way through a connection, which a watch interrupts at its deadline."""
+class Duckdb:
+    """Statements on DuckDB files: some that are shared and read, and one private copy at a time."""
 
-    __slots__ = ("_guard", "_is_over", "_may_write", "_raw", "_sql", "_until")
+    def __init__(self) -> None:
+        self._files: dict[str, duckdb.DuckDBPyConnection] = {}
+        self._copy: duckdb.DuckDBPyConnection | None = None
+        self._copy_path = ""
 
-    def __init__(self, sql: str, *, until: float, may_write: bool) -> None:
-        self._sql = sql
-        self._until = until
-        self._may_write = may_write
-        self._guard = threading.Lock()
-        self._is_over = threading.Event()
-        self._raw: duckdb.DuckDBPyConnection | None = None
+    @property
+    def holds(self) -> str:
+        """The path of the private copy that is open here."""
+        return self._copy_path if self._copy is not None else ""
 
-    def interrupt(self) -> None:
-        """Stops the statement, from any thread; nothing where it has ended or has not begun."""
-        with self._guard:  # an interrupt must not meet the connection's next statement
-            if self._raw is not None:
-                self._raw.interrupt()
+    def run(self, asked: dict[str, Any], fd: int | None) -> tuple[dict[str, Any], bytes | None]:
+        """The answer to one request: a statement, or `describe`, or `release`."""
+        import duckdb
 
-    def run(self, raw: duckdb.DuckDBPyConnection, *, max_rows: int) -> Rows:
-        """What the statement gives.
+        path, may_write = asked["file"], asked["may_write"]
+        self._close_copy(but=path)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (asked["max_bytes"], hard))
+        if asked["op"] == "release":
+            self._close_copy()
+            return dict(_NOTHING), None
+        raw = self._opened(path, may_write=may_write)
+        try:
+            if asked["op"] == "describe":
+                return {"schema": _schema(raw), "words": _words(raw)}, None
+            connection = raw if may_write else raw.cursor()
+            try:
+                found = _Statement(asked).run(connection)
+            except BaseException:
+                if may_write:
+                    self._undo(connection)
+                raise
+            finally:
+                if not may_write:
+                    connection.close()
+        except duckdb.Error as error:
+            if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.InternalException):
+                self._forget(path, may_write=may_write)
+            raise _converted(error, path) from error
+        except _Temporary:
+            self._close_copy()
+            raise ToolFailed("what is TEMP is not kept from statement to statement; leave the word out") from None
+        except (ValueError, OverflowError, RecursionError) as error:  # a value that Python cannot hold
+            raise ToolFailed(f"the statement cannot be run: {str(error)[:200]}") from error
+        told = {"columns": found.columns, "rows": found.rows, "truncated": found.truncated, "changed": found.changed}
+        return told, None
 
-        Raises:
-            ToolFailed: the statement is at fault, or ran out of time.
-            ResourceError: the database is.
-        """
+    def _undo(self, copy: duckdb.DuckDBPyConnection) -> None:
         import duckdb
 
         try:
-            statement = self._parsed(raw)
-            if time.monotonic() > self._until:
-                raise ToolFailed("the query did not end within its time", reason="timeout")
-            self._raw = raw
-            threading.Thread(target=self._watch, name="rlenv-duckdb-watch", daemon=True).start()
-            try:
-                raw.execute(statement)
-                return self._fetched(raw, max_rows)
-            finally:
-                self._is_over.set()
-                with self._guard:
-                    self._raw = None
+            copy.rollback()
         except duckdb.Error as error:
-            raise _converted(error) from error
-        except (ValueError, OverflowError, MemoryError) as error:  # lone surrogates; a value that Python cannot hold
-            raise ToolFailed(f"the statement cannot be run: {str(error)[:200] or 'out of memory'}") from error
+            if not isinstance(error, duckdb.TransactionException):  # there is none: it had not begun
+                with suppress(duckdb.Error):
+                    self._close_copy()
 
-    def _watch(self) -> None:
+    def _opened(self, path: str, *, may_write: bool) -> duckdb.DuckDBPyConnection:
+        if may_write:
+            if self._copy is None:
+                self._copy, self._copy_path = _connect(Path(path), may_write=True), path
+            return self._copy
+        raw = self._files.pop(path, None)
+        if raw is None:
+            while len(self._files) >= _MAX_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            raw = _connect(Path(path), may_write=False)
+        self._files[path] = raw
+        return raw
+
+    def _forget(self, path: str, *, may_write: bool) -> None:
+        import duckdb
+
+        with suppress(duckdb.Error):
+            if may_write:
+                self._close_copy()
+            elif (raw := self._files.pop(path, None)) is not None:
+                raw.close()
+
+    def _close_copy(self, *, but: str = "") -> None:
+        if self._copy is not None and self._copy_path != but:
+            copy, self._copy = self._copy, None
+            copy.close()
+
+
+_NOTHING: Final[Mapping[str, Any]] = {"columns": (), "rows": [], "truncated": False, "changed": 0}
+
+
+class _Temporary(Exception):
+    """The statement made something that does not outlive its connection."""
+
+
+class _Statement:
+    """One statement on its way through a connection, which a watch interrupts once it used up its time."""
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._sql: str = asked["sql"]
+        self._may_write: bool = asked["may_write"]
+        self._max_rows: int = asked["max_rows"]
+        self._max_size: int = asked["max_size"]
+        self._until = time.monotonic() + asked["wall_s"]
+        self._cpu_until = time.process_time() + asked["cpu_s"]
+        self._is_over = threading.Event()
+
+    def run(self, raw: duckdb.DuckDBPyConnection) -> Rows:
+        """What the statement gives.
+
+        Raises:
+            ToolFailed: the statement is not one that may run, or its result cannot be given.
+        """
+        import duckdb
+
+        statement = self._parsed(raw)
+        watch = threading.Thread(target=self._watch, args=(raw,), daemon=True)
+        watch.start()
+        try:
+            if self._may_write:
+                raw.begin()
+            raw.execute(statement)
+            found = self._fetched(raw)
+            if statement.type.name == "CREATE" and raw.execute(_TEMPORARY).fetchone() is not None:
+                raise _Temporary
+            if self._may_write:
+                raw.commit()
+            return found
+        except duckdb.InterruptException:
+            reason = "timeout" if time.process_time() >= self._cpu_until else "stalled"
+            raise ToolFailed(_OUT_OF_TIME, reason=reason) from None
+        finally:
+            self._is_over.set()
+            watch.join()  # an interrupt must not meet the connection's next statement
+
+    def _watch(self, raw: duckdb.DuckDBPyConnection) -> None:
         # Again and again, as the engine forgets an interrupt that comes just before a statement begins.
-        while not self._is_over.wait(max(self._until - time.monotonic(), _AGAIN_S)):
-            if time.monotonic() >= self._until:
-                self.interrupt()
+        wait = self._cpu_until - time.process_time()
+        while not self._is_over.wait(max(wait, _AGAIN_S)):
+            wait = self._cpu_until - time.process_time()
+            if wait <= 0 or time.monotonic() >= self._until:
+                raw.interrupt()
 
     def _parsed(self, raw: duckdb.DuckDBPyConnection) -> duckdb.Statement:
-        if len(self._sql) > _MAX_SQL:
-            raise ToolFailed(f"the statement is longer than {_MAX_SQL} characters")
-        self._sql.encode()  # the engine names no reason where it cannot
-        found = raw.extract_statements(self._sql)
-        if not found:
-            raise ToolFailed("the statement is empty")
-        if len(found) > 1:
-            raise ToolFailed("found several statements; one is run at a time")
-        statement = found[0]
+        if (found := _NEVER.search(self._sql)) is not None:
+            raise ToolFailed(f"{found[0].rstrip('(').strip()[:40]} is not allowed")
+        statement = self._only(raw, self._sql)
         kind = statement.type.name
-        if kind not in _READS and not (self._may_write and kind in _WRITES):
+        if kind == "EXPLAIN" and (rest := _EXPLAIN.match(self._sql)) is not None:
+            # It runs what it explains where it is told to, of whatever kind that is.
+            kind = self._only(raw, self._sql[rest.end() :]).type.name
+        if kind not in _READS - {"EXPLAIN"} and not (self._may_write and kind in _WRITES):
             allowed = "" if self._may_write else "; the database is read only"
             word = "this statement" if kind in ("MULTI", "INVALID") else kind.replace("_", " ")
             raise ToolFailed(f"{word} is not allowed{allowed}")
@@ -146,29 +259,69 @@ class Statement:
             raise ToolFailed("the statement has a placeholder (?); write the value itself")
         return statement
 
-    def _fetched(self, raw: duckdb.DuckDBPyConnection, max_rows: int) -> Rows:
+    def _only(self, raw: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+        found = raw.extract_statements(sql)
+        if not found:
+            raise ToolFailed("the statement is empty")
+        if len(found) > 1:
+            raise ToolFailed("found several statements; one is run at a time")
+        return found[0]
+
+    def _fetched(self, raw: duckdb.DuckDBPyConnection) -> Rows:
         described = raw.description or []
         columns = tuple(column[0] for column in described)
+        if len(columns) > MAX_COLUMNS:
+            raise ToolFailed(f"the result has {len(columns)} columns; at most {MAX_COLUMNS} can be given, so name them")
         for name, kind, *_ in described:
             if _ZONED in str(kind):  # read only where pytz is installed, and then in the machine's zone
                 raise ToolFailed(f"the column {name} is a {_ZONED}; cast it to VARCHAR or TIMESTAMP")
         rows: list[list[Any]] = []
-        size = 0
-        while batch := raw.fetchmany(_BATCH):
-            for row in batch:
-                cells = [_json(cell) for cell in row]
-                size += sum(len(cell if isinstance(cell, str) else str(cell)) for cell in cells)
-                rows.append(cells)
-            if time.monotonic() > self._until:
-                raise ToolFailed("the query did not end within its time", reason="timeout")
-            if len(rows) > max_rows or size > _MAX_BYTES:
-                return Rows(columns, rows[:max_rows], truncated=True)
+        size = sum(map(cell_size, columns))
+        if size > self._max_size:
+            raise ToolFailed("the names of the columns are too long to be given", reason="too_large")
+        while (row := raw.fetchone()) is not None:
+            budget = _Budget(self._max_size - size)
+            cells = [budget.json(cell) for cell in row]
+            size = self._max_size - budget.left
+            if budget.left < 0 or len(rows) == self._max_rows:
+                return Rows(columns, rows, truncated=True)
+            rows.append(cells)
         if self._may_write and columns in (("Count",), ("Success",)) and len(rows) <= 1:
             return Rows((), [], changed=int(rows[0][0]) if rows else 0)
         return Rows(columns, rows)
 
 
-def _json(cell: Any) -> Any:
+class _Budget:
+    """Writes cells as JSON values while `left` characters are left for them; what comes after is nothing."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left - 4
+
+    def json(self, cell: Any) -> Any:
+        if self.left < 0:
+            return None
+        if isinstance(cell, bytes):
+            self.left -= 2 * len(cell) + 8
+            return f"x'{cell.hex().upper()}'" if self.left >= 0 else None
+        if isinstance(cell, list | tuple):
+            self.left -= 4
+            return [self.json(item) for item in cell[: max(self.left, 0)]]
+        if isinstance(cell, dict):
+            self.left -= 4
+            found = {}
+            for key, item in cell.items():
+                if self.left < 0:
+                    break
+                name = str(key)
+                self.left -= cell_size(name)
+                found[name] = self.json(item)
+            return found
+        value = _plain(cell)
+        self.left -= cell_size(value)
+        return value
+
+
+def _plain(cell: Any) -> Any:
     if cell is None or isinstance(cell, str | bool):
         return cell
     if isinstance(cell, int):
@@ -179,27 +332,24 @@ def _json(cell: Any) -> Any:
         # A number where a double writes the same digits, else the digits.
         number = float(cell)
         return number if math.isfinite(number) and Decimal(repr(number)) == cell else str(cell)
-    if isinstance(cell, bytes):
-        return f"x'{cell.hex().upper()}'"
-    if isinstance(cell, list | tuple):
-        return [_json(item) for item in cell]
-    if isinstance(cell, dict):
-        return {str(key): _json(item) for key, item in cell.items()}
     if isinstance(cell, date) and not isinstance(cell, datetime):
         return cell.isoformat()
     return str(cell)
 
 
-def _converted(error: duckdb.Error) -> ToolFailed | ResourceError:
+def _converted(error: duckdb.Error, path: str) -> ToolFailed | ResourceError:
     import duckdb
 
-    message = re.sub(r"\s+", " ", str(error).partition("\n\nLINE ")[0]).strip()
-    if isinstance(error, duckdb.InterruptException):
-        return ToolFailed("the query did not end within its time", reason="timeout")
+    message = re.sub(r"\s+", " ", str(error)[:10_000].partition("\n\nLINE ")[0]).strip()
     if isinstance(error, duckdb.OutOfMemoryException):
-        return ToolFailed(f"the query needs more memory than {_CONFIG['memory_limit']}")
+        return ToolFailed(f"the query needs more memory than {_CONFIG['memory_limit']}", reason="memory")
     if isinstance(error, duckdb.PermissionException):
         return ToolFailed("files, the network and extensions are out of reach of a statement")
-    if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.InternalException):
+    if isinstance(error, duckdb.IOException) and (path in message or message.startswith(_CORRUPT)):
+        # No statement can name a file, so that only the engine's own reading and writing has its path.
+        if os.strerror(errno.EFBIG) in message:
+            return ToolFailed("the database would grow larger than it may", reason="too_large")
         return ResourceError(f"the database cannot be read: {message}")
+    if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+        return ToolFailed("the statement made the database engine fail")
     return ToolFailed(message if len(message) <= 300 else message[:299] + "…", reason="failed")

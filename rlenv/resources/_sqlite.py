@@ -1,16 +1,20 @@
 """One SQLite connection with bounds that the engine keeps: what a statement may do, how long and how much.
 
-Nothing is decided by reading the statement's text. The authorizer refuses what is not allowed while the statement is
-prepared, the progress handler stops it in time, and limits bound the size of single values.
+The authorizer refuses what is not allowed while the statement is prepared, the progress handler stops it in time, and
+limits bound the size of single values. The same connection runs in two places: on the event loop, for statements that
+are plain (`_plain_sql.py`) and turn out to be quick, and in a worker process for all others.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import orjson
 
 from rlenv.errors import ResourceError, ToolFailed
 
@@ -22,19 +26,11 @@ _WRITES: Final = {
     sqlite3.SQLITE_ANALYZE: "ANALYZE",
     sqlite3.SQLITE_CREATE_INDEX: "CREATE INDEX",
     sqlite3.SQLITE_CREATE_TABLE: "CREATE TABLE",
-    sqlite3.SQLITE_CREATE_TEMP_INDEX: "CREATE INDEX",
-    sqlite3.SQLITE_CREATE_TEMP_TABLE: "CREATE TABLE",
-    sqlite3.SQLITE_CREATE_TEMP_TRIGGER: "CREATE TRIGGER",
-    sqlite3.SQLITE_CREATE_TEMP_VIEW: "CREATE VIEW",
     sqlite3.SQLITE_CREATE_TRIGGER: "CREATE TRIGGER",
     sqlite3.SQLITE_CREATE_VIEW: "CREATE VIEW",
     sqlite3.SQLITE_DELETE: "DELETE",
     sqlite3.SQLITE_DROP_INDEX: "DROP INDEX",
     sqlite3.SQLITE_DROP_TABLE: "DROP TABLE",
-    sqlite3.SQLITE_DROP_TEMP_INDEX: "DROP INDEX",
-    sqlite3.SQLITE_DROP_TEMP_TABLE: "DROP TABLE",
-    sqlite3.SQLITE_DROP_TEMP_TRIGGER: "DROP TRIGGER",
-    sqlite3.SQLITE_DROP_TEMP_VIEW: "DROP VIEW",
     sqlite3.SQLITE_DROP_TRIGGER: "DROP TRIGGER",
     sqlite3.SQLITE_DROP_VIEW: "DROP VIEW",
     sqlite3.SQLITE_INSERT: "INSERT",
@@ -43,6 +39,11 @@ _WRITES: Final = {
 }
 _NEVER: Final = {
     sqlite3.SQLITE_ATTACH: "ATTACH or VACUUM",
+    # A copy travels as the image of its one database; whatever stands beside it would be lost on the way.
+    sqlite3.SQLITE_CREATE_TEMP_INDEX: "a TEMP index",
+    sqlite3.SQLITE_CREATE_TEMP_TABLE: "a TEMP table (one without TEMP is kept as long)",
+    sqlite3.SQLITE_CREATE_TEMP_TRIGGER: "a TEMP trigger",
+    sqlite3.SQLITE_CREATE_TEMP_VIEW: "a TEMP view",
     sqlite3.SQLITE_CREATE_VTABLE: "CREATE VIRTUAL TABLE",
     sqlite3.SQLITE_DETACH: "DETACH",
     sqlite3.SQLITE_DROP_VTABLE: "DROP VIRTUAL TABLE",
@@ -53,28 +54,61 @@ _PRAGMAS: Final = frozenset(
     ("foreign_key_list", "index_info", "index_list", "index_xinfo", "table_info", "table_list", "table_xinfo")
 )
 _FORBIDDEN: Final = frozenset(("load_extension", "edit", "readfile", "writefile", "fts3_tokenizer", "total_changes"))
-# Functions whose single call is short whatever it is given; one call of another (LIKE, replace, randomblob) can take
-# long, and the engine cannot be stopped inside it, so that statements with such a call leave the event loop.
+_NEVER_READ: Final = frozenset(("sqlite_dbpage", "sqlite_stmt", "bytecode", "tables_used"))
+# Tables that a function makes up: reading one is a call, and can take as long.
+_MADE_UP: Final = frozenset(("dbstat", "fts3tokenize", "generate_series", "json_each", "json_tree"))
+# Functions whose single call is short whatever it is given (within the limit of a value on the loop); one call of
+# another (LIKE, replace, randomblob) can take long, and the engine cannot be stopped inside it.
 _SHORT: Final = frozenset(
     (
         *("abs", "avg", "ceil", "coalesce", "count", "cume_dist", "date", "datetime", "dense_rank", "first_value"),
         *("floor", "ifnull", "iif", "julianday", "lag", "last_value", "lead", "length", "likelihood", "likely"),
-        *("lower", "ltrim", "max", "min", "mod", "nth_value", "ntile", "nullif", "percent_rank", "pow", "power"),
-        *("rank", "round", "row_number", "rtrim", "sign", "sqrt", "strftime", "substr", "substring", "sum", "time"),
-        *("total", "trim", "trunc", "typeof", "unicode", "unixepoch", "unlikely", "upper"),
+        *(
+            "last_insert_rowid",
+            "changes",
+            "lower",
+            "max",
+            "min",
+            "mod",
+            "nth_value",
+            "ntile",
+            "nullif",
+            "percent_rank",
+            "pow",
+            "power",
+        ),
+        *("rank", "round", "row_number", "sign", "sqrt", "strftime", "substr", "substring", "sum", "time"),
+        *("total", "trunc", "typeof", "unicode", "unixepoch", "unlikely", "upper"),
     )
 )
 # After these a connection that was used before looks like a new one to last_insert_rowid() and changes().
 _BEGIN: Final = (
-    "SAVEPOINT episode",
     "CREATE TEMP TABLE rlenv_start (a)",
     "INSERT INTO temp.rlenv_start (rowid) VALUES (0)",
     "DELETE FROM temp.rlenv_start WHERE 0",
     "DROP TABLE temp.rlenv_start",
 )
+_PLAIN_WRITES: Final = frozenset((sqlite3.SQLITE_DELETE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE))
+_MAX_TOLD = 10_000
+
+
+def _primed(rowid: int, changes: int) -> tuple[str, ...]:
+    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {min(changes, _MAX_TOLD)})"
+    return (
+        "CREATE TEMP TABLE rlenv_start (a)",
+        f"{numbers} INSERT INTO temp.rlenv_start SELECT i FROM n",
+        f"INSERT OR REPLACE INTO temp.rlenv_start (rowid) VALUES ({rowid})",
+        f"UPDATE temp.rlenv_start SET a = 0 WHERE {changes} > 0 AND rowid IN (SELECT rowid FROM temp.rlenv_start "
+        f"LIMIT {min(changes, _MAX_TOLD)})",
+        "DROP TABLE temp.rlenv_start",
+    )
+
+
 _BROKEN: Final = frozenset(
     (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL)
 )
+# What the loop leaves to a worker, which has more room and says what is wrong.
+_NOT_FOR_THE_LOOP: Final = _BROKEN | {sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_NOMEM}
 _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
@@ -83,11 +117,18 @@ _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
+_QUICK_LIMITS: Final = {**_LIMITS, sqlite3.SQLITE_LIMIT_LENGTH: 65_536, sqlite3.SQLITE_LIMIT_VDBE_OP: 25_000}
 _STEPS = 1_000
 """Instructions of the engine between two looks at the clock; tens of microseconds."""
-_BATCH = 256
+_QUICK_STEPS = 200
 _QUICK_ROWS = 512
-_MAX_BYTES = 8_000_000
+_QUICK_SIZE = 32_000
+MAX_SIZE: Final = 8_000_000
+"""Of a result's cells together, in characters as JSON."""
+MAX_COLUMNS: Final = 200
+MAX_SQL: Final = 100_000
+_ROW_SIZE = 4
+_CELL_SIZE = 30
 _lenient = partial(str, encoding="utf-8", errors="replace")
 
 
@@ -110,36 +151,66 @@ class Rows:
     changed: int = 0
 
 
+def cell_size(cell: Any) -> int:
+    """At least as many characters as the cell takes as JSON, whatever it is."""
+    if isinstance(cell, str):
+        if len(cell) < 200 or not (cell.isascii() and cell.isprintable()):
+            return len(orjson.dumps(cell)) + 2
+        return len(cell) + cell.count('"') + cell.count("\\") + 4
+    return _CELL_SIZE
+
+
 class Connection:
-    """A connection that runs one statement at a time; which thread runs it does not matter."""
+    """A connection that runs one statement at a time.
 
-    __slots__ = ("_is_empty", "_is_own", "_is_quick", "_is_slow", "_may_write", "_raw", "_refused", "_until")
+    Args:
+        may_write: on a private copy.
+        is_quick: on the event loop, for what has to end at once.
+        max_bytes: how large the database may grow; 0 for no limit.
+    """
 
-    def __init__(self, raw: sqlite3.Connection, *, may_write: bool) -> None:
+    __slots__ = (
+        "_cpu_until",
+        "_is_empty",
+        "_is_own",
+        "_is_quick",
+        "_is_slow",
+        "_may_write",
+        "_raw",
+        "_refused",
+        "_until",
+        "has_new_schema",
+        "has_written",
+    )
+
+    def __init__(self, raw: sqlite3.Connection, *, may_write: bool, is_quick: bool = False, max_bytes: int = 0) -> None:
         self._raw = raw
         self._may_write = may_write
         self._is_empty = True
         self._is_own = False
-        self._is_quick = False
+        self._is_quick = is_quick
         self._is_slow = False
         self._refused = ""
-        self._until = float("inf")
+        self._until = self._cpu_until = math.inf
+        self.has_written = self.has_new_schema = False
+        """True where the last statement was one that writes."""
         raw.isolation_level = None  # no BEGIN behind the statement's back
         raw.text_factory = _lenient
-        for limit, value in _LIMITS.items():
+        for limit, value in (_QUICK_LIMITS if is_quick else _LIMITS).items():
             raw.setlimit(limit, value)
         if not may_write:
             raw.execute("PRAGMA query_only = 1")
+        if not is_quick:  # nothing of a large sort or of a large table is put on disk
+            raw.execute("PRAGMA temp_store = MEMORY")
+        if max_bytes:
+            page = raw.execute("PRAGMA page_size").fetchone()[0]
+            raw.execute(f"PRAGMA max_page_count = {max(max_bytes // page, 1)}")
         raw.set_authorizer(self._authorize)
-        raw.set_progress_handler(self._is_over, _STEPS)
+        raw.set_progress_handler(self._is_over, _QUICK_STEPS if is_quick else _STEPS)
 
     def close(self) -> None:
         """Closes the connection; a private database is gone with it."""
         self._raw.close()
-
-    def interrupt(self) -> None:
-        """Stops the running statement, from any thread."""
-        self._raw.interrupt()
 
     def begin(self) -> None:
         """Starts what `roll_back` undoes.
@@ -147,51 +218,94 @@ class Connection:
         Raises:
             ResourceError: the database is at fault.
         """
-        self._is_own = True
         try:
-            for statement in _BEGIN:
-                self._raw.execute(statement)
+            self._run_own("SAVEPOINT episode")
+            self.prime(0, 0)
         except sqlite3.Error as error:
             raise ResourceError(f"the database cannot be written: {error}") from error
+
+    def prime(self, rowid: int, changes: int) -> None:
+        """Makes `last_insert_rowid()` and `changes()` give these from now on (of changes no more than can be told)."""
+        for statement in _BEGIN if not rowid and not changes else _primed(rowid, changes):
+            self._run_own(statement)
+
+    def last(self) -> tuple[int, int]:
+        """What `last_insert_rowid()` and `changes()` give now."""
+        self._is_own = True
+        try:
+            rowid, changes = self._raw.execute("SELECT last_insert_rowid(), changes()").fetchone()
+            return int(rowid), int(changes)
+        finally:
+            self._is_own = False
+
+    def words(self, most: int) -> list[str]:
+        """The names of tables and columns, in the order of the schema, at most so many."""
+        self._is_own = True
+        try:
+            found = self._raw.execute(
+                "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
+                f"WHERE m.type IN ('table', 'view') LIMIT {most}"
+            ).fetchall()
+        except sqlite3.Error:
+            return []
+        finally:
+            self._is_own = False
+        return list(dict.fromkeys(word for row in found for word in row))[:most]
+
+    def _run_own(self, statement: str) -> None:
+        self._is_own = True
+        try:
+            self._raw.execute(statement)
         finally:
             self._is_own = False
 
     @property
     def has_begun(self) -> bool:
-        """True while all that was changed since `begin` can be rolled back.
-
-        A write that is stopped in its time ends the whole transaction (https://www.sqlite.org/c3ref/interrupt.html).
-        """
+        """True while all that was changed since `begin` can be rolled back."""
         return self._raw.in_transaction
 
     def roll_back(self) -> bool:
         """Undoes all that was changed since `begin`; False where that is not possible any more."""
-        self._is_own = True
         try:
             if not self.has_begun:
                 return False
-            self._raw.execute("ROLLBACK TO episode")
-            self._raw.execute("RELEASE episode")
+            self._run_own("ROLLBACK TO episode")
+            self._run_own("RELEASE episode")
             return not self.has_begun
         except sqlite3.Error:
             return False
+
+    def image(self) -> bytes:
+        """The database as it stands; what `begin` started goes on.
+
+        Raises:
+            ResourceError: the database is at fault.
+        """
+        self._is_own = True  # serializing asks for the number of pages
+        try:
+            return bytes(self._raw.serialize())
+        except sqlite3.Error as error:
+            raise ResourceError(f"the database cannot be read: {error}") from error
         finally:
             self._is_own = False
 
-    def run(self, sql: str, *, until: float, max_rows: int, is_quick: bool = False) -> Rows:
+    def run(self, sql: str, *, until: float, max_rows: int, max_size: int = MAX_SIZE, cpu_s: float = math.inf) -> Rows:
         """Runs one statement.
 
         Args:
             until: when to stop it, on the clock of `time.monotonic()`.
             max_rows: how many rows are fetched at most.
-            is_quick: give up as soon as it is not sure to end in time.
+            max_size: how many characters their cells may take together, as JSON; no row is cut.
+            cpu_s: processor time after which it is stopped.
 
         Raises:
-            NotQuick: with `is_quick`, it may take longer; nothing has changed.
+            NotQuick: on the loop, it may take longer; nothing has changed.
             ToolFailed: the statement is at fault, or ran out of time.
             ResourceError: the database is.
         """
-        self._is_quick, self._is_slow, self._is_empty, self._refused, self._until = is_quick, False, True, "", until
+        self._is_slow, self._is_empty, self._refused, self._until = False, True, "", until
+        self._cpu_until = time.process_time() + cpu_s if cpu_s < math.inf else math.inf
+        self.has_written = self.has_new_schema = False
         try:
             cursor = self._raw.execute(sql)
             try:
@@ -199,46 +313,80 @@ class Connection:
                     raise ToolFailed("the statement is empty")
                 if cursor.description is None:
                     return Rows((), [], changed=max(cursor.rowcount, 0))
-                return self._fetch(cursor, max_rows)
+                return self._fetch(cursor, max_rows, max_size)
             finally:
                 cursor.close()
         except (sqlite3.Error, sqlite3.Warning) as error:
-            if self._is_slow or (is_quick and self._is_timeout(error)):
+            self.has_written = False  # the engine undoes what a statement did that fails
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if self._is_slow or (self._is_quick and (code in _NOT_FOR_THE_LOOP or type(error) is sqlite3.DataError)):
                 raise NotQuick from None
             raise self._converted(error) from error
-        except (ValueError, MemoryError) as error:  # lone surrogates, null characters; a value that is too large
-            raise ToolFailed(f"the statement cannot be run: {str(error)[:200] or 'out of memory'}") from error
+        except MemoryError as error:
+            if self._is_quick:
+                raise NotQuick from None
+            raise ToolFailed("the statement needs more memory than it may use", reason="memory") from error
+        except (ValueError, OverflowError) as error:  # lone surrogates, null characters
+            raise ToolFailed(f"the statement cannot be run: {str(error)[:200]}") from error
         finally:
-            self._until = float("inf")
+            self._until = self._cpu_until = math.inf
 
-    def _fetch(self, cursor: sqlite3.Cursor, max_rows: int) -> Rows:
+    def _fetch(self, cursor: sqlite3.Cursor, max_rows: int, max_size: int) -> Rows:
         columns = tuple(column[0] for column in cursor.description)
+        if len(columns) > MAX_COLUMNS:
+            raise ToolFailed(f"the result has {len(columns)} columns; at most {MAX_COLUMNS} can be given, so name them")
+        if self._is_quick:
+            return self._fetch_quick(cursor, columns)
+        rows: list[list[Any]] = []
+        size = sum(map(cell_size, columns))
+        if size > max_size:
+            raise ToolFailed("the names of the columns are too long to be given", reason="too_large")
+        for found in cursor:
+            size += _ROW_SIZE
+            row = list(found)
+            for index, cell in enumerate(row):
+                if isinstance(cell, bytes):
+                    # Counted before it is written out, which makes it twice as long.
+                    size += 2 * len(cell) + _ROW_SIZE
+                    row[index] = f"x'{cell.hex().upper()}'" if size <= max_size else ""
+                else:
+                    size += cell_size(cell)
+                    if isinstance(cell, float) and not math.isfinite(cell):
+                        row[index] = str(cell)
+            if size > max_size or len(rows) == max_rows:
+                return Rows(columns, rows, truncated=True)
+            rows.append(row)
+        return Rows(columns, rows)
+
+    def _fetch_quick(self, cursor: sqlite3.Cursor, columns: tuple[str, ...]) -> Rows:
         rows: list[list[Any]] = []
         size = 0
-        while batch := cursor.fetchmany(_BATCH):
-            for row in map(list, batch):
-                for index, cell in enumerate(row):
-                    if isinstance(cell, str):
-                        size += len(cell)
-                    elif isinstance(cell, bytes):
-                        size += 2 * len(cell)
-                        row[index] = f"x'{cell.hex().upper()}'"
-                rows.append(row)
-            if self._is_quick:
-                if len(rows) >= _QUICK_ROWS:
-                    raise NotQuick
-            elif time.monotonic() > self._until:
-                raise ToolFailed("the query did not end within its time", reason="timeout")
-            if len(rows) > max_rows or size > _MAX_BYTES:
-                return Rows(columns, rows[:max_rows], truncated=True)
+        for found in cursor:
+            row = list(found)
+            size += 16 * len(row)
+            for index, cell in enumerate(row):
+                if isinstance(cell, str):
+                    size += len(cell)
+                elif isinstance(cell, bytes):
+                    size += 2 * len(cell)
+                    row[index] = f"x'{cell.hex().upper()}'"
+                elif isinstance(cell, float) and not math.isfinite(cell):
+                    row[index] = str(cell)
+            rows.append(row)
+            if len(rows) >= _QUICK_ROWS or size > _QUICK_SIZE:
+                raise NotQuick
         return Rows(columns, rows)
 
     def _is_over(self) -> bool:
-        return time.monotonic() > self._until
+        return time.monotonic() > self._until or (self._cpu_until < math.inf and time.process_time() > self._cpu_until)
 
-    def _authorize(self, action: int, first: str | None, second: str | None, _db: str | None, _by: str | None) -> int:
+    def _authorize(self, action: int, first: str | None, second: str | None, _db: str | None, by: str | None) -> int:
         self._is_empty = False
-        if action in _READS or self._is_own:
+        if self._is_own:
+            return sqlite3.SQLITE_OK
+        if action in _READS:
+            if action == sqlite3.SQLITE_READ:
+                return self._authorize_read(first, by)
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
             name = (second or "").lower()
@@ -250,28 +398,52 @@ class Connection:
                 return sqlite3.SQLITE_DENY
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_PRAGMA and (first or "").lower() in _PRAGMAS:
-            return sqlite3.SQLITE_OK
+            return self._left_to_worker()
         # A table-valued pragma asks to write here although it does not; the engine itself refuses all real writes.
         if first == "sqlite_master" and not self._may_write:
             return sqlite3.SQLITE_OK
-        if self._may_write and action in _WRITES:
-            self._is_slow = self._is_quick
-            return sqlite3.SQLITE_DENY if self._is_quick else sqlite3.SQLITE_OK
+        if self._may_write and action in _WRITES and (first or "").lower() not in _NEVER_READ:
+            if self._is_quick and (action not in _PLAIN_WRITES or by is not None):
+                return self._left_to_worker()
+            self.has_written = True
+            self.has_new_schema |= action not in _PLAIN_WRITES
+            return sqlite3.SQLITE_OK
         word = "this PRAGMA" if action == sqlite3.SQLITE_PRAGMA else _WRITES.get(action) or _NEVER.get(action)
         self._refused = word or "this statement"
         return sqlite3.SQLITE_DENY
 
-    def _is_timeout(self, error: Exception) -> bool:
-        return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT
+    def _authorize_read(self, table: str | None, by: str | None) -> int:
+        if not self._is_quick:
+            if (table or "").lower() not in _NEVER_READ:
+                return sqlite3.SQLITE_OK
+            self._refused = f"the table {table}"
+            return sqlite3.SQLITE_DENY
+        # A view or a trigger may do anything.
+        name = (table or "").lower()
+        if by is not None or name in _MADE_UP or name in _NEVER_READ:
+            return self._left_to_worker()
+        return sqlite3.SQLITE_OK
+
+    def _left_to_worker(self) -> int:
+        self._is_slow = self._is_quick
+        return sqlite3.SQLITE_DENY if self._is_quick else sqlite3.SQLITE_OK
 
     def _converted(self, error: Exception) -> ToolFailed | ResourceError:
-        if self._is_timeout(error):
-            return ToolFailed("the query did not end within its time", reason="timeout")
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_INTERRUPT:
+            is_own_work = time.process_time() > self._cpu_until
+            reason = "timeout" if is_own_work else "stalled"
+            return ToolFailed("the query did not end within its time", reason=reason)
         if self._refused:
             allowed = "" if self._may_write else "; the database is read only"
             return ToolFailed(f"{self._refused} is not allowed{allowed}")
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
+        if code == sqlite3.SQLITE_FULL and self._may_write:
+            return ToolFailed("the database would grow larger than it may", reason="too_large")
+        # Of a private copy only its own episode's statements can have made something that cannot be read.
+        if code in _BROKEN and not self._may_write:
             return ResourceError(f"the database cannot be read: {error}")
+        if code == sqlite3.SQLITE_TOOBIG:
+            return ToolFailed(str(error)[:300], reason="too_large")
         message = str(error)
         if "one statement at a time" in message:
             return ToolFailed("found several statements; one is run at a time")

@@ -1,8 +1,9 @@
 """The `duckdb` resource: a database file that episodes read, or of which each has a copy of its own.
 
-A read-only file is opened once and shared, with a connection for each statement, so that nothing of one statement
-reaches the next. With `access: copy` each episode gets a copy of the file in a folder that is removed with it. Files
-are taken not to change while the process runs; their schemas are read once. Statements always run in a thread.
+The engine runs in worker processes alone: a statement that does not end, or that brings the engine down, is one
+process's end and nobody else's. A read-only file is shared, with a connection for each statement, so that nothing of
+one statement reaches the next. With `access: copy` each episode gets a copy of the file in a folder that is removed
+with it. Files are taken not to change while the process runs; their schemas are read once.
 """
 
 from __future__ import annotations
@@ -11,38 +12,39 @@ import asyncio
 import re
 import shutil
 import tempfile
-import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from rlenv._threads import Job, ThreadPool
+from rlenv._threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed, UsageError
 from rlenv.paths import RefusedPath
 from rlenv.registry import Kind
-from rlenv.resources._duckdb import Statement, connect, schema, words
-from rlenv.resources._sqlite import Rows
+from rlenv.resources._sql_workers import Answer, SqlWorkers, cores, encoded, limits_for
+from rlenv.resources._sqlite import MAX_SIZE, MAX_SQL, Rows
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
 from rlenv.templates import Template, TemplateError, compile_template
 from rlenv.tools.base import CompileContext
 
-if TYPE_CHECKING:
-    import duckdb
-
 __all__ = ["KIND", "DuckdbDatabase", "DuckdbResource", "DuckdbSpec"]
 
-_MARGIN_S = 0.05
 _MAX_SOURCES = 64
+_MEMORY_BYTES = 1_600_000_000
+"""Of a worker beside what it has at its start; the engine itself keeps to 1 GB."""
+_MAX_GROWTH_BYTES = 500_000_000
+_OPEN_S = 60.0
+_MAX_WORD_CHARS = 60
 _UNKNOWN: Final = re.compile(
     r"(?:Table with name (?P<table>.+?) does not exist|"
     r"Referenced column \"(?P<column>.+?)\" not found|does not have a column named \"(?P<member>.+?)\")"
 )
-# Shared by all databases: a statement always ends at its deadline, so threads come back.
-_threads: Final = ThreadPool(size=64)
+_workers: Final = SqlWorkers("duckdb", limit=max(2, cores()))
+_threads: Final = ThreadPool(size=8)  # for copying files
 
 
 class DuckdbSpec(ResourceSpec):
@@ -56,7 +58,7 @@ class DuckdbSpec(ResourceSpec):
 
 
 class _Source:
-    """One open database file: its connection, its schema and its names. All methods run in threads."""
+    """One database file: its schema and its names, read once by a worker."""
 
     def __init__(self, path: Path, *, may_write: bool) -> None:
         self.path = path
@@ -64,64 +66,70 @@ class _Source:
         self.version: tuple[str, int, int] | None = None
         self.schema = ""
         self.words: list[str] = []
-        self._lock = threading.Lock()
-        self._raw: duckdb.DuckDBPyConnection | None = None
+        self._size = 0
+        self._is_open = False
+        self._opening = asyncio.Lock()
 
-    def open(self) -> None:
-        """Opens the file, once.
+    async def open(self) -> None:
+        """Reads what is known of the file.
 
         Raises:
             ResourceError: it cannot be opened.
         """
-        import duckdb
-
-        with self._lock:
-            if self._raw is not None:
-                return
-            raw = connect(self.path, may_write=self.may_write)
-            try:
-                self.schema, self.words = schema(raw), words(raw)
-                if not self.may_write:
-                    state = self.path.stat()
-                    self.version = (str(self.path.resolve()), state.st_mtime_ns, state.st_size)
-            except (duckdb.Error, OSError) as error:
-                raw.close()
-                raise ResourceError(f"the database {self.path} cannot be read: {error}") from error
-            self._raw = raw
-
-    def run(self, statement: Statement, max_rows: int) -> Rows:
-        """What a statement gives; on a shared file it has a connection of its own."""
-        raw = self._raw
-        if raw is None:
-            raise ResourceError(f"the database {self.path} was closed after a fault of the engine")
-        connection = raw if self.may_write else raw.cursor()
+        if self._is_open:
+            return
+        if not self.path.is_file():
+            raise ResourceError(f"there is no database file {self.path}")
         try:
-            return statement.run(connection, max_rows=max_rows)
-        except ResourceError:
-            self.close()  # the engine refuses everything after a fault of its own; the next episode opens it anew
-            raise
-        finally:
-            if not self.may_write:
-                connection.close()
+            state = self.path.stat()
+            told = (await self.ask("describe", "", deadline=time.monotonic() + _OPEN_S, cpu_s=_OPEN_S)).told
+        except ToolFailed as error:
+            raise ResourceError(f"the database {self.path} cannot be read: {error}") from error
+        self.schema, self.words, self._size = told["schema"], told["words"], state.st_size
+        if not self.may_write:
+            self.version = (str(self.path.resolve()), state.st_mtime_ns, state.st_size)
+        self._is_open = True
 
-    def close(self) -> None:
-        """Closes the file; statements that run on connections of their own end first."""
-        with self._lock:
-            if self._raw is not None:
-                self._raw.close()
-                self._raw = None
+    async def ask(
+        self,
+        what: str,
+        sql: str,
+        *,
+        deadline: float,
+        max_rows: int = 0,
+        max_size: int = 0,
+        cpu_s: float | None = None,
+        is_urgent: bool = False,
+    ) -> Answer:
+        """What a worker answers."""
+        limits = limits_for(deadline, cpu_s=cpu_s, max_rows=max_rows, max_size=max_size, is_urgent=is_urgent)
+        asked = {
+            "op": what,
+            "sql": encoded(sql),
+            "file": str(self.path.absolute()),
+            "may_write": self.may_write,
+            "memory": _MEMORY_BYTES,
+            "max_bytes": self._size + _MAX_GROWTH_BYTES if self.may_write else 0,
+        }
+        key = str(self.path.absolute()) if self.may_write else ""
+        return await _workers.run(asked, limits, key=key, image=None, next_key=key)
+
+    async def release(self) -> None:
+        """Has the worker that holds the copy open close it."""
+        if _workers.holds(str(self.path.absolute())):
+            with suppress(ToolFailed, ResourceError):
+                await self.ask("release", "", deadline=time.monotonic() + _OPEN_S, cpu_s=_OPEN_S)
 
 
 class DuckdbDatabase:
     """An opened database, with the attributes and the method of a `sqlite` one; `dialect` is `duckdb`."""
 
     dialect: ClassVar[str] = "duckdb"
-    __slots__ = ("_source", "_stuck", "_turn")
+    __slots__ = ("_source", "_turn")
 
     def __init__(self, source: _Source) -> None:
         self._source = source
         self._turn = asyncio.Lock() if source.may_write else None
-        self._stuck: Job | None = None
 
     @property
     def schema(self) -> str:
@@ -131,47 +139,47 @@ class DuckdbDatabase:
     def version(self) -> tuple[str, int, int] | None:
         return self._source.version
 
-    @property
-    def is_busy(self) -> bool:
-        """True while a statement that was given up has not ended."""
-        return self._stuck is not None and not self._stuck.is_ended
-
-    async def query(self, sql: str, *, deadline: float, max_rows: int = 10_000) -> Rows:
+    async def query(
+        self,
+        sql: str,
+        *,
+        deadline: float,
+        max_rows: int = 10_000,
+        max_size: int = MAX_SIZE,
+        cpu_s: float | None = None,
+        is_urgent: bool = False,
+    ) -> Rows:
         """What one statement gives; the event loop is not held.
 
         Args:
             deadline: when to stop it, on the clock of `time.monotonic()`.
-            max_rows: how many rows are fetched at most.
+            max_rows: how many rows are given at most.
+            max_size: how many characters their cells may take together, as JSON.
+            cpu_s: how much processor time it may use; a quarter of the time to the deadline otherwise.
+            is_urgent: before others where several wait, for what a reward asks.
 
         Raises:
-            ToolFailed: the statement is at fault (DuckDB's message, shortened), or ran out of time.
+            ToolFailed: the statement is at fault (DuckDB's message, shortened), or ran out of time; `reason` says
+                whether it used its time up (`timeout`) or did not get it (`stalled`, `busy`, `worker`).
             ResourceError: the database is.
         """
+        if len(sql) > MAX_SQL:
+            raise ToolFailed(f"the statement is longer than {MAX_SQL} characters", reason="too_large")
+
+        async def work() -> Rows:
+            answer = await self._source.ask(
+                "query", sql, deadline=deadline, max_rows=max_rows, max_size=max_size, cpu_s=cpu_s, is_urgent=is_urgent
+            )
+            told = answer.told
+            return Rows(tuple(told["columns"]), told["rows"], told["truncated"], told["changed"])
+
         try:
             if self._turn is None:
-                return await self._query(sql, deadline, max_rows)
+                return await work()
             async with self._turn:
-                if self.is_busy:
-                    raise ToolFailed("the database is still busy with an earlier statement", reason="timeout")
-                return await self._query(sql, deadline, max_rows)
+                return await work()
         except ToolFailed as error:
             raise self._with_hint(error) from error
-
-    async def _query(self, sql: str, deadline: float, max_rows: int) -> Rows:
-        statement = Statement(sql, until=deadline, may_write=self._source.may_write)
-        job = _threads.submit(self._source.run, statement, max_rows)
-        try:
-            await asyncio.shield(job.done)
-        except asyncio.CancelledError:
-            statement.interrupt()
-            await asyncio.wait((job.done,), timeout=_MARGIN_S)
-            if not job.is_ended and _threads.give_up(job):
-                self._stuck = job
-            raise
-        if job.error is not None:
-            raise job.error
-        rows: Rows = job.result
-        return rows
 
     def _with_hint(self, error: ToolFailed) -> ToolFailed:
         match = _UNKNOWN.search(error.text)
@@ -180,6 +188,8 @@ class DuckdbDatabase:
         # The engine's own proposals may be names of its system tables.
         text = re.split(r"!|\s*(?:Did you mean|Candidate)", error.text)[0].strip()
         name = (match["table"] or match["column"] or match["member"]).rpartition(".")[2].lower()
+        if len(name) > _MAX_WORD_CHARS:
+            return ToolFailed(text, reason=error.reason)
         known = {word.lower(): word for word in self._source.words}
         close = get_close_matches(name, list(known), n=1)
         return ToolFailed(f"{text}; did you mean {known[close[0]]}?" if close else text, reason=error.reason)
@@ -229,14 +239,13 @@ class DuckdbResource:
             source = self._sources[written] = _Source(path, may_write=False)
         else:
             self._sources.move_to_end(written)
-        await _finished(source.open)
+        await source.open()
         yield DuckdbDatabase(source)
 
     @asynccontextmanager
     async def _copy(self, path: Path) -> AsyncIterator[DuckdbDatabase]:
         folder = Path(tempfile.mkdtemp(prefix=f"rlenv-{self.name}-"))
         source = _Source(folder / path.name, may_write=True)
-        database = DuckdbDatabase(source)
 
         def start() -> None:
             try:
@@ -248,20 +257,16 @@ class DuckdbResource:
                     shutil.copyfile(log, folder / log.name)
             except OSError as error:
                 raise ResourceError(f"the database {path} cannot be copied: {error}") from error
-            source.open()
-
-        def end() -> None:
-            try:
-                if not database.is_busy:  # the engine cannot be closed under a statement
-                    source.close()
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
 
         try:
             await _finished(start)
-            yield database
+            await source.open()
+            yield DuckdbDatabase(source)
         finally:
-            await _finished(end)
+            try:
+                await source.release()
+            finally:
+                await _finished(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 async def _finished(work: Callable[[], Any]) -> None:

@@ -3,28 +3,38 @@
 Read-only files are opened as unchanging and shared through a pool of connections. With `access: copy` the file's
 image is kept in memory and each episode gets a private database from it, so that writes never cross episodes.
 Files are taken not to change while the process runs; their schemas are read once.
+
+Only statements that are plain and end at once run here, on the event loop. All others run in a worker process, which
+opens the file itself, or gets the image of a private copy and gives back what became of it. A statement that is stopped
+there, or whose process is killed, leaves the copy as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import os
 import re
 import sqlite3
-import threading
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
-from rlenv._threads import Job, ThreadPool
+from rlenv._threads import ThreadPool
 from rlenv.errors import ResourceError, ToolFailed, UsageError
 from rlenv.paths import RefusedPath, read_file
 from rlenv.registry import Kind
-from rlenv.resources._sqlite import Connection, NotQuick, Rows
+from rlenv.resources._memory_file import read, written
+from rlenv.resources._plain_sql import plainness
+from rlenv.resources._sql_workers import Answer, Image, Limits, encoded, limits_for, sqlite_workers
+from rlenv.resources._sqlite import MAX_SIZE, MAX_SQL, Connection, NotQuick, Rows
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
 from rlenv.templates import Template, TemplateError, compile_template
@@ -33,16 +43,22 @@ from rlenv.tools.base import CompileContext
 __all__ = ["KIND", "Database", "SqliteResource", "SqliteSpec"]
 
 _QUICK_S = 0.002
-_MARGIN_S = 0.05
 _QUICK_FILE_BYTES = 16_000_000
-_SMALL_IMAGE_BYTES = 2_000_000
+_CHANGED_BYTES = 256_000
+"""Up to this size of a copy an UPDATE or DELETE that looks at all of it is over at once."""
+_SMALL_BYTES = 1_000_000
+_MAX_GROWTH_BYTES = 32_000_000
+_MEMORY_BYTES = 512_000_000
 _MAX_SOURCES = 256
 _MAX_IDLE = 4
 _MAX_IDLE_BYTES = 256_000_000
+_MAX_WORDS = 500
+_MAX_WORD_CHARS = 60
 _PAUSE_S = 0.02
 _OTHER_FILES = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)  # VACUUM INTO attaches as well
-# Shared by all databases: a statement always ends at its deadline, so threads come back.
-_threads = ThreadPool(size=64)
+_keys: Final = itertools.count()
+_workers: Final = sqlite_workers
+_T = TypeVar("_T")
 
 
 class _Pause:
@@ -52,6 +68,12 @@ class _Pause:
     """
 
     until = 0.0
+
+    def after(self, began: float) -> None:
+        """Looks how long a statement took that was tried at `began`."""
+        now = time.monotonic()
+        if now > began + _QUICK_S:
+            self.until = now + _PAUSE_S
 
 
 _pause = _Pause()
@@ -79,11 +101,13 @@ class _Source:
         self.path = path
         self.is_copied = is_copied
         self.is_kept = is_kept
+        self.key = f"{os.getpid()}.{next(_keys)}"
         self.version: tuple[str, int, int] | None = None
         self._is_closed = False
         self.image: bytes | None = None
         self._idle: list[Connection] = []
         self._words: list[str] | None = None
+        self._file: _Image | None = None
         try:
             if not path.is_file():
                 raise ResourceError(f"there is no database file {path}")
@@ -96,34 +120,55 @@ class _Source:
                     self.image = raw.serialize()
         except (sqlite3.Error, sqlite3.Warning, OSError, UnicodeDecodeError) as error:
             raise ResourceError(f"the database {path} cannot be opened: {error}") from error
-        self.is_small = (len(self.image) if self.image is not None else path.stat().st_size) <= _QUICK_FILE_BYTES
+        self.size = len(self.image) if self.image is not None else path.stat().st_size
+        # A read of memory ends when it is told to; one of a disk when the disk gives it.
+        schema = self.schema.upper()
+        self.is_quick = (is_copied or self.size <= _QUICK_FILE_BYTES) and "CREATE VIRTUAL" not in schema
+        # What rolls a transaction back takes with it what the episode wrote before.
+        self.is_written_quickly = self.is_quick and "ROLLBACK" not in schema
 
     def connect(self) -> Connection:
-        """A connection of its own: to the file, or to a fresh copy of the image."""
+        """A connection of its own, for the event loop: to the file, or to a fresh copy of the image."""
         try:
             if self.image is None:
                 raw = sqlite3.connect(_address(self.path), uri=True, check_same_thread=False, cached_statements=0)
             else:
                 raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
-                raw.deserialize(self.image)
-            return Connection(raw, may_write=self.is_copied)
+                if self.is_kept:
+                    # Unlike a deserialized one, it can be serialized with what its transaction wrote.
+                    with closing(sqlite3.connect(":memory:")) as first:
+                        first.deserialize(self.image)
+                        first.backup(raw)
+                else:
+                    raw.deserialize(self.image)
+            return Connection(raw, may_write=self.is_copied, is_quick=True)
         except sqlite3.Error as error:
             raise ResourceError(f"the database {self.path} cannot be opened: {error}") from error
 
-    @contextmanager
-    def borrowed(self) -> Iterator[Connection]:
-        """A connection that nobody else uses meanwhile."""
+    def run(self, sql: str, *, until: float, max_rows: int) -> Rows:
+        """What a quick statement on the shared file gives."""
+        connection = self._idle.pop() if self._idle else self.connect()
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self.connect()
-        try:
-            yield connection
+            return connection.run(sql, until=until, max_rows=max_rows)
         finally:
             if len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
             else:
                 connection.close()
+
+    def asked(self) -> dict[str, Any]:
+        """Where a worker finds the shared file; it opens it once."""
+        return {"file": "" if self.image is not None else _address(self.path)}
+
+    @asynccontextmanager
+    async def shared_image(self) -> AsyncIterator[int]:
+        """A descriptor of the image as it was at first."""
+        image = self.image
+        assert image is not None
+        if self._file is None:
+            file = await _done(lambda: _Image(image), is_short=self.size <= _SMALL_BYTES)
+            self._file = self._file or file
+        yield self._file.fd
 
     def lend(self) -> Connection:
         """A private copy that may be written, for one episode."""
@@ -138,7 +183,7 @@ class _Source:
 
     def give_back(self, connection: Connection) -> None:
         """Takes a private copy back, without what was written into it, or closes it."""
-        room = max(_MAX_IDLE, _MAX_IDLE_BYTES // max(1, len(self.image or b"")))
+        room = max(_MAX_IDLE, _MAX_IDLE_BYTES // max(1, self.size))
         if self.is_kept and connection.roll_back() and not self._is_closed and len(self._idle) < room:
             self._idle.append(connection)
         else:
@@ -156,16 +201,10 @@ class _Source:
             self._idle.pop().close()
 
     def words(self) -> list[str]:
-        """The names of all tables and columns, in the order of the schema."""
+        """The names of tables and columns, in the order of the schema; of very many the first."""
         if self._words is None:
             with closing(self.connect()) as connection:
-                found = connection.run(
-                    "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
-                    "WHERE m.type IN ('table', 'view')",
-                    until=time.monotonic() + 1,
-                    max_rows=10_000,
-                )
-            self._words = list(dict.fromkeys(word for row in found.rows for word in row))
+                self._words = connection.words(_MAX_WORDS)
         return self._words
 
 
@@ -177,13 +216,11 @@ class Database:
     """
 
     dialect: ClassVar[str] = "sqlite"
-    __slots__ = ("_own", "_source", "_stuck", "_turn")
+    __slots__ = ("_copy", "_source")
 
     def __init__(self, source: _Source) -> None:
         self._source = source
-        self._own = source.lend() if source.is_copied else None
-        self._turn = asyncio.Lock() if source.is_copied else None
-        self._stuck: Job | None = None
+        self._copy = _Copy(source) if source.is_copied else None
 
     @property
     def schema(self) -> str:
@@ -193,104 +230,247 @@ class Database:
     def version(self) -> tuple[str, int, int] | None:
         return self._source.version
 
-    async def query(self, sql: str, *, deadline: float, max_rows: int = 10_000) -> Rows:
+    async def query(
+        self,
+        sql: str,
+        *,
+        deadline: float,
+        max_rows: int = 10_000,
+        max_size: int = MAX_SIZE,
+        cpu_s: float | None = None,
+        is_urgent: bool = False,
+    ) -> Rows:
         """What one statement gives; the event loop is held for a few milliseconds at most.
 
         Args:
             deadline: when to stop it, on the clock of `time.monotonic()`.
-            max_rows: how many rows are fetched at most.
+            max_rows: how many rows are given at most.
+            max_size: how many characters their cells may take together, as JSON.
+            cpu_s: how much processor time it may use; a quarter of the time to the deadline otherwise.
+            is_urgent: before others where several wait, for what a reward asks.
 
         Raises:
-            ToolFailed: the statement is at fault (SQLite's message, shortened), or ran out of time.
+            ToolFailed: the statement is at fault (SQLite's message, shortened), or ran out of time; `reason` says
+                whether it used its time up (`timeout`) or did not get it (`stalled`, `busy`, `worker`).
             ResourceError: the database is.
         """
-        if self._turn is None:
-            return await self._query(sql, deadline, max_rows)
-        async with self._turn:
-            self._check_changes()
-            try:
-                return await self._query(sql, deadline, max_rows)
-            except ToolFailed:
-                self._check_changes()
-                raise
-
-    async def _query(self, sql: str, deadline: float, max_rows: int) -> Rows:
+        if len(sql) > MAX_SQL:
+            raise ToolFailed(f"the statement is longer than {MAX_SQL} characters", reason="too_large")
+        limits = limits_for(deadline, cpu_s=cpu_s, max_rows=max_rows, max_size=max_size, is_urgent=is_urgent)
         try:
-            now = time.monotonic()
-            if self._source.is_small and now >= _pause.until:
-                try:
-                    with self._borrowed() as connection:
-                        until = min(deadline, now + _QUICK_S)
-                        return connection.run(sql, until=until, max_rows=max_rows, is_quick=True)
-                except NotQuick:
-                    if time.monotonic() > now + _QUICK_S:
-                        _pause.until = time.monotonic() + _PAUSE_S
-            return await self._in_thread(sql, deadline, max_rows)
+            if self._copy is not None:
+                return await self._copy.query(sql, limits)
+            return await self._read(sql, limits)
         except ToolFailed as error:
             raise self._with_hint(error) from error
 
-    async def _in_thread(self, sql: str, deadline: float, max_rows: int) -> Rows:
-        running: list[Connection] = []
-        guard = threading.Lock()
-
-        def work() -> Rows:
-            with self._borrowed() as connection:
-                running.append(connection)
-                try:
-                    # Whoever waits gives up at the deadline; this is for those who do not.
-                    return connection.run(sql, until=deadline + _MARGIN_S, max_rows=max_rows)
-                finally:
-                    with guard:  # an interrupt must not meet the connection's next user
-                        running.clear()
-
-        job = _threads.submit(work)
-        try:
-            await asyncio.shield(job.done)
-        except asyncio.CancelledError:
-            with guard:
-                for connection in running:
-                    connection.interrupt()
-            await asyncio.wait((job.done,), timeout=_MARGIN_S)
-            if not job.is_ended and _threads.give_up(job):
-                self._stuck = job
-            raise
-        if job.error is not None:
-            raise job.error
-        rows: Rows = job.result
-        return rows
-
-    @contextmanager
-    def _borrowed(self) -> Iterator[Connection]:
-        if not self._source.is_copied:
-            with self._source.borrowed() as connection:
-                yield connection
-        elif self._stuck is not None and not self._stuck.is_ended:
-            raise ToolFailed("the database is still busy with an earlier statement", reason="timeout")
-        else:
-            assert self._own is not None
-            yield self._own
+    async def _read(self, sql: str, limits: Limits) -> Rows:
+        source = self._source
+        if source.is_quick and plainness(sql) == "read" and (now := time.monotonic()) >= _pause.until:
+            try:
+                return source.run(sql, until=min(limits.deadline, now + _QUICK_S), max_rows=limits.max_rows)
+            except NotQuick:
+                pass
+            finally:
+                _pause.after(now)
+        asked = {**_asked(sql, source), **source.asked(), "may_write": False}
+        image = source.shared_image if source.image is not None else None
+        return _rows(await _workers.run(asked, limits, key=source.key, image=image))
 
     def _with_hint(self, error: ToolFailed) -> ToolFailed:
         match = re.match(r"no such (?:table|column): \"?(.+?)\"?$", error.text)
         if match is None:
             return error
+        name = match[1].rpartition(".")[2].lower()
+        if len(name) > _MAX_WORD_CHARS:
+            return error
         words = {word.lower(): word for word in self._source.words()}
-        close = get_close_matches(match[1].rpartition(".")[2].lower(), list(words), n=1)
+        close = get_close_matches(name, list(words), n=1)
         return ToolFailed(f"{error.text}; did you mean {words[close[0]]}?", reason=error.reason) if close else error
-
-    def _check_changes(self) -> None:
-        is_busy = self._stuck is not None and not self._stuck.is_ended
-        if self._source.is_kept and self._own is not None and not is_busy and not self._own.has_begun:
-            raise ResourceError(
-                "a statement that wrote was stopped in its time, and with it all that the episode had written is lost; "
-                "isolation: deserialize keeps it"
-            )
 
     def close(self) -> None:
         """Gives a private copy back; shared connections go back to their pool by themselves."""
-        if self._own is not None and (self._stuck is None or self._stuck.is_ended):
+        if self._copy is not None:
+            self._copy.close()
+
+
+class _Copy:
+    """An episode's private database.
+
+    It is a connection on the event loop as long as its schema is the author's. A statement that needs a worker takes
+    the image there, and where it wrote, the image that comes back is the database from then on. After a statement that
+    changed the schema only the image is kept: what the policy put there is never read on the loop.
+    """
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self._own: Connection | None = source.lend()
+        self._held = -1
+        """The descriptor of the image, where there is no connection."""
+        self._name = f"{source.key}.{next(_keys)}"
+        self._last = (0, 0)
+        self._turn = asyncio.Lock()
+        self._edition = 0
+        """How often the copy was changed; the worker that has the latest needs no image."""
+        self._size = source.size
+        self._is_as_lent = True
+        self._has_begun = source.is_kept
+        self._is_closed = False
+
+    async def query(self, sql: str, limits: Limits) -> Rows:
+        async with self._turn:
+            if self._is_closed:
+                raise ResourceError("the database was closed")
+            if (found := self._tried(sql, limits)) is not None:
+                return found
+            return await self._in_worker(sql, limits)
+
+    def _tried(self, sql: str, limits: Limits) -> Rows | None:
+        """What a plain statement gives on the event loop, or None."""
+        own = self._own
+        if own is None or not self._source.is_quick or not (kind := plainness(sql)):
+            return None
+        try:
+            if kind == "read":
+                now = time.monotonic()
+                if now < _pause.until:
+                    return None
+                try:
+                    return own.run(sql, until=min(limits.deadline, now + _QUICK_S), max_rows=limits.max_rows)
+                finally:
+                    _pause.after(now)
+            if not self._source.is_written_quickly or (kind == "change" and self._size > _CHANGED_BYTES):
+                return None
+            # Never stopped: with it the engine would undo all that the episode wrote.
+            found = own.run(sql, until=math.inf, max_rows=limits.max_rows)
+        except NotQuick:
+            self._check(own)
+            return None
+        self._edition += 1
+        self._size += len(sql)
+        self._is_as_lent = False
+        return found
+
+    def _check(self, own: Connection) -> None:
+        """Sees to it that nothing of what the episode wrote was undone by the engine."""
+        if not self._has_begun or own.has_begun:
+            return
+        if not self._is_as_lent:
+            raise ResourceError("the engine had no memory for a statement, and what the episode had written is lost")
+        own.close()
+        self._own = self._source.lend()
+
+    async def _in_worker(self, sql: str, limits: Limits) -> Rows:
+        rowid, changes = self._last if self._own is None else self._own.last()
+        asked = {
+            **_asked(sql, self._source),
+            "may_write": True,
+            "memory": _MEMORY_BYTES + 4 * self._size,
+            "max_bytes": self._source.size + _MAX_GROWTH_BYTES,
+            "rowid": rowid,
+            "changes": changes,
+        }
+        image: Image = self._source.shared_image if self._is_as_lent else self._image
+        answer = await _workers.run(asked, limits, key=self._key(0), image=image, next_key=self._key(1))
+        if answer.fd is not None:
+            await self._adopt(answer, answer.fd)
+        return _rows(answer)
+
+    def _key(self, more: int) -> str:
+        return f"{self._name}.{self._edition + more}"
+
+    @asynccontextmanager
+    async def _image(self) -> AsyncIterator[int]:
+        if self._own is None:
+            yield self._held
+            return
+        own = self._own
+        fd = await _done(lambda: written(own.image()), is_short=self._size <= _SMALL_BYTES)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    async def _adopt(self, answer: Answer, fd: int) -> None:
+        """Takes the image in `fd` for the database, and the descriptor with it."""
+        told = answer.told
+        size = os.fstat(fd).st_size
+        own: Connection | None = None
+        try:
+            if self._own is not None and not told["has_new_schema"]:
+                last = (told["rowid"], told["changes"])
+                own = await _done(lambda: _opened(fd, last), is_short=size <= _SMALL_BYTES)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._leave()
+        if own is not None:
+            os.close(fd)
+            self._own = own
+        else:
+            self._held, self._last = fd, (told["rowid"], told["changes"])
+        self._edition += 1
+        self._size = size
+        self._is_as_lent = self._has_begun = False
+
+    def _leave(self) -> None:
+        if self._own is not None:
             self._source.give_back(self._own)
-        self._own = None
+            self._own = None
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    def close(self) -> None:
+        """Gives the connection back, or closes it."""
+        self._is_closed = True
+        if not self._turn.locked():  # a statement that was left behind may use it still
+            self._leave()
+
+
+class _Image:
+    """A descriptor that is closed with the object that has it."""
+
+    def __init__(self, image: bytes) -> None:
+        self.fd = written(image)
+        weakref.finalize(self, os.close, self.fd)
+
+
+_threads: Final = ThreadPool(size=8)
+
+
+async def _done(work: Callable[[], _T], *, is_short: bool) -> _T:
+    """What `work` gives, off the event loop unless it is short; it is never left in the middle."""
+    if is_short:
+        return work()
+    job = _threads.submit(work)
+    try:
+        await asyncio.shield(job.done)
+    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((job.done,))
+        raise
+    if job.error is not None:
+        raise job.error
+    found: _T = job.result
+    return found
+
+
+def _opened(fd: int, last: tuple[int, int]) -> Connection:
+    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
+    raw.deserialize(read(fd))
+    connection = Connection(raw, may_write=True, is_quick=True)
+    connection.prime(*last)
+    return connection
+
+
+def _asked(sql: str, source: _Source) -> dict[str, Any]:
+    return {"sql": encoded(sql), "memory": _MEMORY_BYTES + 4 * (source.size if source.image is not None else 0)}
+
+
+def _rows(answer: Answer) -> Rows:
+    told = answer.told
+    return Rows(tuple(told["columns"]), told["rows"], truncated=told["truncated"], changed=told["changed"])
 
 
 class SqliteResource:
@@ -358,16 +538,8 @@ class _Opening:
 
     async def __aenter__(self) -> Database:
         source = self._resource.source(self._context)
-        is_large = source.image is not None and len(source.image) > _SMALL_IMAGE_BYTES
-        if is_large and not (source.is_kept and source.has_idle):
-            job = _threads.submit(Database, source)
-            await job.done
-            if job.error is not None:
-                raise job.error
-            self._database = job.result
-        else:
-            self._database = Database(source)
-        assert self._database is not None
+        is_quick = source.size <= _SMALL_BYTES or (source.is_kept and source.has_idle) or not source.is_copied
+        self._database = Database(source) if is_quick else await _done(lambda: Database(source), is_short=False)
         return self._database
 
     async def __aexit__(

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlenv.errors import UsageError
 from rlenv.registry import Kind
-from rlenv.resources._sqlite import Rows
+from rlenv.resources._sqlite import MAX_SIZE, Rows
 from rlenv.resources.duckdb import DuckdbDatabase, DuckdbResource
 from rlenv.resources.sqlite import Database, SqliteResource
 from rlenv.spec import Int, Text, ToolSpec
@@ -31,6 +31,8 @@ __all__ = ["KIND", "SqlSpec"]
 
 _VALUE_ROWS = 10_000
 _CELL_CHARS = 200
+_KEPT_CHARS = 60_000
+"""Of the value of a call that a policy makes, whose rows are kept with the trajectory; no row is cut."""
 
 
 class SqlSpec(ToolSpec):
@@ -40,7 +42,7 @@ class SqlSpec(ToolSpec):
     resource: Text
     """The database: the name of a resource of kind sqlite or duckdb."""
     max_rows: Annotated[Int, Field(ge=1, le=_VALUE_ROWS)] = 50
-    """How many rows the model sees; rewards see up to 10,000."""
+    """How many rows the model sees; rewards see up to 10,000 and 8 MB of them."""
 
 
 def _cell(value: Any) -> str:
@@ -71,8 +73,9 @@ def _text(found: Rows, max_rows: int) -> str:
 def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[Tool]:
     """One tool with the argument `sql`.
 
-    Its value is `{"columns": […], "rows": [[…]], "truncated": bool}` with at most 10,000 rows. On a resource with
-    `access: copy` the tool counts as one that changes state.
+    Its value is `{"columns": […], "rows": [[…]], "truncated": bool}` with at most 10,000 rows, of which a reward's own
+    call gets 8 MB and a policy's 60,000 characters. On a resource with `access: copy` the tool counts as one that
+    changes state.
 
     Raises:
         UsageError: the resource does not exist or is of another kind.
@@ -90,7 +93,14 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         database: Database | DuckdbDatabase = call.resources[spec.resource]
-        found = await database.query(arguments["sql"], deadline=call.deadline, max_rows=_VALUE_ROWS)
+        is_reward = call.turn < 0
+        found = await database.query(
+            arguments["sql"],
+            deadline=call.deadline,
+            max_rows=_VALUE_ROWS,
+            max_size=MAX_SIZE if is_reward else _KEPT_CHARS,
+            is_urgent=is_reward,
+        )
         return ToolOutput(
             _text(found, max_rows),
             {"columns": list(found.columns), "rows": found.rows, "truncated": found.truncated},

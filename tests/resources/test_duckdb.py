@@ -161,7 +161,7 @@ def test_a_statement_without_an_end_stops_at_its_deadline_and_the_database_goes_
     async def work() -> None:
         async with compiled(folder, access=access).open(toys()) as database:
             with pytest.raises(ToolFailed) as failed:
-                await database.query(ENDLESS, deadline=time.monotonic() + 0.1)
+                await database.query(ENDLESS, deadline=time.monotonic() + 50, cpu_s=0.1)
             assert failed.value.reason == "timeout"
             assert await rows(database, "SELECT count(*) FROM toy") == [[2]]
 
@@ -173,7 +173,7 @@ def test_a_write_that_is_stopped_changes_nothing(folder: Path) -> None:
         async with compiled(folder, access="copy").open(toys()) as database:
             endless = f"INSERT INTO toy SELECT 'x', n FROM ({ENDLESS.replace('count(*)', 'count(*) AS n')})"
             with pytest.raises(ToolFailed, match="within its time"):
-                await database.query(endless, deadline=time.monotonic() + 0.1)
+                await database.query(endless, deadline=time.monotonic() + 50, cpu_s=0.1)
             assert await rows(database, "SELECT count(*) FROM toy") == [[2]]
 
     run(work())
