@@ -1,0 +1,172 @@
+"""What a policy that writes SQL for DuckDB cannot do: hold the trainer, go on after its end, touch an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.errors import ToolFailed
+from rlenv.resources import duckdb as resource
+from rlenv.resources._sqlite import Rows
+from rlenv.resources.base import ResourceContext
+from rlenv.resources.duckdb import KIND, DuckdbDatabase, DuckdbSpec
+from rlenv.tools.base import CompileContext
+
+duckdb = pytest.importorskip("duckdb", reason="the extra `duckdb` is not installed")
+
+ENDLESS = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = -1"
+TOO_MUCH = {
+    "a join without an end": ENDLESS,
+    "a recursion without an end": (
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    ),
+    "a distance inside one call": "SELECT levenshtein(repeat('a', 60000), repeat('b', 60000))",
+    "a sleep": "SELECT sleep_ms(100000)",
+    "a sleep by another name": "SELECT * FROM query('SELECT sl' || 'eep_ms(100000)')",
+    "lists in lists": "SELECT " + "[" * 900 + "1" + "]" * 900,
+    "parentheses": "SELECT " + "(" * 40_000 + "1" + ")" * 40_000,
+    "names that double": (
+        "WITH a0(x) AS (SELECT b FROM t), "
+        + ", ".join(f"a{i}(x) AS (SELECT p.x FROM a{i - 1} p, a{i - 1} q)" for i in range(1, 16))
+        + " SELECT x FROM a15 LIMIT 1"
+    ),
+    "a list of 100 million": "SELECT range(100000000)",
+    "a text of more than memory": "SELECT string_agg(repeat('a', 1000), '') FROM range(10000000)",
+    "5,000 columns": "SELECT " + ", ".join(["1"] * 5_000),
+}
+FAULTS = {
+    "no file": "SELECT * FROM read_csv([])",
+    "no parquet file": "SELECT * FROM parquet_file_metadata([])",
+    "a broken variant": "SELECT variant_bytes_to_variant('')",
+    "an address": "SELECT * FROM arrow_scan(1, 2, 3)",
+    "a quoted address": 'SELECT * FROM "arrow_scan"(1, 2, 3)',
+    "an address in Python": "SELECT * FROM python_map_function(1)",
+    "a variable of the program": "SELECT * FROM asked",
+    "the engine's log": "SELECT * FROM enable_logging()",
+    "what others logged": "SELECT * FROM duckdb_logs()",
+    "a setting that is explained": "EXPLAIN ANALYZE SET threads = 8",
+    "a copy that is explained": "EXPLAIN ANALYZE COPY t TO '{folder}/out.csv'",
+    "a secret that is explained": "EXPLAIN (ANALYZE, FORMAT json) CREATE SECRET s (TYPE s3)",
+    "a temporary table": "CREATE TEMP TABLE u (a INT)",
+    "a temporary macro": "CREATE /* x */ TEMP MACRO m(a) AS a",
+    "half a character": "SELECT '\udcff'",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as raw:
+        raw.execute("CREATE TABLE t (a INTEGER, b VARCHAR)")
+        raw.execute("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+    return tmp_path
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), 110))
+
+
+def compiled(folder: Path, **keys: Any) -> Any:
+    return KIND.factory("db", DuckdbSpec(kind="duckdb", path="t.duckdb", **keys), CompileContext(base=folder))
+
+
+async def ask(database: DuckdbDatabase, sql: str, *, cpu_s: float = 30, seconds: float = 100) -> Rows:
+    return await database.query(sql, deadline=time.monotonic() + seconds, cpu_s=cpu_s)
+
+
+async def failure_of(database: DuckdbDatabase, sql: str, *, cpu_s: float = 30) -> ToolFailed:
+    with pytest.raises(ToolFailed) as failed:
+        await ask(database, sql, cpu_s=cpu_s)
+    return failed.value
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_a_statement_that_is_too_much_is_the_policys_failure_and_holds_nobody(folder: Path, what: str) -> None:
+    async def work() -> None:
+        async with compiled(folder).open(ResourceContext()) as database:
+            began = time.thread_time()
+            failure = await failure_of(database, TOO_MUCH[what], cpu_s=1)
+            assert failure.whose == "policy"
+            assert len(failure.text) < 500
+            assert time.thread_time() - began < 0.1
+            assert (await ask(database, "SELECT count(*) FROM t")).rows == [[2]]
+
+    run(work)
+
+
+@pytest.mark.parametrize("access", ["read_only", "copy"])
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_of_the_engine_is_the_statements_own_and_no_other_episode_sees_it(
+    folder: Path, what: str, access: str
+) -> None:
+    async def work() -> None:
+        db = compiled(folder, access=access)
+        async with db.open(ResourceContext()) as hostile, db.open(ResourceContext()) as other:
+            if access == "copy":
+                await ask(hostile, "INSERT INTO t VALUES (3, 'z')")
+            failure = await failure_of(hostile, FAULTS[what].replace("{folder}", str(folder)))
+            assert failure.whose == "policy"
+            assert (await ask(other, "SELECT count(*) FROM t")).rows == [[2]]
+            assert (await ask(hostile, "SELECT count(*) FROM t")).rows == [[3 if access == "copy" else 2]]
+
+    run(work)
+    assert [path.name for path in folder.iterdir()] == ["t.duckdb"]
+
+
+def test_a_result_is_given_up_to_its_bound(folder: Path) -> None:
+    async def work() -> None:
+        async with compiled(folder).open(ResourceContext()) as database:
+            for sql in (
+                "SELECT repeat('a', 10000000) FROM range(10)",
+                "SELECT encode(repeat('a', 9000000))",
+                "SELECT range(3000000)",
+                "SELECT repeat('a', 100000) FROM range(1000)",
+            ):
+                found = await ask(database, sql)
+                assert found.truncated
+                assert sum(len(str(cell)) for row in found.rows for cell in row) <= 8_000_000
+
+    run(work)
+
+
+async def at_work(before: dict[int, float]) -> int:
+    """The id of the process that uses processor time."""
+    while True:
+        await asyncio.sleep(0.01)
+        for pid in before:
+            if cpu_of(pid) > before[pid] + 0.05:
+                return pid
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGSTOP, "stalled"), (signal.SIGKILL, "worker")])
+def test_a_process_that_is_stopped_or_killed_from_outside_takes_nothing_with_it(
+    folder: Path, number: signal.Signals, reason: str
+) -> None:
+    workers = resource._workers
+
+    async def work() -> None:
+        async with compiled(folder, access="copy").open(ResourceContext()) as database:
+            await ask(database, "INSERT INTO t VALUES (3, 'z')")
+            before = {pid: cpu_of(pid) for pid in workers.processes}
+            slow = asyncio.ensure_future(ask(database, f"INSERT INTO t {ENDLESS.replace('*)', '*), NULL')}", seconds=5))
+            busy = await at_work(before)
+            os.kill(busy, number)
+            with pytest.raises(ToolFailed) as failed:
+                await slow
+            assert (failed.value.reason, failed.value.whose) == (reason, "infrastructure")
+            assert (await ask(database, "SELECT count(*) FROM t")).rows == [[3]]
+
+    run(work)
+
+
+def cpu_of(pid: int) -> float:
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
