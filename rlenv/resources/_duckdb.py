@@ -119,8 +119,7 @@ class Duckdb:
 
         path, may_write = asked["file"], asked["may_write"]
         self._close_copy(but=path)
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (asked["max_bytes"], hard))
+        _limit_files(asked["max_bytes"])
         if asked["op"] == "release":
             self._close_copy()
             return dict(_NOTHING), None
@@ -157,8 +156,7 @@ class Duckdb:
             copy.rollback()
         except duckdb.Error as error:
             if not isinstance(error, duckdb.TransactionException):  # there is none: it had not begun
-                with suppress(duckdb.Error):
-                    self._close_copy()
+                self._close_copy()
 
     def _opened(self, path: str, *, may_write: bool) -> duckdb.DuckDBPyConnection:
         if may_write:
@@ -176,16 +174,27 @@ class Duckdb:
     def _forget(self, path: str, *, may_write: bool) -> None:
         import duckdb
 
-        with suppress(duckdb.Error):
-            if may_write:
-                self._close_copy()
-            elif (raw := self._files.pop(path, None)) is not None:
+        if may_write:
+            self._close_copy()
+        elif (raw := self._files.pop(path, None)) is not None:
+            with suppress(duckdb.Error):
                 raw.close()
 
     def _close_copy(self, *, but: str = "") -> None:
+        import duckdb
+
         if self._copy is not None and self._copy_path != but:
             copy, self._copy = self._copy, None
-            copy.close()
+            _limit_files(None)  # closing writes what its own statements left to be written
+            with suppress(duckdb.Error):
+                copy.close()
+
+
+def _limit_files(most: int | None) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if most is None or (hard != resource.RLIM_INFINITY and most > hard):
+        most = hard
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 
 
 _NOTHING: Final[Mapping[str, Any]] = {"columns": (), "rows": [], "truncated": False, "changed": 0}

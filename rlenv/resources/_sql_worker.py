@@ -140,6 +140,12 @@ def _answer(engine: _Engine, asked: dict[str, Any], fd: int | None) -> tuple[byt
         answer = {"lost": str(error)}
     except MemoryError:
         answer = {"failed": "the statement needs more memory than it may use", "reason": "memory"}
+    except sqlite3.Error as error:  # of what is done around the statement
+        # A private copy was whole when its episode got it.
+        found = f"the database cannot be read: {error}"[:300]
+        answer = {"failed": found, "reason": "failed"} if asked["may_write"] else {"lost": found}
+    except Exception as error:
+        answer = {"failed": f"the process of the query failed: {type(error).__name__}", "reason": "bug"}
     answer["holds"] = engine.holds
     try:
         return orjson.dumps(answer), image
@@ -180,8 +186,7 @@ def serve(told: dict[str, Any]) -> None:
 
 
 def _within(engine: _Engine, asked: dict[str, Any], fd: int | None, own: int) -> tuple[bytes, bytes | None]:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (max(own, _mapped()) + asked["memory"], hard))
+    soft(resource.RLIMIT_AS, max(own, _mapped()) + asked["memory"])
     # What even the engine's own limits do not stop, the system does: these signals end the process.
     signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"] + _CPU_GRACE_S)
     signal.setitimer(signal.ITIMER_REAL, asked["wall_s"] + _WALL_GRACE_S)
@@ -192,7 +197,7 @@ def _within(engine: _Engine, asked: dict[str, Any], fd: int | None, own: int) ->
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        soft(resource.RLIMIT_AS, None)
 
 
 def _limit() -> None:
@@ -205,6 +210,15 @@ def _limit() -> None:
         signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, this process goes first and not the trainer
+
+
+def soft(kind: int, limit: int | None) -> None:
+    """Sets a limit that can be raised again, as far as the system has it; None for no more than the hard one."""
+    hard = resource.getrlimit(kind)[1]
+    if limit is None or (hard != resource.RLIM_INFINITY and limit > hard):
+        limit = hard
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (limit, hard))
 
 
 def _mapped() -> int:

@@ -141,8 +141,6 @@ class _Worker:
         self.is_ready = False
         self.is_busy = False
         """It owes an answer."""
-        self.is_fresh = True
-        """Nothing was asked of it yet, so that it cannot have gone away for want of work."""
         self.holds = ""
         """The key of the private copy whose image it has."""
         self._received = bytearray()
@@ -292,7 +290,6 @@ class SqlWorkers:
         try:
             for _ in range(3):
                 worker = self._next(key)
-                was_fresh, worker.is_fresh = worker.is_fresh, False
                 try:
                     return _checked(await self._asked(worker, asked, limits, key, image, next_key, started))
                 except _Gone as error:
@@ -300,9 +297,9 @@ class SqlWorkers:
                     self._end(worker)
                     worker = None
                     # A process without work goes home; the statement may have met it at the door.
-                    if failure is None and not was_fresh:
+                    if failure is None:
                         continue
-                    raise failure or _ended_from_outside("status 0") from error
+                    raise failure from error
             raise _ended_from_outside("again and again")
         finally:
             if worker is not None:

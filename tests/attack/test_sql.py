@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
@@ -335,3 +336,35 @@ def test_a_process_has_nothing_of_the_trainers_but_the_statement(folder: Path, m
         run(work)
     finally:
         os.close(held)
+
+
+def test_a_process_that_went_home_for_want_of_work_is_replaced(folder: Path) -> None:
+    async def work() -> None:
+        async with opened(folder) as database:
+            await ask(database, "SELECT 1 LIKE 1")
+            for worker in list(sqlite_workers._all):
+                worker.socket.shutdown(socket.SHUT_WR)  # what it sees when nobody needs it any more
+                worker.process.wait()
+                assert worker.process.returncode == 0
+            assert await ask(database, "SELECT 1 LIKE 1") == [[1]]
+
+    run(work)
+
+
+def test_a_child_of_the_trainer_has_processes_of_its_own(folder: Path) -> None:
+    async def work() -> set[int]:
+        async with opened(folder) as database:
+            assert await ask(database, "SELECT 1 LIKE 1") == [[1]]
+        return set(sqlite_workers.processes)
+
+    ours = run(work)
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs = run(work)
+            sqlite_workers.close()
+            os._exit(0 if theirs and not theirs & ours else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert run(work) == ours
