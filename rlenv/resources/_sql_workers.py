@@ -147,13 +147,18 @@ class _Worker:
         self._fd: int | None = None
 
     async def ready(self, started: float) -> None:
-        """Waits until the process answers."""
+        """Waits until the process answers.
+
+        Raises:
+            _Gone: it ended first.
+            ToolFailed: it takes too long.
+        """
         if self.is_ready:
             return
         try:
             async with asyncio.timeout(max(started + _START_S - time.monotonic(), 0)):
                 await self._frame()
-        except (TimeoutError, _Gone) as error:
+        except TimeoutError as error:
             raise ToolFailed("a process for SQL did not start", reason="worker", retryable=True) from error
         self.is_ready = True
 
@@ -294,12 +299,12 @@ class SqlWorkers:
                     return _checked(await self._asked(worker, asked, limits, key, image, next_key, started))
                 except _Gone as error:
                     failure = await self._how(worker)
+                    was_asked = worker.is_busy
                     self._end(worker)
                     worker = None
                     # A process without work goes home; the statement may have met it at the door.
-                    if failure is None:
-                        continue
-                    raise failure from error
+                    if failure is not None and was_asked:
+                        raise failure from error
             raise _ended_from_outside("again and again")
         finally:
             if worker is not None:
@@ -427,11 +432,15 @@ class SqlWorkers:
 
     def _next(self, key: str) -> _Worker:
         self._dying = [process for process in self._dying if process.poll() is None]
-        with self._lock:
-            idle = [worker for worker in self._idle if key and worker.holds == key] or self._idle[-1:]
-            for worker in idle[:1]:
-                self._idle.remove(worker)
-                return worker
+        while True:
+            with self._lock:
+                idle = [worker for worker in self._idle if key and worker.holds == key] or self._idle[-1:]
+                if not idle:
+                    break
+                self._idle.remove(idle[0])
+            if idle[0].process.poll() is None:
+                return idle[0]
+            self._end(idle[0], may_replace=False)
         return self._start()
 
     def _give_back(self, worker: _Worker) -> None:

@@ -132,6 +132,14 @@ _CELL_SIZE = 30
 _lenient = partial(str, encoding="utf-8", errors="replace")
 
 
+def _is_blank(sql: str) -> bool:
+    """Whether a text that asked for nothing when it was prepared (as DROP IF EXISTS may) has no statement at all."""
+    rest = sql.lstrip(" \t\r\n\f;")
+    while rest.startswith(("--", "/*")):
+        rest = rest.partition("\n" if rest.startswith("--") else "*/")[2].lstrip(" \t\r\n\f;")
+    return not rest
+
+
 class NotQuick(Exception):
     """The statement may take long and has to be run off the event loop; it has changed nothing."""
 
@@ -309,7 +317,7 @@ class Connection:
         try:
             cursor = self._raw.execute(sql)
             try:
-                if self._is_empty:  # nothing was asked for while it was prepared
+                if self._is_empty and _is_blank(sql):
                     raise ToolFailed("the statement is empty")
                 if cursor.description is None:
                     return Rows((), [], changed=max(cursor.rowcount, 0))

@@ -107,6 +107,11 @@ def test_rows_beyond_the_largest_value_are_marked(folder: Path) -> None:
     assert (len(value["rows"]), value["truncated"]) == (10_000, True)
 
 
+def test_a_statement_that_finds_nothing_to_do_is_no_failure(folder: Path) -> None:
+    assert one(folder, "DROP TABLE IF EXISTS gone", access="copy").text == "(0 rows changed)"
+    assert one(folder, "-- nothing\n /* at all */ ;", access="copy").outcome == "failed"
+
+
 def test_no_rows_and_changes_are_said(folder: Path) -> None:
     assert one(folder, "SELECT name FROM toy WHERE 0").text == "name\n(no rows)"
     assert one(folder, "DELETE FROM toy WHERE price > 3", access="copy").text == "(2 rows changed)"
