@@ -135,7 +135,7 @@ class _Cell:
         self._pending: dict[int, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {}
         self._snapshot: Any = None
         self._snippet: Snippet | None = None
-        self._session: Any = pool.checkout(
+        self._checkout: Callable[[], Any] = lambda: pool.checkout(
             limits={
                 # Only that the worker's own time is up counts, and that is seen from here; see `look`.
                 "max_feed_duration_secs": spec.time_s if work_of(os.getpid()) is None else most_s + 1.0,
@@ -144,6 +144,7 @@ class _Cell:
             },
             os_policy={"sleep": "zero", "random_start": {"seed": seed}},
         )
+        self._session: Any = None
         self._is_entered = False
         self._pid: int | None = None
         self._cpu_s = 0.0
@@ -155,10 +156,15 @@ class _Cell:
     def start(self, code: str) -> Outcome | _Asked:
         import pydantic_monty as monty
 
-        try:
-            self._session.__enter__()
-        except monty.MontyError as error:
-            raise ToolFailed("the code's worker could not be started", reason="worker", retryable=True) from error
+        for is_last in (False, True):  # a worker that ended while it was idle has run nothing
+            self._session = self._checkout()
+            try:
+                self._session.__enter__()
+                break
+            except monty.MontyError as error:
+                if is_last:
+                    text = "the code's worker could not be started"
+                    raise ToolFailed(text, reason="worker", retryable=True) from error
         self._is_entered = True
         self._pid = self._session.worker_pid
         self._cpu_s = self._cpu_used()
