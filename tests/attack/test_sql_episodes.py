@@ -127,8 +127,9 @@ def test_a_process_that_is_stopped_under_a_rewards_statement_leaves_the_reward_i
                 os.kill(pid, signal.SIGSTOP)
             played = await play(env, f"<answer>{answer}</answer>")
             assert played.reward.total is None
-            assert not set(stopped) & set(sqlite_workers.processes)
+            sqlite_workers.close()  # with those that are stopped and were not asked
             again = await play(env, f"<answer>{answer}</answer>")
             assert again.reward.total in (1.0, None)  # the breaker may have opened: never a wrong number
+            assert not set(stopped) & set(sqlite_workers.processes)
 
     asyncio.run(asyncio.wait_for(main(), 110))
