@@ -22,8 +22,9 @@ _STRICT: Final = {
 }
 _RAW: Final = {quote: re.compile(rf"{quote}((?:[^{quote}\\]++|\\[\s\S])*+){quote}") for quote in "'\""}
 _GOES_ON: Final = r"(?![ \t\n]{0,8}(?:,[ \t\n]{0,8}\w{1,64}[ \t\n]{0,8}=|\)[ \t\n]{0,8}(?:\]|,|\n|$|<)))"
+# Atomic and not possessive: see json_body.until.
 _INNER: Final = {
-    quote: re.compile(rf"{quote}((?:[^{quote}\\]++|\\[\s\S]|{quote}{_GOES_ON})*+){quote}") for quote in "'\""
+    quote: re.compile(rf"{quote}((?>(?:[^{quote}\\]++|\\[\s\S]|{quote}{_GOES_ON})*)){quote}") for quote in "'\""
 }
 _ESCAPE: Final = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|([\s\S]))"
