@@ -111,7 +111,7 @@ def test_what_others_wrote_moves_no_cursor(tmp_path: Path, spec: Path, capsys: p
     spec.write_text(BASE.replace("rule: numeric_match}", 'python: "t.py:f"}'))
     assert main(["eval", str(spec), "--policy", "oracle"]) == 1
     said = capsys.readouterr().err
-    assert r"\u001b]0;TITLE\u0007 \u202e[bold]\u009b" in said
+    assert r"\x1b]0;TITLE\x07 \u202e[bold]\x9b" in said
     assert not any(sign in said for sign in "\x1b\x07\u202e\x9b")
 
 
