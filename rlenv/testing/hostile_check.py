@@ -217,9 +217,12 @@ class _Siege:
         rng = random.Random(self.seed)
         begun = time.monotonic()
         async with self.environment:
+            # Imports, workers and indices are paid for by whoever comes first, not by an attack.
+            async with self.environment.start(task=0, split=self.split, seed=self.seed) as first:
+                await first.step("")
             if self.beside is not None:
                 for task in rng.sample(range(tasks), min(tasks, _KEPT)):
-                    # Twice: the first one also pays for imports and workers.
+                    # Twice: what the first one earns may stand on a worker that is only starting.
                     await self._earned(task)
                     self.alone[task] = await self._earned(task)
             gc.collect()
@@ -313,7 +316,10 @@ class _Siege:
         except Exception as error:  # also a way of being disturbed
             return (type(error).__name__, str(error)[:300])
         failure = trajectory.failure.message if trajectory.failure is not None else ""
-        return (trajectory.reward.total, trajectory.success, trajectory.reason, failure[:300])
+        failed = tuple(
+            f"{result.name}: {result.reason}" for turn in trajectory.turns for result in turn.results if result.is_error
+        )
+        return (trajectory.reward.total, trajectory.success, trajectory.reason, failure[:300], failed)
 
     def _passed(self, taken: float) -> None:
         self.worst = max(self.worst, taken)

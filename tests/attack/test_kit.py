@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,3 +261,15 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
         HostileEndpoint("no_such")
     with pytest.raises(ValueError, match="no_such"):
         HostileMcpServer("no_such")
+
+
+def test_the_campaign_over_the_shipped_specs_runs_and_prints_its_table() -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "benchmarks/hostile.py", "--count", "40", "specs/gsm8k.yaml"]
+    path = os.pathsep.join([str(root), str(root / "trainers")])
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every law held" in done.stdout
+    assert done.stdout.splitlines()[2].split()[0] == "gsm8k"
