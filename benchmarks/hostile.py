@@ -122,13 +122,14 @@ class Sturdy:
 
 def compiled(path: Path, overrides: dict[str, Any], timeout_s: float) -> Environment:
     """The environment with short time limits."""
-    environment = load(path, set=overrides)
-    slow = {
-        f"tools.{name}.timeout_s": timeout_s
-        for name, tool in environment.spec.tools.items()
-        if tool.kind not in ("agent", "model")
-    }
-    return load(path, set={**overrides, "calls.timeout_s": max(timeout_s, 5.0), **slow})
+    short: dict[str, Any] = {"calls.timeout_s": max(timeout_s, 10.0)}
+    for name, tool in load(path, set=overrides).spec.tools.items():
+        if tool.kind == "code":
+            # Its own limit; a call's time also holds the wait for a place among the sandboxes.
+            short |= {f"tools.{name}.time_s": timeout_s / 2}
+        elif tool.kind not in ("agent", "model"):
+            short[f"tools.{name}.timeout_s"] = timeout_s
+    return load(path, set={**overrides, **short})
 
 
 def attacked(path: Path, arguments: argparse.Namespace) -> HostileReport:

@@ -35,6 +35,8 @@ __all__ = ["HostileReport", "attack", "check_hostile"]
 
 _NOTED_S: Final = 0.02  # shorter passes of the loop are nobody's stall
 _KEPT: Final = 8
+# A call without a turn in its time says how busy the machine is; whether it is held against anybody, the reward says.
+_SLOW: Final = frozenset({"busy", "late", "stalled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +319,10 @@ class _Siege:
             return (type(error).__name__, str(error)[:300])
         failure = trajectory.failure.message if trajectory.failure is not None else ""
         failed = tuple(
-            f"{result.name}: {result.reason}" for turn in trajectory.turns for result in turn.results if result.is_error
+            f"{result.name}: {result.reason}"
+            for turn in trajectory.turns
+            for result in turn.results
+            if result.is_error and result.reason not in _SLOW
         )
         return (trajectory.reward.total, trajectory.success, trajectory.reason, failure[:300], failed)
 
