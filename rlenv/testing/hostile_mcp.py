@@ -126,6 +126,10 @@ def _silence(identity: Any, text: str) -> _Reply:
     yield b""
 
 
+def _as_told(identity: Any, text: str) -> _Reply:
+    yield text.encode("utf-8", "surrogatepass").replace(b"@", json.dumps(identity).encode()) + b"\n"
+
+
 def _exits(identity: Any, text: str) -> _Reply:
     os._exit(3)
     yield b""
@@ -217,6 +221,8 @@ _PARTS: Final = b'{"jsonrpc":"2.0","id":@,"result":{"content":['
 _PART: Final = b'{"type":"text","text":"a"}'
 
 MODES: Final[Mapping[str, Callable[[Any, str], _Reply]]] = {
+    # the call's own text is the line that is answered, with the call's id for each @
+    "as told": _as_told,
     # no answer, or none that ends
     "silence": _silence,
     "exits": _exits,
