@@ -169,8 +169,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "command": Kind(
         verify(
-            "work: {kind: command, argv: [sh, -c, 'set -e; echo $(($1 * $1)) > x; cat x', sh, '{{ args.text }}'], cwd: temp,"
-            " parameters: {text: string}, timeout_s: 1}",
+            "work: {kind: command, argv: [sh, -c, 'set -e; echo $(($1 * $1)) > x; cat x', sh, '{{ args.text }}'],"
+            " cwd: temp, parameters: {text: string}, timeout_s: 1}",
             "text",
             ", compare: number",
         ),
