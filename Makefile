@@ -8,7 +8,7 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: contract demo test test-verl check bench setup servers clean
+.PHONY: attack attack-as-user bench check clean contract demo fuzz servers setup test test-verl
 
 setup: $(READY)
 
@@ -27,6 +27,21 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+# The attack tests as the present user (`make test` has them too), and where that is root, as one without rights.
+attack: $(READY)
+	$(BIN)/python -m pytest tests/attack $(PYTEST)
+	$(BIN)/python tests/attack/as_user.py $(PYTEST)
+
+attack-as-user: $(READY)
+	$(BIN)/python tests/attack/as_user.py $(PYTEST)
+
+# Feeds changed and hostile inputs to the parsers, the spec loader, the SQL path and the MCP client, and keeps what breaks.
+SECONDS ?= 60
+FUZZ_SEED ?= 0
+
+fuzz: $(READY)
+	$(BIN)/python benchmarks/fuzz.py --seconds $(SECONDS) --seed $(FUZZ_SEED)
 
 # Runs of veRL beyond the short one inside `make test`: modes, algorithms, workers, several specs. One at a time.
 test-verl: $(READY)
@@ -72,11 +87,14 @@ check: $(READY)
 	$(BIN)/python specs/generate.py --check
 	$(BIN)/rlenv validate $(SPECS)
 
-# workload.py is what turns.py runs, not a benchmark by itself
-BENCHMARKS := $(filter-out benchmarks/workload.py,$(wildcard benchmarks/*.py)) benchmarks/faults/campaign.py
+# workload.py is what turns.py runs, not a benchmark by itself; the attacks run as long as they are told to
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,fuzz.py hostile.py workload.py),$(wildcard benchmarks/*.py)) \
+  benchmarks/faults/campaign.py benchmarks/faults/workers.py
 
 bench: $(READY)
 	@for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	$(BIN)/python benchmarks/fuzz.py --seconds 0 --growth
+	$(BIN)/python benchmarks/hostile.py --count 2000
 
 clean:
 	rm -rf $(VENV) $(SERVERS) runs build dist

@@ -325,7 +325,9 @@ class Executor:
             return self._failed(failure, call, started)
         except EpisodeError:
             raise
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
             return self._broken(entry, call, error, started)
         return self._ended(entry, call, output, started, context)
 
@@ -366,13 +368,17 @@ class Executor:
             result = self._failed(failure, call, started)
         except EpisodeError:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             result = self._broken(entry, call, error, started)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             result = self._broken(entry, call, error, started)  # the tool cancelled something of its own
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
+            result = self._broken(entry, call, error, started)
         finally:
             del entry.waited_for[waiting]
         return replace(result, details={**(result.details or {}), **notes}) if notes else result
@@ -461,6 +467,9 @@ class Executor:
             # A thread that was at work most of the time has used it up; one that waited, or got no processor, has not.
             was_at_work = job.cpu_s() >= (time.monotonic() - began) / 2
             raise Expired(None, reason="timeout" if was_at_work else "late" if job.has_begun else "busy")
+        if isinstance(job.error, (KeyboardInterrupt, GeneratorExit)):
+            # No Ctrl-C ends up in a thread: the tool raised it itself.
+            raise RuntimeError(f"the tool {entry.tool.name} raised {type(job.error).__name__}") from job.error
         if job.error is not None:
             raise job.error
         return job.result

@@ -31,6 +31,7 @@ WHOSE: Final[Mapping[str, Whose]] = MappingProxyType(
         "skipped": "policy",  # over a limit of the spec
         "late": "unclear",  # it did not end in time, and nobody measured why
         "killed": "unclear",  # a program was killed, by itself or from outside
+        "disk_full": "unclear",  # it failed while its disk had no room; it may have taken the room itself
         "server_error": "unclear",  # a server answered with a fault of its own (HTTP 5xx, an internal error)
         "crashed": "unclear",  # its process ended by itself while it had this call
         "stalled": "infrastructure",  # its worker had the time and not the processor

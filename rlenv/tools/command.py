@@ -28,6 +28,7 @@ from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, comm
 
 __all__ = ["KIND", "CommandSpec"]
 
+_ROOM = 65_536  # bytes
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _SHOWN_ERRORS = 300
 _NUMBER = re.compile(r"-([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -160,6 +161,17 @@ def _environment(extra: Mapping[str, Any]) -> dict[str, str]:
     return base | {name: str(value) for name, value in extra.items() if value is not None}
 
 
+def _is_full(folder: str) -> bool:
+    """Whether there is no room for another file where the program worked, its own folder gone or not."""
+    try:
+        disk = os.statvfs(folder if os.path.isdir(folder) else os.path.dirname(folder))
+    except OSError:
+        return False
+    if disk.f_blocks == 0 or disk.f_flag & os.ST_RDONLY:  # nobody ever writes there
+        return False
+    return disk.f_bavail * disk.f_frsize < _ROOM or (disk.f_files > 0 and disk.f_favail == 0)
+
+
 def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolOutput:
     name = os.path.basename(program)
     if not ended.has_sandbox:
@@ -167,7 +179,9 @@ def _answer(ended: Ended, program: str, folder: str, spec: CommandSpec) -> ToolO
     if ended.is_flood:
         raise ToolFailed(f"{name} wrote more than {spec.max_bytes} bytes and was stopped", reason="too_large")
     if ended.code not in spec.expect_exit:
-        reason = "killed" if ended.code == -signal.SIGKILL else "failed"
+        # 128 and the number is how a shell says that what it ran was killed.
+        was_killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        reason = "killed" if was_killed else "disk_full" if _is_full(folder) else "failed"
         raise ToolFailed(f"{name} {_how(ended.code)}{_shown(ended.errors, folder)}", reason=reason)
     text = ended.output.decode("utf-8", errors="replace").removesuffix("\n")
     return ToolOutput(text or "(no output)", text)

@@ -365,6 +365,13 @@ def test_without_a_known_call_an_unclear_failure_is_no_number() -> None:
     assert run(with_example, Calls({"mine": failed("late"), "known": 1})).value == 0.0
 
 
+def test_the_policys_own_call_that_worked_before_is_not_failed_by_two_faults_around_it() -> None:
+    term = verify(replace(QUERY, example={"sql": "mine"}), expect={"value": [[1]]})
+    calls = InTurn({"mine": [failed("late"), [[1]], failed("late")]})
+    assert run(term, calls).value == 1.0
+    assert calls.asked == ["mine", "mine"]
+
+
 def test_a_tool_that_changes_state_is_not_asked_again() -> None:
     term = verify(replace(QUERY, mutates=True, example={"sql": "known"}), expect={"value": [[1]]})
     calls = Calls({"mine": failed("late"), "known": 1})

@@ -1,0 +1,211 @@
+"""A policy that attacks the environment that it plays in: HostilePolicy(environment, seed=0)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rlenv.errors import RlenvError
+from rlenv.messages import MalformedCall, Message, ToolCall
+from rlenv.policies.base import PolicyContext
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.testing.dialects import pieces
+from rlenv.testing.hostile_material import KINDS, SUBJECTS, Kind, Subject, material, subject_of
+from rlenv.testing.hostile_text import hostile_actions
+
+if TYPE_CHECKING:
+    from rlenv.environment import Environment
+
+__all__ = ["HostileAction", "HostilePolicy", "HostileSession"]
+
+_NUMBERS: Final = (0, -1, 2**31, 2**63, -(2**63) - 1, 10**30, 10**4_000, 1e308, -0.0, 5e-324, 0.1, True)
+_MAX_CHARS: Final = 1_000_000  # more than a policy's context holds
+_SCALARS: Final[tuple[Any, ...]] = (None, True, 0, 10**30, 1e308, "", "x", "\ud800", [], {}, [[]], {"": {"": None}})
+
+
+@dataclass(frozen=True, slots=True)
+class HostileAction:
+    """One action, and what it was made to do: a kind of `hostile_material`, `near` or `mangle`."""
+
+    kind: str
+    action: str | Message
+
+    def __str__(self) -> str:
+        text = self.action if isinstance(self.action, str) else repr(self.action)
+        return f"{self.kind}: {text[:300]!r}" + (f" … ({len(text)} characters)" if len(text) > 300 else "")
+
+
+class HostilePolicy:
+    """Generates actions that hang, fill, void, mask and forge, for the tools, dialect and answer rule of a spec.
+
+    Two more kinds belong to no language: `near`, the oracle's own action with one change, and `mangle`, the dialect's
+    own marks cut, doubled and mixed with text that is hard to read. Actions are equal for equal seeds of policy and
+    episode. One policy may play any number of episodes at once; `played` counts its actions.
+
+    Args:
+        environment: what is attacked; its tools' schemas, dialect, answer rule and oracle are looked at.
+        seed: another seed, other actions.
+        hang_share: the share of actions that are made to last until somebody stops them.
+        large_share: the share of actions that may be larger than 20,000 characters; others are cut there.
+    """
+
+    name = "hostile"
+
+    def __init__(
+        self, environment: Environment, *, seed: int = 0, hang_share: float = 0.05, large_share: float = 0.05
+    ) -> None:
+        self.played = 0
+        self.seed = seed
+        self.hang_share = hang_share
+        self.large_share = large_share
+        self.tools: tuple[Mapping[str, Any], ...] = tuple(schema["function"] for schema in environment.tool_schemas)
+        self.dialect = environment.parts.dialect
+        self.answer = environment.spec.answer
+        self.pieces = pieces(self.dialect)
+        found = {subject_of(name, str(spec)[:300]) for tool in self.tools for name, spec in _properties(tool).items()}
+        self.subjects: tuple[Subject, ...] = (*sorted(found), *SUBJECTS)
+        self.raw = tuple(hostile_actions(120, seed=seed, names=[tool["name"] for tool in self.tools] or ["tool"]))
+        oracle = OraclePolicy(environment.spec, self.dialect) if environment.spec.oracle else None
+        self.oracle = oracle
+
+    def start(self, context: PolicyContext) -> HostileSession:
+        """One episode of attacks."""
+        return HostileSession(self, context)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class HostileSession:
+    """One episode of a HostilePolicy. `last` is the action given last."""
+
+    def __init__(self, policy: HostilePolicy, context: PolicyContext) -> None:
+        self._policy = policy
+        self._rng = random.Random(f"{policy.seed}/{context.task_index}/{context.seed}")
+        self._oracle = policy.oracle.start(context) if policy.oracle is not None else None
+        self.last: HostileAction | None = None
+
+    async def act(self, messages: Sequence[Message]) -> str | Message:
+        """The next action. It is made in a thread, so that making it takes no time of the event loop."""
+        self._policy.played += 1
+        self.last = await asyncio.to_thread(self.make, messages)
+        return self.last.action
+
+    def make(self, messages: Sequence[Message] = ()) -> HostileAction:
+        """The next action."""
+        rng, policy = self._rng, self._policy
+        draw = rng.random()
+        if draw < policy.hang_share:
+            return self._of("hang")
+        if draw < 0.25 and self._oracle is not None:
+            near = self._near(messages)
+            if near is not None:
+                return HostileAction("near", near)
+        if draw < 0.35:
+            return HostileAction("mangle", self._mangled())
+        return self._of(rng.choice([kind for kind in KINDS if kind != "hang"]))
+
+    def _of(self, kind: Kind) -> HostileAction:
+        rng, policy = self._rng, self._policy
+        if policy.tools and rng.random() < 0.55:
+            count = rng.choice((1, 1, 1, 2, 4, 40))
+            calls = tuple(self._call(kind) for _ in range(count))
+            message = Message("assistant", rng.choice(("", "", "So.", "\ud800")), calls)
+            if count < 40 and rng.random() < 0.2:  # servers give calls as structured data
+                return HostileAction(kind, message)
+            return HostileAction(kind, self._written(message)[:_MAX_CHARS])
+        answer = self._material(rng.choice(policy.subjects), kind)
+        action = self._answered(answer)
+        return HostileAction(kind, action)
+
+    def _written(self, message: Message) -> str:
+        try:
+            return self._policy.dialect.render_action(message)
+        except (ValueError, TypeError, RecursionError):  # what its family cannot write
+            return message.content + json.dumps([call.name for call in message.tool_calls])
+
+    def _call(self, kind: Kind) -> ToolCall | MalformedCall:
+        rng = self._rng
+        tool = rng.choice(self._policy.tools)
+        arguments = {name: self._argument(name, spec, kind) for name, spec in _properties(tool).items()}
+        change = rng.random()
+        if change < 0.05 and arguments:
+            del arguments[rng.choice(list(arguments))]
+        elif change < 0.1:
+            arguments |= {f"{self._material('text', 'void')[:50]}{i}": None for i in range(rng.choice((1, 9, 2_000)))}
+        elif change < 0.15 and arguments:
+            arguments[rng.choice(list(arguments))] = rng.choice(_SCALARS)
+        elif change < 0.18:
+            return MalformedCall(self._material("json", kind), "not JSON", name=tool["name"])
+        return ToolCall(tool["name"] if rng.random() < 0.97 else self._material("text", "void")[:99], arguments)
+
+    def _argument(self, name: str, spec: Any, kind: Kind) -> Any:
+        rng = self._rng
+        spec = spec if isinstance(spec, Mapping) else {}
+        match spec.get("type"):
+            case "integer" | "number":
+                return rng.choice(_NUMBERS)
+            case "boolean":
+                return rng.random() < 0.5
+            case "array":
+                return [self._material("text", kind)] * rng.choice((0, 1, 900))
+            case "object":
+                return {self._material("text", kind)[:99]: rng.choice(_SCALARS)}
+        if spec.get("enum") and rng.random() < 0.5:
+            return rng.choice(spec["enum"])
+        return self._material(subject_of(name, str(spec.get("description", ""))), kind)
+
+    def _material(self, subject: Subject, kind: Kind) -> str:
+        return self._bounded(material(subject, kind, self._rng))
+
+    def _bounded(self, text: str) -> str:
+        return text[: _MAX_CHARS if self._rng.random() < self._policy.large_share else 20_000]
+
+    def _answered(self, text: str) -> str:
+        spec = self._policy.answer
+        match spec.from_:
+            case "tag":
+                return f"<{spec.tag}>{text}</{spec.tag}>"
+            case "boxed":
+                return "\\boxed{" + text + "}"
+            case "tool":
+                call = ToolCall(spec.tool or "", {spec.argument or "answer": text})
+                return self._written(Message("assistant", "", (call,)))
+            case "regex":
+                # Most patterns begin with words of their own; the oracle's last words show them.
+                head = (spec.pattern or "").split("(")[0].replace("\\", "")
+                return f"{head}{text}\n"
+        return text
+
+    def _near(self, messages: Sequence[Message]) -> str | Message | None:
+        assert self._oracle is not None
+        rng = self._rng
+        try:
+            action = self._oracle.next_action(messages)
+        except (RlenvError, ValueError, TypeError, LookupError, ArithmeticError):
+            self._oracle = None  # its script is over, or stands on results that did not come
+            return None
+        text = self._written(action) if action.tool_calls else action.content
+        kind = rng.choice(KINDS[1:])
+        put = self._material(rng.choice(self._policy.subjects), kind)
+        first, last = sorted((rng.randint(0, len(text)), rng.randint(0, len(text))))
+        middle = rng.choice((put, text[first:last] * rng.choice((2, 50)), "", text[first:last] + put))
+        return text[:first] + middle + text[last:]
+
+    def _mangled(self) -> str:
+        rng = self._rng
+        if rng.random() < 0.2:
+            return self._bounded(rng.choice(self._policy.raw))
+        parts = rng.choices(self._policy.pieces, k=rng.randint(1, 16))
+        if rng.random() < 0.1:
+            parts *= rng.choice((10, 300))
+        return "".join(parts)[:200_000]
+
+
+def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = tool.get("parameters", {}).get("properties", {})
+    return found if isinstance(found, Mapping) else {}
