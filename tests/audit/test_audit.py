@@ -145,7 +145,9 @@ def test_a_reward_that_an_answer_can_make_invalid_is_found(tmp_path: Path) -> No
     reward = '  number: {kind: rule, python: "tools.py:number", weight: 0.1}\n'
     report = audited(write(tmp_path, reward))
     (message,) = [one.message for one in report.findings if "'odd_answer'" in one.message]
-    assert "rewards of 'odd_answer' are invalid, such as train/0: number: tools.py:number raised ValueError: " in message
+    assert (
+        "rewards of 'odd_answer' are invalid, such as train/0: number: tools.py:number raised ValueError: " in message
+    )
 
 
 def test_the_tool_output_hole_is_found_by_name(tmp_path: Path) -> None:
