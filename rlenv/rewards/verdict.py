@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, cast
 
-import jsonschema_rs
 import orjson
 
 from rlenv._bounded import cut_middle, encodable
+from rlenv._schemas import BoundedValidator
 from rlenv.errors import UsageError
 
 __all__ = ["Combine", "ReplySchema", "UnreadableReply", "Verdict", "combine"]
@@ -58,7 +58,7 @@ class ReplySchema:
             )
         self.nonce_key = _free("nonce", properties)
         try:
-            self._validator = jsonschema_rs.validator_for(self.schema)
+            self._validator = BoundedValidator(self.schema)
         except ValueError as error:
             raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
 
@@ -97,7 +97,7 @@ class ReplySchema:
         given = reply.pop(self.nonce_key, None)
         if given is not None and given != nonce:
             raise UnreadableReply(f"'{self.nonce_key}' is {given!r:.40}; expected the one that was asked for")
-        fault = next(iter(self._validator.iter_errors(reply)), None)
+        fault = next(self._validator.errors(reply), None)
         if fault is not None:
             raise UnreadableReply(f"the reply does not fit the schema: {fault.message:.200}")
         value = reply.get(self.key)

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import jsonschema_rs
 from pydantic import Field
 
+from rlenv._schemas import BoundedValidator
 from rlenv.errors import RewardError, UsageError
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
@@ -51,8 +51,7 @@ class JsonMatchSpec(RuleSpec):
 
 def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -> Term:
     try:
-        # Patterns run in the engine with linear time, as all patterns of authors do.
-        validator = jsonschema_rs.validator_for(dict(spec.schema_), pattern_options=jsonschema_rs.RegexOptions())
+        validator = BoundedValidator(spec.schema_)
     except ValueError as error:
         raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
 
@@ -67,7 +66,7 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
             if validator.is_valid(value):
                 return Measured(1.0, text)
             # What is wrong is said for a short text: the message holds all of it.
-            fault = next(iter(validator.iter_errors(value)), None) if len(text) <= _SAID_CHARS else None
+            fault = next(validator.errors(value), None) if len(text) <= _SAID_CHARS else None
         except (ValueError, RecursionError, OverflowError) as error:  # what is no JSON, or nested too deep to check
             return Measured(0.0, f"not JSON: {error}")
         return Measured(0.0, text if fault is None else fault.message)
