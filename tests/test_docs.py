@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -62,6 +63,17 @@ def test_the_python_of_the_readme_runs(letters: Path) -> None:
 def test_the_readme_names_the_two_commands_first() -> None:
     first, _ = blocks(ROOT / "README.md", "sh")
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+
+
+def test_the_attacks_of_the_docs_run(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("mcp")
+    caplog.set_level("CRITICAL")  # a hostile tool is logged as it fails
+    for code in blocks(ROOT / "docs" / "security-testing.md", "python"):
+        names: dict[str, Any] = {}
+        exec(compile(code, "security-testing.md", "exec"), names)
+        for name, value in names.items():
+            if name.startswith("test_"):
+                value()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -172,6 +172,15 @@ def test_a_secret_never_reaches_an_error_of_the_command_line(
     assert_clean(shown)
 
 
+def test_a_record_of_the_log_is_bounded_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("x" * 5_000_000)
+    except ValueError as error:
+        logger("rlenv.test").warning("a tool said %s", "y" * 5_000_000, exc_info=error)
+    assert len(caplog.text) < 100_000
+    assert "characters left out" in caplog.messages[0]
+
+
 def test_a_message_in_the_log_is_redacted_with_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
     resolve("${env:RLENV_TEST_KEY}")
     logger("rlenv.test_secrets").warning("sent %s", KEY)

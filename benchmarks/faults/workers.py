@@ -242,7 +242,7 @@ class Left:
             else sorted((Counter(self.descriptors.values()) - Counter(before.descriptors.values())).elements()),
             "threads": sorted(self.threads - before.threads),
             "files": sorted(self.files - before.files),
-            "memory": sorted(path for path in self.memory - before.memory if not _is_in_use(path)),
+            "memory": sorted(path for path in self.memory - before.memory if _is_forgotten(path)),
         }
         return {what: found for what, found in more.items() if found}
 
@@ -284,17 +284,17 @@ def held(folder: Path) -> Left:
     )
 
 
-def _is_in_use(path: str) -> bool:
-    """Whether a living process maps it or has it open: it may be another program's."""
+def _is_forgotten(path: str) -> bool:
+    """Whether it is there and no living process maps it or has it open: it may be another program's."""
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if path in Path(f"/proc/{entry}/maps").read_text(errors="replace"):
-                return True
+                return False
             for file in Path(f"/proc/{entry}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if os.readlink(file) == path:
-                        return True
-    return False
+                        return False
+    return os.path.exists(path)
 
 
 def _is_mine(path: Path) -> bool:

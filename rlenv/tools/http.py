@@ -23,6 +23,8 @@ __all__ = ["KIND", "HttpSpec"]
 
 _CONSTANT = r"\{\{\s*vars\.[\w.]+\s*\}\}|\$\{env:\w+\}"
 _SERVER = re.compile(rf"(https?://|{_CONSTANT})([^{{}}/?#\s$]|://|{_CONSTANT})*(?=[/?#]|$)", re.IGNORECASE)
+_BLANK = re.compile(r"[\x00- ]")
+_MAX_URL = 65_536  # far above what servers take; writing a megabyte with its escapes takes a quarter of a second
 _JSON_TYPE = re.compile(r"application/(.*\+)?json")
 
 
@@ -88,7 +90,7 @@ class _Quoted(Mapping[str, Any]):
         value = self._values[name]
         if isinstance(value, Mapping):
             return _Quoted(value)
-        return quote(_encoded("" if value is None else _plain(value)), safe="")
+        return quote(_within("" if value is None else _plain(value)), safe="")
 
     def __iter__(self) -> Any:
         return iter(self._values)
@@ -107,22 +109,39 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")  # a policy may write lone surrogates
 
 
+def _within(text: str) -> bytes:
+    """A part of an address, looked at before it is written with its escapes."""
+    if len(text) > _MAX_URL:
+        raise ToolFailed(f"an argument is too long for an address: {len(text):,} characters", reason="too_large")
+    return _encoded(text)
+
+
 def _address(url: str, query: Mapping[str, Any]) -> str:
+    _check_size(len(url))
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise ToolFailed("the arguments make no address", reason="bad_arguments") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or any(character <= " " for character in url):
+    if parts.scheme not in ("http", "https") or not parts.hostname or _BLANK.search(url):
         raise ToolFailed("the arguments make no address", reason="bad_arguments")
     if any(segment in (".", "..") for segment in parts.path.split("/")):
         raise ToolFailed("an argument of '.' or '..' would lead to another address", reason="bad_arguments")
     pairs = []
     for name, value in query.items():
         values = value if isinstance(value, (list, tuple)) else (value,)
-        pairs += [(name, _encoded(_plain(one))) for one in values if one is not None]
+        _check_size(len(values))
+        pairs += [(name, _within(_plain(one))) for one in values if one is not None]
+        _check_size(sum(len(text) for _, text in pairs))
     if not pairs:
         return url
-    return f"{url}{'&' if parts.query else '?'}{urlencode(pairs)}"
+    written = f"{url}{'&' if parts.query else '?'}{urlencode(pairs)}"
+    _check_size(len(written))
+    return written
+
+
+def _check_size(chars: int) -> None:
+    if chars > _MAX_URL:
+        raise ToolFailed(f"the arguments make an address of more than {_MAX_URL:,} characters", reason="too_large")
 
 
 def _output(answer: Answer, select: Callable[[Any], Any] | None, max_bytes: int) -> ToolOutput:

@@ -162,6 +162,14 @@ def test_arguments_reach_path_query_headers_and_body() -> None:
     assert json.loads(value["body"]) == {"deep": [{"text": "a/b ☃?", "limit": 3}]}
 
 
+@pytest.mark.parametrize("text", ["x" * 70_000, "\u00e1" * 30_000, "\u00e1" * 70_000])
+@pytest.mark.parametrize("keys", [{"path": "/{{ args.text }}"}, {"query": {"q": "{{ args.text }}"}}])
+def test_an_address_is_bounded_before_it_is_written(text: str, keys: dict[str, Any]) -> None:
+    result = ask(says("never asked"), {"text": text}, parameters={"text": "string"}, **keys)
+    assert result.outcome == "failed"
+    assert result.reason == "too_large"
+
+
 def test_the_task_and_constants_are_read_too() -> None:
     async def go() -> ToolResult:
         async with served(echo) as address, kept(lambda: context(task={"id": "7/8"})) as make:
