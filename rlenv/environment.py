@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,8 @@ from rlenv.tasks import load_tasks, spread
 from rlenv.templates import Template, TemplateError
 
 __all__ = ["Environment", "load"]
+
+_MAX_ACTION = 1_000_000
 
 
 def load(path: str | Path, *, set: Mapping[str, Any] | None = None) -> Environment:
@@ -233,8 +236,16 @@ class Environment:
         return self.parts.dialect.render_observation([broken_message(one) for one in messages])
 
     def parse(self, action: str | Message) -> tuple[str, ParsedAction]:
-        """The action's text and its reading; never raises for what a policy wrote."""
+        """The action's text and its reading; never raises for what a policy wrote.
+
+        Of a text beyond 1,000,000 characters the first are taken, as if the sampler had stopped there: reading is
+        linear, and holds the event loop.
+        """
         dialect = self.parts.dialect
+        if isinstance(action, str):
+            action = action[:_MAX_ACTION]
+        elif len(action.content) > _MAX_ACTION:
+            action = replace(action, content=action.content[:_MAX_ACTION])
         if isinstance(action, str):
             return action, dialect.parse(action, self.parts.tools)
         read = dialect.parse(action.content, self.parts.tools)

@@ -385,3 +385,11 @@ def test_images_of_results_are_shown_or_left_out_as_the_spec_says(
     steps, trajectory = run(environment, [call("draw")])
     assert len(steps[0].observation.messages[0].images) == shown
     assert len(trajectory.turns[0].results[0].images) == 1
+
+
+@pytest.mark.parametrize("as_message", [False, True])
+def test_of_an_action_without_end_the_beginning_is_taken(environment: Environment, as_message: bool) -> None:
+    action = call("echo", text="hi") + "x" * 3_000_000
+    _, trajectory = run(environment, [Message("assistant", action) if as_message else action, "<answer>5</answer>"])
+    assert len(trajectory.turns[0].action) == 1_000_000
+    assert trajectory.turns[0].results[0].text == "hi"

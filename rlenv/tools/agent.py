@@ -15,7 +15,7 @@ from rlenv.registry import Kind
 from rlenv.spec import Int, Text, ToolSpec
 from rlenv.templates import TemplateError, compile_value
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
-from rlenv.tools.model import endpoint_of, parameters_of, template_of
+from rlenv.tools.model import check_length, endpoint_of, parameters_of, template_of
 from rlenv.trajectory import Trajectory
 
 __all__ = ["KIND", "AgentSpec", "Nested"]
@@ -80,6 +80,7 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
     constants = context.vars
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        check_length(name, arguments)
         task: Mapping[str, Any] = arguments
         if fill is not None:
             try:

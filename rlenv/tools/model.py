@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from rlenv._bounded import size
 from rlenv.control import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UsageError
@@ -18,11 +19,12 @@ from rlenv.templates import Template, TemplateError, compile_template
 from rlenv.tools._signature import shorthand
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
-__all__ = ["KIND", "ModelSpec", "endpoint_of", "parameters_of", "tool_failure"]
+__all__ = ["KIND", "ModelSpec", "check_length", "endpoint_of", "parameters_of", "tool_failure"]
 
 NAMES = frozenset(("args", "task", "vars", "resources"))
 # No call can succeed until somebody mends the spec or the server.
 _MISCONFIGURED = frozenset({401, 403, 404})
+_MAX_ASKED = 262_144
 
 
 class ModelSpec(ToolSpec):
@@ -99,6 +101,16 @@ def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -
     return schema
 
 
+def check_length(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuses arguments that are longer than a model is asked with: breaking control tokens in them takes memory.
+
+    Raises:
+        ToolFailed: they are.
+    """
+    if size(arguments, _MAX_ASKED) > _MAX_ASKED:
+        raise ToolFailed(f"the tool {name} takes at most {_MAX_ASKED:,} characters", reason="too_large")
+
+
 def tool_failure(name: str, error: EndpointError, *, is_invalid: bool) -> ToolFailed:
     """A server's failure as the tool's, for the model to read.
 
@@ -132,6 +144,7 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
     constants = context.vars
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
+        check_length(name, arguments)
         values = {"args": _Arguments(arguments), "task": call.task, "vars": constants, "resources": call.resources}
         try:
             # What the policy wrote is not the other model's own: it spells no control token there.

@@ -135,3 +135,10 @@ def test_an_authors_mistake_says_what_to_change(keys: dict[str, Any], says: str)
 def test_a_model_is_given_the_time_of_its_endpoint() -> None:
     assert compiled("http://127.0.0.1:9/v1").timeout_s == 60.0
     assert compiled("http://127.0.0.1:9/v1", timeout_s=3.0).timeout_s == 3.0
+
+
+def test_a_request_that_is_too_long_is_the_policys_and_never_sent() -> None:
+    result, server = asked([Reply("short")], {"text": "\U0001f600" * 300_000})
+    assert (result.outcome, result.reason, result.whose) == ("failed", "too_large", "policy")
+    assert "262,144" in result.text
+    assert not server.requests
