@@ -12,10 +12,12 @@ import contextlib
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rlenv._bounded import bounded, encodable, size
@@ -138,7 +140,7 @@ class _Cell:
         self._checkout: Callable[[], Any] = lambda: pool.checkout(
             limits={
                 # Only that the worker's own time is up counts, and that is seen from here; see `look`.
-                "max_feed_duration_secs": spec.time_s if work_of(os.getpid()) is None else most_s + 1.0,
+                "max_feed_duration_secs": most_s + 1.0 if _can_look() else spec.time_s,
                 "max_memory": spec.memory_mb * 1024 * 1024,
                 "max_suspensions": 1_000,
             },
@@ -148,6 +150,7 @@ class _Cell:
         self._is_entered = False
         self._pid: int | None = None
         self._cpu_s = 0.0
+        self._hold = threading.Lock()
         self._until = time.monotonic() + most_s
         self._ended_for = ""
         self.kept: bytes | None = None
@@ -169,7 +172,7 @@ class _Cell:
         self._pid = self._session.worker_pid
         self._cpu_s = self._cpu_used()
         self._snippet = snippet = read_snippet(code, name=self.name)
-        return self._guarded(lambda: self._begin(snippet))
+        return self._freed(self._guarded(lambda: self._begin(snippet)))
 
     def answer(self, results: Mapping[int, Mapping[str, Any]]) -> Outcome | _Asked:
         def go() -> Any:
@@ -177,9 +180,23 @@ class _Cell:
                 return self._snapshot.resume(next(iter(results.values())))
             return self._snapshot.resume(dict(results))
 
-        return self._guarded(go)
+        return self._freed(self._guarded(go))
+
+    @property
+    def is_held(self) -> bool:
+        """True while the cell has a worker."""
+        return self._is_entered
+
+    def _freed(self, step: Outcome | _Asked) -> Outcome | _Asked:
+        """`step`, after the worker went back where the code has ended: a thread less to wait for."""
+        if isinstance(step, Outcome):
+            self.release()
+        return step
 
     def release(self) -> None:
+        # A look on the event loop may be about to end the worker, which the next cell has as soon as it is given back.
+        with self._hold:
+            self._pid = None
         if self._is_entered:
             self._is_entered = False
             self._session.__exit__(None, None, None)
@@ -187,6 +204,10 @@ class _Cell:
     def look(self) -> float:
         """Stops the worker where the code has used up its time, processor time, whatever else the machine does;
         otherwise the seconds after which to look again. Called on the event loop, and costs some microseconds."""
+        with self._hold:
+            return self._looked()
+
+    def _looked(self) -> float:
         work = work_of(self._pid) if self._pid is not None else None
         if work is None:
             return self._spec.time_s
@@ -313,6 +334,11 @@ class _Cell:
         self._size += len(text)
 
 
+@lru_cache(maxsize=1)
+def _can_look() -> bool:
+    return work_of(os.getpid()) is not None
+
+
 def _how(text: str) -> str:
     """The reason of a crash: no code has its own worker killed, but it may find what breaks it."""
     if any(name in text for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")):
@@ -405,7 +431,8 @@ def monty_runner(
                         first_look_s=_LOOK_AGAIN_S,
                     )
             finally:
-                await asyncio.shield(asyncio.ensure_future(_in_thread(pool.threads, cell.release)))
+                if cell.is_held:
+                    await asyncio.shield(asyncio.ensure_future(_in_thread(pool.threads, cell.release)))
         finally:
             pool.places.release()
         if notebook is not None and cell.kept is not None:
