@@ -215,7 +215,7 @@ class _Sandbox:
         if not said.done() or said.cancelled() or not (line := said.result()):
             return None, judged
         answer: dict[str, Any] = json.loads(line)
-        self.is_usable = bool(answer["is_clean"])
+        self.is_usable = True  # or gone: a sandbox that cannot be made anew ends itself
         if answer["was_stopped"]:
             judged = "stalled"
         return answer, judged
