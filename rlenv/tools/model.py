@@ -24,7 +24,7 @@ __all__ = ["KIND", "ModelSpec", "check_length", "endpoint_of", "parameters_of", 
 NAMES = frozenset(("args", "task", "vars", "resources"))
 # No call can succeed until somebody mends the spec or the server.
 _MISCONFIGURED = frozenset({401, 403, 404})
-_MAX_ASKED = 262_144
+_MAX_ASKED = 65_536
 
 
 class ModelSpec(ToolSpec):
