@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["bounded", "cut_middle", "encodable", "size"]
@@ -66,24 +66,26 @@ def size(value: Any, limit: int) -> int:
     return total
 
 
-def bounded(value: Any, limit: int) -> Any:
+def bounded(value: Any, limit: int, *, cut: Callable[[str, int], str] = cut_middle) -> Any:
     """`value` where it is within `limit` characters; otherwise what fits of it, with a note at each cut.
 
     For notes and evidence, of which a part says something. Texts keep their head and tail, lists and objects their
-    first entries.
+    first entries. `cut` brings a text within a number of characters; every text that is kept of a value over the
+    limit goes through it, so that what must not be shown can be taken out before it is torn.
     """
     if size(value, limit) <= limit:
         return value
-    return _Pruner(limit).prune(value, 0)
+    return _Pruner(limit, cut).prune(value, 0)
 
 
 class _Pruner:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, cut: Callable[[str, int], str]) -> None:
         self.left = limit
+        self.cut = cut
 
     def prune(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            value = cut_middle(value, max(min(_KEPT_TEXT, self.left), 80))
+            value = self.cut(value, max(min(_KEPT_TEXT, self.left), 80))
             self.left -= len(value) + 2
             return value
         if isinstance(value, (bytes, bytearray)):
@@ -109,7 +111,7 @@ class _Pruner:
             if self.left <= 0:
                 kept["…"] = f"{len(value) - len(kept)} more keys left out"
                 break
-            name = cut_middle(key, _KEPT_TEXT) if isinstance(key, str) else key
+            name = self.cut(key, _KEPT_TEXT) if isinstance(key, str) else key
             self.left -= 4 + (len(name) if isinstance(name, str) else 8)
             kept[name] = self.prune(item, depth + 1)
         return kept

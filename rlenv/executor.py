@@ -43,7 +43,7 @@ _log = logger("rlenv.tools")
 _LOG_EVERY_S = 1.0
 _MAX_ERROR_CHARS = 2_000
 
-_MAX_NOTES_CHARS = 262_144
+_MAX_NOTES_CHARS = 131_072
 _MAX_REWARD_VALUE = 16_000_000
 """A value that only a reward reads is not kept; it is bounded for the reader's sake alone."""
 
@@ -562,10 +562,12 @@ def _until(context: ToolContext, deadline: float) -> ToolContext:
 
 def _bounded_details(details: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a tool says about its call, redacted and within bounds: it is kept, and nobody is shown it."""
-    clean: Mapping[str, Any] = redact_value(details)
-    if size(clean, _MAX_NOTES_CHARS) <= _MAX_NOTES_CHARS:
+    if size(details, _MAX_NOTES_CHARS) <= _MAX_NOTES_CHARS:
+        clean: Mapping[str, Any] = redact_value(details)
         return clean
-    return {**bounded(clean, _MAX_NOTES_CHARS), "left_out": f"details of more than {_MAX_NOTES_CHARS} characters"}
+    # Cut first, so that the work is bounded too; each text is redacted before it is cut.
+    kept = bounded(details, _MAX_NOTES_CHARS, cut=redact_ends)
+    return {**kept, "left_out": f"details of more than {_MAX_NOTES_CHARS} characters"}
 
 
 def _refused(
