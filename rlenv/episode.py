@@ -35,6 +35,8 @@ _MOST_LEFT_OUT = 64
 _INVALID = frozenset({"unknown_tool", "bad_arguments", "malformed"})
 _NOTHING = Observation()
 _CALL_SHARE = 0.3
+_READ_AT_ONCE = 65_536
+"""Characters of an action that are read on the event loop."""
 _message, _observation, _turn, _tool_context = quick(Message), quick(Observation), quick(Turn), quick(ToolContext)
 
 
@@ -296,7 +298,10 @@ class Episode:
         limits = spec.limits
         begun = time.monotonic()
         deadline = self._started + limits.episode_s
-        text, parsed = environment.parse(action)
+        if len(action if isinstance(action, str) else action.content) <= _READ_AT_ONCE:
+            text, parsed = environment.parse(action)
+        else:  # a megabyte takes tens of milliseconds, and several of them may come at once
+            text, parsed = await asyncio.to_thread(environment.parse, action)
         self._chars += len(text)
         calls = parsed.calls
         index = len(self.turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -393,3 +394,27 @@ def test_of_an_action_without_end_the_beginning_is_taken(environment: Environmen
     _, trajectory = run(environment, [Message("assistant", action) if as_message else action, "<answer>5</answer>"])
     assert len(trajectory.turns[0].action) == 1_000_000
     assert trajectory.turns[0].results[0].text == "hi"
+
+
+def test_a_long_action_is_read_beside_the_event_loop(environment: Environment) -> None:
+    read_by: list[int] = []
+    parse = environment.parse
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(environment, name)
+
+        def parse(self, action: str | Message) -> Any:
+            read_by.append(threading.get_ident())
+            return parse(action)
+
+    async def work() -> Trajectory:
+        async with environment.start(task=0) as episode:
+            episode.environment = Watched()  # type: ignore[assignment]
+            await episode.step(call("echo", text="x" * 100_000))
+            await episode.step("<answer>5</answer>")
+            return episode.trajectory
+
+    trajectory = asyncio.run(asyncio.wait_for(work(), 60))
+    assert [thread == threading.get_ident() for thread in read_by] == [False, True]
+    assert trajectory.answer == "5"
