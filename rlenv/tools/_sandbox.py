@@ -248,6 +248,9 @@ class _Sandbox:
         """Ends the sandbox with everything in it; the process namespace goes with its first process."""
         self._socket.close()
         self._handshake.close()
+        # The whole group: what bwrap forks while it sets up dies with it only later, and not while it is stopped.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 

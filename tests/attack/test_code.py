@@ -23,8 +23,9 @@ from rlenv.executor import Executor
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.spec import CallsSpec
 from rlenv.testing.tools import call, fake_tool, kept
+from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
-from rlenv.tools._work import work_of
+from rlenv.tools._work import only_child, work_of
 from rlenv.tools.base import CompileContext, Tool
 from rlenv.tools.code import KIND, CodeSpec
 
@@ -643,3 +644,25 @@ def test_a_program_is_paid_for_the_values_it_returns_and_for_nothing_that_it_say
 def test_the_filter_for_code_names_its_own_process_and_no_other() -> None:
     assert system_call_filter("code").count(OWN_PID.to_bytes(4, "little")) == 2
     assert OWN_PID.to_bytes(4, "little") not in system_call_filter("program")
+
+
+def lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_sandbox_that_is_stopped_while_it_is_set_up_leaves_nothing_behind() -> None:
+    compiled()  # skips where there is no bubblewrap
+    sandbox = _Sandbox()
+    group = sandbox._process.pid
+    end = time.monotonic() + 30
+    while only_child(group) is None:  # bwrap has forked, and its child waits to be told of its user
+        assert time.monotonic() < end
+    os.killpg(group, signal.SIGSTOP)
+    sandbox.close()
+    while lives(group):
+        assert time.monotonic() < end
+        time.sleep(0.002)
