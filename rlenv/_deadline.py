@@ -13,7 +13,7 @@ from typing import Any
 
 from rlenv.errors import ToolFailed
 
-__all__ = ["Expired", "Stopped", "drive"]
+__all__ = ["Expired", "drive", "stopped"]
 
 _GRACE_S = 0.1
 """How long a cancelled coroutine may take to clean up before it is left behind."""
@@ -32,12 +32,25 @@ class Expired(Exception):
         super().__init__()
 
 
-class Stopped(asyncio.CancelledError):
-    """What a cancelled coroutine may raise to say what its time went to: `reason`, in the words of `rlenv.reasons`."""
+class _Why(str):
+    """What a cancelled coroutine says its time went to."""
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__()
+
+def stopped(reason: str) -> asyncio.CancelledError:
+    """What a cancelled coroutine raises to say what its time went to, in the words of `rlenv.reasons`.
+
+    No class of its own: `asyncio.timeout` turns a CancelledError into its TimeoutError, and lets a subclass pass
+    (https://github.com/python/cpython/blob/3.11/Lib/asyncio/timeouts.py), so that it would end the caller's task.
+    """
+    return asyncio.CancelledError(_Why(reason))
+
+
+def _why(error: BaseException | None) -> str:
+    if isinstance(error, ToolFailed):
+        return error.reason
+    if isinstance(error, asyncio.CancelledError) and error.args and isinstance(error.args[0], _Why):
+        return str(error.args[0])
+    return "late"
 
 
 class _Alarm:
@@ -104,7 +117,7 @@ def drive(coroutine: Coroutine[Any, Any, Any], seconds: float) -> Generator[Any,
     if task.cancelling() > before:  # the caller was cancelled; a coroutine cannot keep that to itself
         raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
     if alarm.rung:
-        raise Expired(stray, reason=error.reason if isinstance(error, Stopped | ToolFailed) else "late")
+        raise Expired(stray, reason=_why(error))
     if error is not None:
         raise error
     return result

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from rlenv._deadline import Expired, Stopped, drive
+from rlenv._deadline import Expired, drive, stopped
 from rlenv.errors import ToolFailed
 
 
-@pytest.mark.parametrize("said", [Stopped("stalled"), ToolFailed("over", reason="stalled")])
+@pytest.mark.parametrize("said", [stopped("stalled"), ToolFailed("over", reason="stalled")])
 def test_a_coroutine_that_is_stopped_at_its_limit_may_say_what_its_time_went_to(said: BaseException) -> None:
     async def work() -> None:
         try:
@@ -40,7 +40,7 @@ def test_one_that_says_it_where_its_caller_is_cancelled_is_cancelled() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError as error:
-            raise Stopped("stalled") from error
+            raise stopped("stalled") from error
 
     async def main() -> None:
         task = asyncio.ensure_future(drive(work(), 100))  # type: ignore[arg-type]
@@ -48,5 +48,20 @@ def test_one_that_says_it_where_its_caller_is_cancelled_is_cancelled() -> None:
         task.cancel()
         await asyncio.wait((task,))
         assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_time_limit_of_asyncio_around_it_is_a_time_limit_still() -> None:
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise stopped("stalled") from error
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await work()
 
     asyncio.run(main())

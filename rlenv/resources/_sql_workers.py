@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv._deadline import Stopped
+from rlenv._deadline import stopped
 from rlenv.errors import ResourceError, ToolFailed
 
 __all__ = ["CPU_SHARE", "Answer", "Image", "Limits", "SqlWorkers", "cores", "encoded", "limits_for", "sqlite_workers"]
@@ -350,7 +350,7 @@ class SqlWorkers:
             reason = self._verdict(worker, began, cpu_before, limits)
             if timer.settle():
                 raise ToolFailed(_OUT_OF_TIME, reason=reason, retryable=reason != "timeout") from error
-            raise Stopped(reason) from error
+            raise stopped(reason) from error
 
     def _verdict(self, worker: _Worker, began: float | None, before: float | None, limits: Limits) -> str:
         """What a statement that is stopped now spent its time on."""
@@ -403,7 +403,7 @@ class SqlWorkers:
         except asyncio.CancelledError as error:
             if turn.done() and not turn.cancelled() and turn.result():
                 self._free()
-            raise Stopped("busy") from error
+            raise stopped("busy") from error
         finally:
             timer.cancel()
         if not has_place:
