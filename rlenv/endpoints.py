@@ -91,6 +91,10 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
     )
 
 
+_MOST_ENDS: Final = 4
+"""How many stop texts the OpenAI API takes."""
+
+
 class Client:
     """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made."""
 
@@ -133,6 +137,7 @@ class Client:
         prompt: str,
         *,
         stops: Sequence[str] = (),
+        ends: Sequence[str] = (),
         sampling: SamplingSpec | None = None,
         deadline: float = float("inf"),
     ) -> Completion:
@@ -141,11 +146,14 @@ class Client:
         Args:
             stops: the completion ends behind the first of these texts, which it keeps; the server has to know
                 `include_stop_str_in_output`, as vLLM does.
+            ends: without `stops`, the completion ends before the first of these texts (the wire format knows four).
         """
         body = self._body(sampling)
         body["prompt"] = prompt
         if stops:
             body |= {"stop": list(stops), "include_stop_str_in_output": True}
+        elif ends:
+            body["stop"] = list(ends[:_MOST_ENDS])
         answer = await self.post("/completions", body, deadline=deadline)
         return self._counted(read_text, answer)
 

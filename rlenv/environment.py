@@ -85,6 +85,15 @@ class Environment:
         return (*self.same_turn.stops, *((f"</{answer.tag}>",) if answer.from_ == "tag" else ()))
 
     @property
+    def turn_ends(self) -> tuple[str, ...]:
+        """The marks that the dialect writes behind an assistant's turn: where a completion of raw text ends.
+
+        A server stops at the end tokens that its model's configuration names, which are not always the template's. ()
+        where turns go on, or the dialect names none.
+        """
+        return () if self.same_turn is not None else tuple(getattr(self.parts.dialect, "turn_ends", ()))
+
+    @property
     def id(self) -> str:
         """The name it is registered under: rlenv/NAME-vVERSION."""
         return f"rlenv/{self.spec.name}-v{self.spec.version}"

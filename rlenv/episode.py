@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlenv._hosted import Scope
 from rlenv._quick import quick
 from rlenv.errors import EpisodeError, UsageError
-from rlenv.messages import MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
-from rlenv.observe import CHARS_PER_TOKEN, Cut
+from rlenv.messages import MalformedCall, Message, Observation, ParsedAction, Sampled, ToolCall, ToolResult
+from rlenv.observe import CHARS_PER_TOKEN, Cut, told_of_cut, without_note
 from rlenv.resources.base import ResourceContext
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import RewardContext
@@ -98,6 +98,8 @@ class Episode:
     _is_stepping: bool = False
     _user: UserSession | None = None
     _is_ending: bool = False
+    _sampled: Sampled | None = None
+    """What the sampler said of the action that is being taken."""
     _lost: str = ""
     """Why resources are not what the recorded episode left; only ever set while it is rescored."""
 
@@ -186,11 +188,13 @@ class Episode:
         """Why the reward is invalid; None while the episode runs or where it is valid."""
         return self._trajectory.failure if self._trajectory is not None else None
 
-    async def step(self, action: str | Message) -> Step:
+    async def step(self, action: str | Message | Sampled) -> Step:
         """Takes one action: parses it, runs its calls, and answers or ends.
 
         Args:
-            action: the policy's text, or an assistant message with structured calls.
+            action: the policy's text, or an assistant message with structured calls; as `Sampled` where the sampler
+                knows more. The record keeps what it says, and an action that a limit of tokens has cut is told so in
+                the observation that answers it.
 
         Raises:
             UsageError: the episode is not open, has ended, or another step is running.
@@ -201,6 +205,10 @@ class Episode:
             return self._last_step()
         self._is_stepping = True
         try:
+            if isinstance(action, Sampled):
+                self._sampled, action = action, action.action
+            else:
+                self._sampled = None
             return await self._step(action)
         except EpisodeError as error:
             self._fail(Failure(error.reason, str(error)))
@@ -209,7 +217,7 @@ class Episode:
             if self._trajectory is None:
                 self._is_stepping = False
 
-    async def truncate(self, reason: str, *, action: str | Message | None = None) -> Trajectory:
+    async def truncate(self, reason: str, *, action: str | Message | Sampled | None = None) -> Trajectory:
         """Ends the episode from outside, as a trainer does at its token budget, and scores it as it stands.
 
         Args:
@@ -218,8 +226,9 @@ class Episode:
         """
         if self._trajectory is None:
             if action is not None:
-                text, parsed = self.environment.parse(action)
-                self.turns.append(Turn(len(self.turns), text, parsed))
+                self._sampled = action if isinstance(action, Sampled) else None
+                text, parsed = self.environment.parse(action.action if isinstance(action, Sampled) else action)
+                self._add_turn(text, parsed, 0.0)
             try:
                 await self._end(terminated=False, reason=reason)
             except EpisodeError as error:
@@ -306,14 +315,17 @@ class Episode:
         calls = parsed.calls
         index = len(self.turns)
         if begun >= deadline:
-            self.turns.append(Turn(index, text, parsed))
+            self._add_turn(text, parsed, 0.0)
             return await self._finish(terminated=False, reason="time")
 
         found = answers.extract(spec.answer, parsed) if environment.answer_is_explicit or not calls else None
         if environment.parts.simulated is not None and not calls and not (found and environment.answer_is_explicit):
             return await self._converse(index, text, parsed, begun, deadline)
         if found is not None or not calls:
-            self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
+            self._add_turn(text, parsed, time.monotonic() - begun)
+            if self._was_cut and (found is None or not environment.answer_is_explicit):
+                # It was not the policy that ended its message here. What it has written is scored all the same.
+                return await self._finish(terminated=False, reason="turn_tokens")
             return await self._finish(terminated=True, reason="final_message" if found is None else "answer")
 
         results = await self._invoke(calls, deadline)
@@ -324,15 +336,14 @@ class Episode:
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
         observation = self._observe(results, index)
         self._chars += len(observation.text)
-        self.turns.append(_turn(index, text, parsed, results, observation, malformed, time.monotonic() - begun))
-
+        self._add_turn(text, parsed, time.monotonic() - begun, results, observation, malformed)
         return await self._go_on(index, observation, deadline)
 
     async def _converse(self, index: int, text: str, parsed: ParsedAction, begun: float, deadline: float) -> Step:
         """Lets the simulated user answer an action that is meant for it."""
         self._invalid_streak = 0
         if index + 1 >= self.environment.spec.limits.turns:  # nobody would read the reply
-            self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
+            self._add_turn(text, parsed, time.monotonic() - begun)
             return await self._finish(terminated=False, reason="turns")
         reason = "user"
         try:
@@ -341,12 +352,14 @@ class Episode:
         except TimeoutError:
             said, reason = None, "time"
         if said is None:
-            self.turns.append(Turn(index, text, parsed, seconds=time.monotonic() - begun))
+            self._add_turn(text, parsed, time.monotonic() - begun)
             return await self._finish(terminated=reason == "user", reason=reason)
-        messages = (Message("user", self.cut(redact(said))),)
+        messages: tuple[Message, ...] = (Message("user", self.cut(redact(said))),)
+        if self._was_cut:
+            messages = told_of_cut(messages)
         observation = Observation(messages, self._rendered(messages))
         self._chars += len(observation.text)
-        self.turns.append(Turn(index, text, parsed, (), observation, 0, time.monotonic() - begun))
+        self._add_turn(text, parsed, time.monotonic() - begun, (), observation)
         return await self._go_on(index, observation, deadline)
 
     async def _reply(self, parsed: ParsedAction, deadline: float) -> str | None:
@@ -365,7 +378,8 @@ class Episode:
             if turn.parsed.content.strip():
                 heard.append(Message("assistant", turn.parsed.content))
             if turn.observation is not None:
-                heard += [message for message in turn.observation.messages if message.role == "user"]
+                said = [message for message in turn.observation.messages if message.role == "user"]
+                heard += [replace(message, content=without_note(message.content)) for message in said]
         heard.append(Message("assistant", parsed.content))
         joined: list[Message] = []
         for message in heard:  # a model on the other side expects the two to take turns
@@ -445,7 +459,30 @@ class Episode:
             )
             for result in results
         )
+        if self._was_cut:
+            messages = told_of_cut(messages)
         return _observation(messages, self._rendered(messages), tuple(results))
+
+    @property
+    def _was_cut(self) -> bool:
+        """Whether a limit of tokens has cut the action that is being taken."""
+        return self._sampled is not None and self._sampled.finish_reason == "length"
+
+    def _add_turn(
+        self,
+        text: str,
+        parsed: ParsedAction,
+        seconds: float,
+        results: tuple[ToolResult, ...] = (),
+        observation: Observation | None = None,
+        malformed: int = 0,
+    ) -> None:
+        index, sampled = len(self.turns), self._sampled
+        if sampled is None:
+            self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds))
+            return
+        said = (sampled.finish_reason, sampled.token_ids)
+        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, *said))
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.

@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 from rlenv.reasons import Whose
 
-__all__ = ["Image", "MalformedCall", "Message", "Observation", "ParsedAction", "Role", "ToolCall", "ToolResult"]
+__all__ = [
+    "Image",
+    "MalformedCall",
+    "Message",
+    "Observation",
+    "ParsedAction",
+    "Role",
+    "Sampled",
+    "ToolCall",
+    "ToolResult",
+]
 
 Role = Literal["system", "user", "assistant", "tool"]
 Outcome = Literal["ok", "failed", "timeout", "unknown_tool", "bad_arguments", "malformed", "skipped"]
@@ -151,6 +161,20 @@ class Message:
         if self.tool_call_id is not None:
             out["tool_call_id"] = self.tool_call_id
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An action with what its sampler knows of it; a policy may return one wherever it may return an action.
+
+    `action` is the text, or an assistant message with structured calls. `finish_reason` is the sampler's word for why
+    it ended, as OpenAI-compatible servers give it: `length` where a limit of tokens cut it, "" where it is not known.
+    `token_ids` are the ids as they were sampled, an end token included; () where they are not known.
+    """
+
+    action: str | Message
+    finish_reason: str = ""
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

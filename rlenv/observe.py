@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import orjson
 
-from rlenv.messages import ToolResult
+from rlenv.messages import Message, ToolResult
 from rlenv.spec import ObservationSpec
 from rlenv.templates import Template, TemplateError
 
-__all__ = ["Cut", "Show", "cut_chars", "shower"]
+__all__ = ["CUT_NOTE", "Cut", "Show", "cut_chars", "shower", "told_of_cut", "without_note"]
 
 Cut = Callable[[str], str]
 """Shortens a result's content; structure around it is added afterwards and never cut."""
 
 Show = Callable[[ToolResult, Mapping[str, Any], int], str]
 """(result, task, turn) to the content of the tool message."""
+
+CUT_NOTE: Final = "[Your last turn was cut off: it had reached its limit of tokens.]"
+"""What a policy reads behind the answer to an action that a limit of tokens has cut."""
 
 CHARS_PER_TOKEN = 4  # stands in for a tokenizer where none is bound; English text has about 4 characters a token
 
@@ -73,3 +77,17 @@ def shower(spec: ObservationSpec, template: Template | None, constants: Mapping[
 
         return by_template
     return lambda result, task, turn: result.text
+
+
+def told_of_cut(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages that answer an action which a limit of tokens has cut, with a note of it behind the last.
+
+    Without it a model reads that its call is not closed, and cannot know that it has to write a shorter one.
+    """
+    *before, last = messages
+    return (*before, replace(last, content=f"{last.content}\n\n{CUT_NOTE}" if last.content else CUT_NOTE))
+
+
+def without_note(text: str) -> str:
+    """A message's content as it was before `told_of_cut`."""
+    return text.removesuffix(CUT_NOTE).removesuffix("\n\n") if text.endswith(CUT_NOTE) else text

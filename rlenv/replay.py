@@ -10,7 +10,7 @@ from typing import Any
 
 from rlenv._plain import plain
 from rlenv.environment import Environment
-from rlenv.messages import ToolResult
+from rlenv.messages import Sampled, ToolResult
 from rlenv.rollout import together
 from rlenv.trajectory import Trajectory, Turn
 
@@ -67,7 +67,7 @@ async def _replayed(environment: Environment, recorded: Trajectory) -> Replayed:
         for turn in recorded.turns:
             if episode.is_ended:
                 break
-            await episode.step(turn.action)
+            await episode.step(Sampled(turn.action, turn.finish_reason, turn.token_ids))
         if not episode.is_ended:
             await episode.truncate(recorded.reason)
         again = episode.trajectory

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlenv.errors import EpisodeError, RewardError
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
+from rlenv.observe import without_note
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.scoring import Scorer
 from rlenv.secrets import redact
@@ -131,7 +132,7 @@ class Retaken:
         shown = turn.observation.messages if turn.observation is not None else ()
         if not shown and not (is_last and reason == "user"):
             return
-        then = shown[0].content if shown else None
+        then = without_note(shown[0].content) if shown else None
         now = await self._episode.reply_again(turn.parsed, deadline=deadline)
         if now != then:
             self.lost = f"turn {turn.index}: the user said {_short(then)} when it was recorded and {_short(now)} now"

@@ -61,7 +61,8 @@ class Turn:
     """One action and what came of it.
 
     `action` is the policy's text as it was given. `observation` is None on the last turn. `calls_malformed` counts
-    calls that could not be read, named no tool or did not fit its schema.
+    calls that could not be read, named no tool or did not fit its schema. `finish_reason` and `token_ids` are what the
+    sampler said of the action (see `rlenv.messages.Sampled`); "" and () where it said nothing.
     """
 
     index: int
@@ -71,6 +72,13 @@ class Turn:
     observation: Observation | None = None
     calls_malformed: int = 0
     seconds: float = 0.0
+    finish_reason: str = ""
+    token_ids: tuple[int, ...] = ()
+
+    @property
+    def was_cut(self) -> bool:
+        """True where a limit of tokens ended the action and not the policy."""
+        return self.finish_reason == "length"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
 from rlenv.drive import context_of
 from rlenv.environment import Environment, load
-from rlenv.messages import Message
+from rlenv.messages import Message, Sampled
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -53,7 +53,8 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
             if action is None:
                 await episode.truncate("left")
                 break
-            message = action if isinstance(action, Message) else Message("assistant", action)
+            said = action.action if isinstance(action, Sampled) else action
+            message = said if isinstance(said, Message) else Message("assistant", said)
             if session is not None:
                 text = environment.parts.dialect.render_action(message) if message.tool_calls else message.content
                 console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))

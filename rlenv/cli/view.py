@@ -66,6 +66,7 @@ def _episode(line: int, trajectory: Trajectory, *, most: int | None) -> Renderab
 
 def _turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
     title = f"turn {turn.index + 1}" + (f", {turn.calls_malformed} malformed" if turn.calls_malformed else "")
+    title += ", cut at its limit of tokens" if turn.was_cut else ""
     yield _box(turn.action, title=title, style="cyan", most=most)
     calls = list(turn.parsed.calls)
     for index, result in enumerate(turn.results):

@@ -77,6 +77,11 @@ class TextDialect:
                 self._think_sign = _common_end(self._think_open, self._think_close)
 
     @property
+    def turn_ends(self) -> tuple[str, ...]:
+        """The mark behind an assistant's turn, () where the family has none."""
+        return self.writer.turn_ends
+
+    @property
     def same_turn(self) -> SameTurn | None:
         """How observations go on in the assistant's turn; None where they have turns of their own."""
         return self.writer.same_turn

@@ -86,6 +86,7 @@ class Writer:
         self._result = _Form(spec.chat.result, ("content", "name", "id"))
         head, _, tail = self._turns["assistant"].partition("{content}")
         self._turn_close = tail
+        self.turn_ends = (tail.strip(),) if tail.strip() and not spec.chat.same_turn else ()
         generation = spec.chat.generation if spec.chat.generation is not None else head
         written = spec.thinking_marks.written
         if spec.thinking_marks.open:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlenv.messages import Message
+from rlenv.messages import Message, Sampled
 
 __all__ = ["Policy", "PolicyContext", "PolicySession"]
 
@@ -27,13 +27,18 @@ class PolicyContext:
     """The row's index in its split; -1 where the row was given itself."""
     stops: tuple[str, ...] = ()
     """An action of raw text ends behind the first of these; see `Environment.stops`."""
+    turn_ends: tuple[str, ...] = ()
+    """An action of raw text ends before the first of these; see `Environment.turn_ends`."""
 
 
 class PolicySession(Protocol):
     """One episode's policy."""
 
-    async def act(self, messages: Sequence[Message]) -> str | Message:
-        """The next action, given the whole conversation so far. Raises PolicyError where the endpoint fails."""
+    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
+        """The next action, given the whole conversation so far. Raises PolicyError where the endpoint fails.
+
+        A policy whose turns have a limit of tokens returns `Sampled`, so that a model whose turn was cut is told so.
+        """
         ...
 
 

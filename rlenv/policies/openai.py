@@ -9,7 +9,7 @@ from typing import Literal
 from rlenv.control import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.errors import EndpointError, PolicyError
-from rlenv.messages import Message
+from rlenv.messages import Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.spec import SamplingSpec
 
@@ -107,26 +107,29 @@ class _Session:
         self._text = ""
         self._seen = 0
 
-    async def act(self, messages: Sequence[Message]) -> str | Message:
+    async def act(self, messages: Sequence[Message]) -> Sampled:
         try:
             if self._is_text:
                 return await self._complete(messages)
             # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
             said = [broken_message(message) for message in messages]
-            return (await self._client.chat(said, tools=self._tools, sampling=self._sampling)).message
+            answer = await self._client.chat(said, tools=self._tools, sampling=self._sampling)
+            return Sampled(answer.message, answer.finish_reason)
         except EndpointError as error:
             # A request that is refused for what it holds, such as one that has grown too long, is named apart.
             raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
 
-    async def _complete(self, messages: Sequence[Message]) -> str:
+    async def _complete(self, messages: Sequence[Message]) -> Sampled:
         # The raw text so far: the prompt, then each action and the observation that followed it.
         if not self._text:
             self._text = self._context.prompt_text
         self._text += self._tail(messages)
-        stops = self._context.stops
-        text = (await self._client.complete(self._text, stops=stops, sampling=self._sampling)).message.content
-        self._text += text
-        return text
+        context = self._context
+        answer = await self._client.complete(
+            self._text, stops=context.stops, ends=context.turn_ends, sampling=self._sampling
+        )
+        self._text += answer.message.content
+        return Sampled(answer.message.content, answer.finish_reason)
 
     def _tail(self, messages: Sequence[Message]) -> str:
         new = messages[self._seen :]

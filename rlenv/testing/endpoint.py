@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from rlenv._chat import as_wire
-from rlenv.messages import Message
+from rlenv.messages import Message, Sampled
 
 __all__ = ["FakeEndpoint", "Reply"]
 
@@ -35,7 +35,7 @@ class Reply:
     drops: bool = False
 
 
-Given = str | Message | Reply
+Given = str | Message | Sampled | Reply
 Answer = Callable[[Mapping[str, Any]], Given | Awaitable[Given]]
 
 
@@ -48,7 +48,7 @@ class FakeEndpoint:
 
     Args:
         answers: what to answer, in order, the last one again and again; or a function of the request's body, sync or
-            async. A text or a Message is a good answer, a Reply any other.
+            async. A text or a Message is a good answer, one as `Sampled` has a finish reason, a Reply is any other.
     """
 
     def __init__(self, answers: Iterable[Given] | Answer) -> None:
@@ -82,20 +82,20 @@ class FakeEndpoint:
             await self._runner.cleanup()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        def choice(message: Message) -> dict[str, Any]:
-            reason = "tool_calls" if message.tool_calls else "stop"
+        def choice(message: Message, reason: str) -> dict[str, Any]:
+            reason = reason or ("tool_calls" if message.tool_calls else "stop")
             return {"index": 0, "message": as_wire(message), "finish_reason": reason}
 
         return await self._respond(request, "chat.completion", choice)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        def choice(message: Message) -> dict[str, Any]:
-            return {"index": 0, "text": message.content, "finish_reason": "stop"}
+        def choice(message: Message, reason: str) -> dict[str, Any]:
+            return {"index": 0, "text": message.content, "finish_reason": reason or "stop"}
 
         return await self._respond(request, "text_completion", choice)
 
     async def _respond(
-        self, request: web.Request, kind: str, choice: Callable[[Message], dict[str, Any]]
+        self, request: web.Request, kind: str, choice: Callable[[Message, str], dict[str, Any]]
     ) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
@@ -107,18 +107,19 @@ class FakeEndpoint:
         self.most_at_once = max(self.most_at_once, self._now)
         try:
             given = self._answer(body)
-            if not isinstance(given, (str, Message, Reply)):
+            if not isinstance(given, (str, Message, Sampled, Reply)):
                 given = await given
         finally:
             self._now -= 1
         if isinstance(given, Reply):
             return _unusual(request, given)
-        message = Message("assistant", given) if isinstance(given, str) else given
+        said = given if isinstance(given, Sampled) else Sampled(given)
+        message = said.action if isinstance(said.action, Message) else Message("assistant", said.action)
         asked = json.dumps(body.get("messages", body.get("prompt", "")))
         usage = {"prompt_tokens": len(asked.split()), "completion_tokens": len(message.content.split())}
         usage["total_tokens"] = sum(usage.values())
         answer = {"id": f"fake-{len(self.requests)}", "object": kind, "model": body["model"]}
-        return web.json_response({**answer, "choices": [choice(message)], "usage": usage})
+        return web.json_response({**answer, "choices": [choice(message, said.finish_reason)], "usage": usage})
 
 
 def _in_order(answers: list[Given]) -> Answer:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rlenv.policies.openai import OpenAIPolicy, Sampling
 from rlenv.rollout import Job, rollout
+from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -107,6 +108,29 @@ def test_raw_text_in_one_turn_ends_behind_a_closing_tag(make_environment: Any) -
     assert bodies[0]["stop"] == ["</search>", "</answer>"]
     assert bodies[0]["include_stop_str_in_output"] is True
     assert "calculate" not in bodies[0]["prompt"]
+
+
+def test_a_call_that_a_server_left_in_the_text_is_answered_by_an_id(make_environment: Any) -> None:
+    call = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2+3"}}\n</tool_call>'
+
+    async def main() -> tuple[Trajectory, list[dict[str, Any]]]:
+        # The fake refuses what servers refuse: a result that no call of the conversation asks for.
+        async with FakeEndpoint([f"I see. {call}\n{call[:50]}", call[:20], "<answer>5</answer>"]) as server:
+            policy = OpenAIPolicy(server.base_url, "toy")
+            try:
+                (trajectory,) = await rollout(make_environment(), policy, [Job("train", 0)])
+            finally:
+                await policy.aclose()
+            return trajectory, server.requests
+
+    trajectory, requests = asyncio.run(main())
+    assert trajectory.success is True
+    said, first, second = requests[1]["messages"][-3:]
+    assert said["content"] == "I see."
+    assert [one["id"] for one in said["tool_calls"]] == [first["tool_call_id"], second["tool_call_id"]]
+    assert first["content"] == "5"
+    ids = [one["id"] for message in requests[2]["messages"] for one in message.get("tool_calls", ())]
+    assert len(ids) == len(set(ids)) == 3
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -48,6 +48,7 @@ TRUNCATIONS: Mapping[str, str] = {
     "tool_calls": "limits.tool_calls",
     "invalid_actions": "limits.invalid_actions in a row",
     "response_tokens": "the response has no room for the next turn or observation",
+    "turn_tokens": "run.turn_tokens cut a message that was no call: the policy had not ended it",
     "time": "limits.episode_s",
     "image_token": "the policy wrote the placeholder of an image: its turn ends before it",
     "template": "the policy wrote more calls in one turn than the chat template can show results of",

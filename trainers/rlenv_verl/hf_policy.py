@@ -11,7 +11,7 @@ from typing import Any
 from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment
 from rlenv.errors import PolicyError, UsageError
-from rlenv.messages import Message, Observation
+from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenTrajectory
 from rlenv_verl.cpu.server import CpuServer
@@ -130,7 +130,7 @@ class _Session:
     _tokens: TokenTrajectory | None = None
     _seen: int = field(default=0)
 
-    async def act(self, messages: Sequence[Message]) -> str:
+    async def act(self, messages: Sequence[Message]) -> str | Sampled:
         policy = self.policy
         tokens = self._tokens
         if tokens is None:
@@ -148,4 +148,5 @@ class _Session:
         most = min(own.max_tokens, room)
         sampling = dataclasses.replace(own, max_tokens=most, stop_texts=self.context.stops)
         generated, _ = await policy.server.generate(tokens.context_ids, sampling)
-        return tokens.add_sampled(generated.token_ids, generated.logprobs)
+        action = tokens.add_sampled(generated.token_ids, generated.logprobs)
+        return Sampled(action, generated.finish, generated.token_ids)
