@@ -138,7 +138,7 @@ class TokenRows:
     def _new_row(
         self, observation: Observation, said: Message, max_tokens: int | None
     ) -> tuple[TokenTrajectory | None, int, str]:
-        """A row that begins with the whole conversation, what of the budget is spent before it, and why there is none."""
+        """A row that begins with the whole conversation, what is spent before it, and why there is none."""
         messages = self.last.cut_messages(observation.messages, max_tokens=max_tokens)
         spent = len(self) + self.last.observed(messages)
         if self._budget is not None and spent > self._budget:

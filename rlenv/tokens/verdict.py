@@ -1,4 +1,4 @@
-"""Whether training an environment with a chat template will run, and whether every history will be the template's own."""
+"""Whether training with a chat template will run, and whether every history will be the template's own."""
 
 from __future__ import annotations
 
