@@ -13,6 +13,7 @@ from rlenv.preflight.report import (
     lines_of,
     step_of,
 )
+from rlenv.preflight.run import Plan, Split, Subject, preflight
 
 __all__ = [
     "Finding",
@@ -22,9 +23,12 @@ __all__ = [
     "Memory",
     "Model",
     "Names",
+    "Plan",
     "Preflight",
+    "Split",
     "SplitLengths",
     "Step",
+    "Subject",
     "TaskLengths",
     "chosen_tasks",
     "judge_lengths",
@@ -34,5 +38,6 @@ __all__ = [
     "measure",
     "memory_of",
     "model_of",
+    "preflight",
     "step_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlenv.drive import context_of
@@ -163,6 +163,7 @@ async def measure(
     tasks: Sequence[int],
     limits: Limits,
     why_not_played: str = "",
+    on_prompt: Callable[[Sequence[Message]], None] | None = None,
 ) -> SplitLengths:
     """The lengths of `tasks`, whose oracle plays them without thinking and without any limit on tokens.
 
@@ -170,9 +171,10 @@ async def measure(
 
     Args:
         environment: open for as long as this takes.
-        encoder: of the model; with `history="grow"` episodes that its template refuses are measured up to there.
+        encoder: of the model. With `history="keep"` lengths are those of "grow", for a template that rewrites too.
         limits: what the run gives; the spec's own `limits.response_tokens` is counted in.
         why_not_played: a reason not to play the oracle, such as that it would ask other models; "" plays it.
+        on_prompt: called with the first messages of each episode.
     """
     limits = limits.within(environment.spec.limits.response_tokens)
     if not environment.spec.oracle:
@@ -183,7 +185,7 @@ async def measure(
 
     async def work() -> None:
         for task in waiting:
-            found[task] = await _task(environment, encoder, oracle, split, task)
+            found[task] = await _task(environment, encoder, oracle, split, task, on_prompt)
 
     await together([work() for _ in range(min(_AT_ONCE, len(tasks)))])
     size = len(environment.tasks(split))
@@ -192,13 +194,20 @@ async def measure(
 
 
 async def _task(
-    environment: Environment, encoder: TokenEncoder, oracle: OraclePolicy | None, split: str, task: int
+    environment: Environment,
+    encoder: TokenEncoder,
+    oracle: OraclePolicy | None,
+    split: str,
+    task: int,
+    on_prompt: Callable[[Sequence[Message]], None] | None,
 ) -> TaskLengths:
     episode = environment.start(task=task, split=split, cut=cut_of(environment, encoder))
     try:
         await episode.open()
         if episode.failure is not None:
             return TaskLengths(task, fault=episode.failure.message)
+        if on_prompt is not None:
+            on_prompt(episode.messages)
         try:
             rows = encoder.start_rows(episode.messages, tools=environment.tool_schemas)
         except (EpisodeError, UnsupportedTemplate) as error:
@@ -238,11 +247,8 @@ async def _played(episode: Episode, encoder: TokenEncoder, oracle: OraclePolicy,
         raise PolicyError(episode.failure.message)
     lengths = tuple((len(row.prompt_ids), len(row)) for row in rows.rows)
     several = lengths if len(lengths) > 1 else ()
-    first = lengths[0][0]
-    # Of several rows each has its prompt, and the response's budget holds for what follows it.
-    response = max(length for _, length in lengths)
-    return TaskLengths(episode.task_index, first, response, turn, turns, calls, several)
+    return TaskLengths(episode.task_index, lengths[0][0], len(rows), turn, turns, calls, several)
 
 
 def _said(parsed: ParsedAction) -> Message:
-    return Message("assistant", parsed.content, parsed.calls)
+    return Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)

@@ -120,16 +120,18 @@ def _rounded(number: int) -> int:
     return -(-number // _ROUND) * _ROUND
 
 
-def judge_lengths(found: SplitLengths, names: Names, *, is_trained: bool) -> Iterator[Finding]:
+def judge_lengths(found: SplitLengths, names: Names, *, is_trained: bool, must_open: bool = True) -> Iterator[Finding]:
     """What the lengths of one split make of a run.
 
     Args:
         is_trained: whether the run learns from the split; where not, what does not fit is a warning.
+        must_open: where no episode opens here, none will elsewhere.
     """
     where = f"{found.environment}, {found.split}"
     unopened = [one for one in found.tasks if one.prompt is None]
     if unopened:
-        level: Literal["error", "warning"] = "error" if len(unopened) == len(found.tasks) else "warning"
+        is_lost = len(unopened) == len(found.tasks) and must_open and is_trained
+        level: Literal["error", "warning"] = "error" if is_lost else "warning"
         yield Finding(level, f"{where}: {_of(len(unopened), found)} do not open: {unopened[0].fault}")
     response = "limits.response_tokens" if found.limits.is_own else names.response
     what = (
@@ -227,8 +229,8 @@ def judge_memory(model: Model | None, machine: Machine, *, context: int | None) 
             Finding(
                 "error",
                 f"{model.parameters:,} parameters take {_gb(memory.training)} on each of {machine.devices} devices"
-                f" while they are trained, without activations; a device has {_gb(has)}. Take more devices, a smaller model,"
-                " or --lora",
+                f" while they are trained, without activations; a device has {_gb(has)}. Take more devices, a smaller"
+                " model, or --lora",
             )
         )
     given = int(machine.sampler_share * has)
@@ -254,24 +256,35 @@ def judge_memory(model: Model | None, machine: Machine, *, context: int | None) 
     return memory, found
 
 
-def step_of(splits: Sequence[SplitLengths], episodes: int) -> Step | None:
-    """What a step of `episodes` takes by what was measured of the splits that are trained on; None without a prompt."""
-    tasks = [(one, split.limits) for split in splits for one in split.tasks if one.prompt is not None]
-    if not tasks:
+def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> Step | None:
+    """What a step of `episodes` takes by what was measured; None without a prompt.
+
+    Args:
+        splits: those that are trained on, and the share of each.
+    """
+    known = [(split, share) for split, share in splits if split.prompts is not None]
+    whole = sum(share for _, share in known)
+    if not whole:
         return None
-    prompts = sum(one.prompt or 0 for one, _ in tasks) / len(tasks)
-    played = [(one, limits) for one, limits in tasks if one.response is not None]
-    bounds = [(limits.prompt, limits.response) for _, limits in tasks]
-    most = max(((a or 0) + (b or 0) for a, b in bounds if a is not None and b is not None), default=None)
-    return Step(
-        episodes,
-        round(episodes * prompts),
-        round(episodes * sum(_within(one.response or 0, limits.response) for one, limits in played) / len(played))
-        if played
-        else None,
-        round(episodes * sum(one.calls for one, _ in played) / len(played)) if played else None,
-        None if most is None else episodes * most,
-    )
+    prompts = sum(share * split.prompts.mean for split, share in known if split.prompts is not None) / whole
+    played = [(split, share) for split, share in known if split.responses is not None]
+    response = calls = None
+    if len(played) == len(known):
+        means = [(_mean_of(split), share) for split, share in played]
+        response = round(episodes * sum(tokens * share for (tokens, _), share in means) / whole)
+        calls = round(episodes * sum(count * share for (_, count), share in means) / whole)
+    limits = [split.limits for split, _ in known]
+    most = None
+    if all(one.prompt is not None and one.response is not None for one in limits):
+        most = episodes * max((one.prompt or 0) + (one.response or 0) for one in limits)
+    return Step(episodes, round(episodes * prompts), response, calls, most)
+
+
+def _mean_of(split: SplitLengths) -> tuple[float, float]:
+    """Response tokens within the limit, and calls, of an oracle's episode."""
+    played = [one for one in split.tasks if one.response is not None]
+    tokens = sum(_within(one.response or 0, split.limits.response) for one in played)
+    return tokens / len(played), sum(one.calls for one in played) / len(played)
 
 
 def _gb(number: int) -> str:
