@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -17,14 +17,16 @@ from rlenv import record
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write_json
-from rlenv.environment import load
-from rlenv.errors import UsageError
+from rlenv.environment import Environment, load
+from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.rollout import Job, rollout
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.bound import bind
 from rlenv.tokens.check import CheckReport, Finding, check
 from rlenv.tokens.dialogues import Dialogue
+from rlenv.tokens.explain import Explained, explain
 from rlenv.tokens.load import load_tokenizer
 from rlenv.trajectory import Trajectory
 
@@ -48,6 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explains.add_argument("trajectories", metavar="TRAJECTORY.jsonl", help="what `rlenv eval -o` writes")
     explains.add_argument("--tokenizer", required=True, metavar="MODEL_OR_TOKENIZER")
     explains.add_argument("--index", type=int, default=0, metavar="I", help="which line, from 0")
+    explains.add_argument("--spec", metavar="SPEC", help="the spec that was played: its tools stand in the prompt")
+    explains.add_argument(
+        "--history",
+        choices=("keep", "rows"),
+        default="keep",
+        help="show one row, or a new one wherever the chat template rewrites history",
+    )
+    add_set(explains)
     explains.add_argument("--ids", action="store_true", help="show the id behind each token")
     for command in (checks, explains):
         command.add_argument("--template", metavar="FILE", help="the chat template, instead of the tokenizer's own")
@@ -162,35 +172,84 @@ def _show_difference(finding: Finding, console: Console) -> None:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    encoder = _encoder(args, history="keep")
     trajectory = next((item for index, item in enumerate(record.read(args.trajectories)) if index == args.index), None)
     if trajectory is None:
         raise UsageError(f"{args.trajectories} has no trajectory {args.index}; lines are counted from 0")
-    tokens = encoder.start(trajectory.messages)
-    for turn in trajectory.turns:
-        end = [encoder.stop_id] if turn.observation is not None or not turn.parsed.is_cut else []
-        tokens.add_sampled([*encoder.encode_text(turn.action), *end])
-        if turn.observation is not None and turn.observation.messages:
-            tokens.add_observation(turn.observation)
-    shown = Text()
-    for number in tokens.prompt_ids:
-        shown.append(_piece(encoder, number, args.ids), style="dim")
-    starts = {start: index for index, (start, _) in enumerate(tokens.turn_spans)}
-    style = "dim"
-    for place, (number, mask) in enumerate(zip(tokens.response_ids, tokens.mask, strict=True)):
-        if place in starts:
-            style = f"bold {_SHADES[starts[place] % 2]}"
-            shown.append(f"\n[turn {starts[place] + 1}] ", style="reverse")
-        shown.append(_piece(encoder, number, args.ids), style=style if mask else "yellow")
+    tokenizer = load_tokenizer(args.tokenizer, template=args.template)
+    environment = _environment_of(trajectory, args)
+    options: dict[str, Any] = {"template_kwargs": _kwargs(args), "stop": args.stop, "history": args.history}
+    if environment is None:
+        encoder = TokenEncoder(tokenizer, **options)
+        explained = explain(encoder, trajectory)
+    else:
+        encoder = bind(tokenizer, environment, **options)
+        explained = explain(encoder, trajectory, tools=environment.tool_schemas)
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    console.print(shown)
-    sampled = sum(tokens.mask)
-    console.print(
-        f"\n[dim]prompt {len(tokens.prompt_ids)}[/dim] · [green]sampled {sampled}[/green] (mask 1) · "
-        f"[yellow]observed {len(tokens) - sampled}[/yellow] (mask 0) · {len(tokens.turn_spans)} turns; texts were "
-        "encoded anew: what was sampled may have been other ids"
-    )
+    console.print(_coloured(encoder, explained, with_ids=args.ids))
+    for line in _footer(explained, environment):
+        console.print(line)
     return 0
+
+
+def _environment_of(trajectory: Trajectory, args: argparse.Namespace) -> Environment | None:
+    """The spec that a record was played with: as it is named, or the one that ships under its id."""
+    played = trajectory.environment.removeprefix("rlenv/")
+    if args.spec is not None:
+        environment = load(args.spec, set=overrides(args.set))
+        if environment.id.removeprefix("rlenv/") != played:
+            raise UsageError(f"the trajectory is one of {played}, and {args.spec} is {environment.id}; give its spec")
+        return environment
+    try:
+        environment = load(played.rpartition("-v")[0])
+    except RlenvError:
+        return None
+    return environment if environment.id.removeprefix("rlenv/") == played else None
+
+
+def _coloured(encoder: TokenEncoder, explained: Explained, *, with_ids: bool) -> Text:
+    shown = Text()
+    begun = -1
+    for piece in explained.pieces:
+        if piece.kind == "prompt" and piece.row:
+            shown.append(f"\n[row {piece.row + 1}] ", style="reverse")
+        if piece.kind == "sampled" and piece.turn > begun:
+            begun = piece.turn
+            shown.append(f"\n[turn {begun + 1}] ", style="reverse")
+        style = {
+            "prompt": "dim",
+            "sampled": f"bold {_SHADES[piece.turn % 2]}",
+            "assumed": f"underline {_SHADES[piece.turn % 2]}",
+            "observed": "yellow",
+        }[piece.kind]
+        for number in piece.ids:
+            shown.append(_piece(encoder, number, with_ids), style=style)
+    return shown
+
+
+def _footer(explained: Explained, environment: Environment | None) -> Iterator[str]:
+    prompt, sampled = explained.count("prompt"), explained.count("sampled", "assumed")
+    turns = len({piece.turn for piece in explained.pieces if piece.kind in ("sampled", "assumed")})
+    yield (
+        f"\n[dim]prompt {prompt}[/dim] · [green]sampled {sampled}[/green] (mask 1) · "
+        f"[yellow]observed {explained.count('observed')}[/yellow] (mask 0) · {turns} turns"
+    )
+    if environment is None:
+        yield "the prompt is shown without its tools: name the spec with --spec"
+    if not explained.anew:
+        yield "the sampled ids are those of the record"
+    else:
+        which = "all turns" if len(explained.anew) == turns else f"turns {_numbers(explained.anew)}"
+        yield f"{which}: texts were encoded anew, since the record has no ids: what was sampled may have been other ids"
+    if assumed := explained.count("assumed"):
+        yield f"{assumed} end tokens (underlined) are assumed: the record does not say how these turns ended"
+    if explained.others:
+        yield f"turns {_numbers(explained.others)}: their ids do not read as their text: another tokenizer sampled them"
+    for difference in explained.differences:
+        yield f"[red]the template would write otherwise:[/red] {escape(difference)}"
+
+
+def _numbers(turns: Sequence[int]) -> str:
+    return ", ".join(str(turn + 1) for turn in turns)
 
 
 def _piece(encoder: TokenEncoder, number: int, with_id: bool) -> str:

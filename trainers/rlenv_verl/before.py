@@ -18,6 +18,7 @@ from rlenv.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.preflight import Finding, Limits, Machine, Names, Plan, Preflight, Split, Subject, preflight
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import History
 from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
 from rlenv_verl.preset import Preset, compose, override
@@ -177,13 +178,8 @@ def _subject(
     def encoder(history: History | None) -> TokenEncoder:
         chosen = history or own
         if chosen not in made:
-            made[chosen] = TokenEncoder(
-                tokenizer,
-                **{"chat_template": template, **seeing},
-                template_kwargs=kwargs,
-                same_turn=environment.same_turn,
-                history=chosen,
-            )
+            options = {"chat_template": template, **seeing}
+            made[chosen] = bind(tokenizer, environment, template_kwargs=kwargs, history=chosen, **options)
         return made[chosen]
 
     limits = Limits(
