@@ -135,20 +135,21 @@ def judge_lengths(found: SplitLengths, names: Names, *, is_trained: bool, must_o
         yield Finding(level, f"{where}: {_of(len(unopened), found)} do not open: {unopened[0].fault}")
     response = "limits.response_tokens" if found.limits.is_own else names.response
     what = (
-        ("prompts", found.prompts, names.prompt, "are longer than", "an episode without a reward"),
-        ("oracle episodes", found.responses, response, "take more than", "the reward of an episode that was cut"),
-        ("oracle episodes", found.turns, names.turn, "have an action longer than", "a turn that is cut"),
+        ("prompts", found.prompts, names.prompt, "longer than", "such an episode has no reward"),
+        ("oracle episodes", found.responses, response, "longer than", "such an episode is cut"),
+        ("oracle episodes", found.turns, names.turn, "in one action longer than", "such an action is cut"),
     )
-    for thing, lengths, name, verb, meaning in what:
+    for thing, lengths, name, how, meaning in what:
         if lengths is None or not lengths.over:
             continue
         is_all = lengths.over == lengths.count
-        level = "error" if is_all and is_trained else "warning"
-        count = f"all {lengths.count}" if is_all else f"{lengths.over} of {lengths.count}"
+        count = f"{'all ' if is_all else ''}{lengths.over} of {lengths.count} {thing} are"
+        if lengths.count == 1:
+            count = f"the only {thing.removesuffix('s')} is"
         yield Finding(
-            level,
-            f"{where}: {count} {thing} {verb} the {lengths.limit:,} tokens of {name} (the longest:"
-            f" {lengths.longest:,}); each is {meaning}; set {name}={_rounded(lengths.longest)}, or shorten them",
+            "error" if is_all and is_trained else "warning",
+            f"{where}: {count} {how} the {lengths.limit:,} tokens of {name} (the longest: {lengths.longest:,});"
+            f" {meaning}; set {name}={_rounded(lengths.longest)}, or shorten them",
         )
     unplayed = [one for one in found.tasks if one.prompt is not None and one.response is None]
     if found.not_played:
@@ -294,7 +295,8 @@ def _gb(number: int) -> str:
 def lines_of(report: Preflight) -> Iterator[str]:
     """The report for people, a line at a time; what is wrong stands last."""
     for split in report.splits:
-        measured = f"{len(split.tasks)} of {split.size} tasks" if split.is_sample else f"{split.size} tasks"
+        tasks = f"{split.size} task{'s' if split.size != 1 else ''}"
+        measured = f"{len(split.tasks)} of {tasks}" if split.is_sample else tasks
         yield f"{split.environment}, {split.split}: {measured} measured"
         for name, lengths in (
             ("prompt", split.prompts),

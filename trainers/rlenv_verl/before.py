@@ -25,13 +25,13 @@ from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
 from rlenv_verl.specs import TrainedSpec
 
-__all__ = ["SAMPLE", "UNMEASURED", "check_before", "config_of", "is_to_be_made", "preflight_of"]
+__all__ = ["SAMPLE", "UNMEASURED", "check_before", "config_of", "is_to_be_made", "names_of", "preflight_of"]
 
 SAMPLE = 256
 """Tasks of a split that are measured where nobody says how many."""
 UNMEASURED = "???"
 """Stands for a length that only the policy's tokenizer tells; veRL refuses to start with it."""
-NAMES = Names("run.max_prompt_length", "data.max_response_length", "run.turn_tokens")
+_PROMPT = "data.max_prompt_length="
 _PASSES = (
     ("actor_rollout_ref.actor", "ppo_max_token_len_per_gpu", "use_dynamic_bsz"),
     ("actor_rollout_ref.rollout", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz"),
@@ -58,7 +58,23 @@ def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
     if not run.validation_only:
         splits.insert(0, Split(run.train_split))
     is_elsewhere = run.ray_address is not None
-    return preflight_of(specs, config, loops, splits=splits, name=run.preset, is_elsewhere=is_elsewhere)
+    given = [item for item in run.overrides if item.startswith(_PROMPT)]
+    return preflight_of(
+        specs,
+        config,
+        loops,
+        splits=splits,
+        name=run.preset,
+        names=names_of(given[1:]),  # the first is the run's own
+        is_elsewhere=is_elsewhere,
+    )
+
+
+def names_of(overrides: Sequence[str]) -> Names:
+    """The keys that decide on lengths: an override of veRL's own wins over the preset's."""
+    is_given = any(item.startswith(_PROMPT) for item in overrides)
+    prompt = _PROMPT.removesuffix("=") if is_given else "run.max_prompt_length"
+    return Names(prompt, "data.max_response_length", "run.turn_tokens")
 
 
 def preflight_of(
@@ -68,6 +84,7 @@ def preflight_of(
     *,
     splits: Sequence[Split],
     name: str,
+    names: Names,
     sample: int = SAMPLE,
     device_bytes: int | None = None,
     is_elsewhere: bool = False,
@@ -80,6 +97,7 @@ def preflight_of(
         loops: for each spec, the keys of its agent loop: `turn_tokens`, `template_kwargs`, `history`.
         splits: what the run plays of each.
         name: how the run is headed.
+        names: the keys that messages tell to set.
         sample: at most so many tasks of a split are measured.
         device_bytes: the memory of one device; None looks for it on this machine.
         is_elsewhere: the run's machines are others than this one.
@@ -107,7 +125,7 @@ def preflight_of(
         Plan(
             name,
             folder if folder.is_dir() else None,
-            NAMES,
+            names,
             int(batch or 0) * int(group or 0),
             _passes(config),
             _machine(config, device_bytes),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlenv.errors import UsageError
 from rlenv.preflight import Finding, Preflight, Split
-from rlenv_verl.before import SAMPLE, config_of, preflight_of
+from rlenv_verl.before import SAMPLE, config_of, names_of, preflight_of
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.prepare import with_run_keys
 from rlenv_verl.preset import load_preset
@@ -60,6 +60,7 @@ def look(
         [run] * len(specs),
         splits=splits,
         name=chosen.name,
+        names=names_of(overrides),
         sample=sample,
         device_bytes=None if device_gb is None else int(device_gb * 1e9),
     )
