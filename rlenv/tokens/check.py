@@ -89,9 +89,9 @@ class CheckReport:
         }
 
 
-def general(*, with_user: bool, is_parallel: bool = True) -> tuple[Played, ...]:
+def general(*, with_user: bool) -> tuple[Played, ...]:
     """What environments in general play: tools, with a system message and without, and a user where they have one."""
-    answers: tuple[tuple[str, ...], ...] = (("tool",), *(_PARALLEL if is_parallel else ()))
+    answers: tuple[tuple[str, ...], ...] = (("tool",), *_PARALLEL)
     if with_user:
         answers = (("user",), *answers)
     prompts = ((Message("system", "You are S."), Message("user", "Q?")), (Message("user", "Q?"),))
@@ -127,7 +127,7 @@ def check(
         return CheckReport(name, refused, (Finding("binds", "refused", 0, str(error)),))
     with_user = None
     if verdict is None:
-        verdict, with_user = _general_verdict(encoder, False), _general_verdict(encoder, True)
+        verdict, with_user = (judge(encoder, *general(with_user=has_user)) for has_user in (False, True))
     ends = ", ".join(f"{encoder.decode([number])} (id {number})" for number in encoder.stop_token_ids)
     findings = [Finding("binds", "ok", 1, "; ".join([f"a turn ends with {ends}", *encoder.remarks]))]
     given = list(real)
@@ -137,10 +137,9 @@ def check(
             _compared(replay, "kinds of dialogues", situations(with_tools=with_tools, with_users=with_users))
         )
         if with_tools:
-            most = 1 if any(one.status == "refused" for one in verdict.situations) else 4
-            made = generate(dialogues, seed=seed, max_calls=most)
+            made = generate(dialogues, seed=seed)
             findings.append(_compared(replay, "generated dialogues", made))
-            more = generate(max(dialogues // 4, 1), seed=seed, max_calls=most, thinks=True, with_users=with_users)
+            more = generate(max(dialogues // 4, 1), seed=seed, thinks=True, with_users=with_users)
             findings.append(_compared(replay, "dialogues with thinking", more))
         if given:
             findings.append(_compared(replay, "dialogues of the environment", given))
@@ -157,25 +156,6 @@ def _refusal(error: UnsupportedTemplate) -> Callable[[], TokenEncoder]:
         raise error
 
     return refuse
-
-
-def _general_verdict(encoder: TokenEncoder, with_user: bool) -> Verdict:
-    """The verdict on what environments play; a template that takes no parallel results is judged without them."""
-    verdict = judge(encoder, *general(with_user=with_user))
-    if all(one.status != "refused" for one in verdict.situations):
-        return verdict
-    alone = judge(encoder, *general(with_user=with_user, is_parallel=False))
-    if any(one.status == "refused" for one in alone.situations):
-        return verdict
-    known = {one.name for one in alone.situations}
-    return Verdict(
-        alone.name,
-        alone.history,
-        alone.will_run,
-        alone.is_exact,
-        (*alone.situations, *(one for one in verdict.situations if one.name not in known)),
-        alone.message,
-    )
 
 
 def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> Finding:

@@ -27,7 +27,7 @@ CONTENTS: Final = (
     "1234567890" * 5,
     "x" * 3000 + "\n" + "línea " * 400,
 )
-_WORDS: Final = ("Let me look.", "ünï", "I look  it up:", "x", "好的，")
+_WORDS: Final = ("Let me look.", "ünï", "I look  it up:", "So, now", "好的，")
 _THOUGHTS: Final = ("think hard\nok", "世界?", "a  b\n\nc")
 TOOLS: Final[tuple[dict[str, Any], ...]] = tuple(
     {
@@ -136,7 +136,7 @@ def generate(
             messages.insert(0, Message("system", "You are S."))
         turns = []
         for number in range(rng.randint(1, 5)):
-            how: Thinks = rng.choices(("some", "empty", "none"), (3, 1, 1))[0] if thinks else "none"  # type: ignore[assignment]
+            how: Thinks = rng.choices(("some", "empty", "none"), (3, 1, 1))[0] if thinks else "none"
             is_reply = with_users and rng.random() < 0.2
             results = [] if is_reply else [rng.choice(CONTENTS) for _ in range(rng.randint(1, max_calls))]
             words = rng.choice(_WORDS) if is_reply or rng.random() < 0.8 else ""

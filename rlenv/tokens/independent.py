@@ -26,7 +26,7 @@ class Independent:
     def __init__(self, vocabulary: Vocabulary) -> None:
         from tokenizers import AddedToken  # type: ignore[import-untyped]
 
-        full = vocabulary.full
+        full: Any = vocabulary.full
         self._vocabulary = vocabulary
         self._clone: Any = type(full)(full.model)
         for part in ("normalizer", "pre_tokenizer"):

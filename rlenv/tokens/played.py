@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from rlenv.environment import Environment
-from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.verdict import Played, Verdict, judge
@@ -58,42 +56,10 @@ def verdict_of(
 ) -> Verdict:
     """The verdict on a chat template for what an environment plays; never raises for a template's sake.
 
-    A template that writes one result and refuses several ends such an episode alone (as truncated, `template`), so that
-    this is named among the situations and stops no run.
-
     Args:
         encoder: as it will train, or what makes it.
         prompts: first messages of its episodes, one for each form (`Prompts`).
     """
-    if not isinstance(encoder, TokenEncoder):
-        try:
-            encoder = encoder()
-        except UnsupportedTemplate as error:
-            return judge(_refusal(error))
-    made = encoder
-    first = list(prompts)
-    answers = answers_of(environment)
-
-    def judged(answers: Sequence[tuple[str, ...]]) -> Verdict:
-        has_images = made.images is not None
-        return judge(
-            made, *(Played(one, environment.tool_schemas, answers=answers, images=has_images) for one in first)
-        )
-
-    whole = judged(answers)
-    single = [roles for roles in answers if len(roles) == 1]
-    if not _is_refused(whole) or _is_refused(judged(single)):
-        return whole
-    taken = [roles for roles in answers if len(roles) == 1 or not _is_refused(judged([roles]))]
-    return replace(judged(taken), situations=whole.situations)
-
-
-def _refusal(error: UnsupportedTemplate) -> Callable[[], TokenEncoder]:
-    def refuse() -> TokenEncoder:
-        raise error
-
-    return refuse
-
-
-def _is_refused(verdict: Verdict) -> bool:
-    return any(one.status == "refused" for one in verdict.situations)
+    tools, answers = environment.tool_schemas, answers_of(environment)
+    # Results and replies show images to a policy that sees; another is told of them.
+    return judge(encoder, *(Played(messages, tools, answers=answers, images=True) for messages in prompts))

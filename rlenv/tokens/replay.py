@@ -135,7 +135,8 @@ class _Played:
     ) -> list[int]:
         """The independent ids of a rendering; what the policy says is text too where it became part of a prompt."""
         hidden = None
-        if self.spells:
+        said = [told.get("content") for message, told in conversation if is_prompt and message.role == "assistant"]
+        if self.spells or spells(self.encoder.vocabulary, said):
             messages = [self._hidden(message, told, is_prompt) for message, told in conversation]
             try:
                 hidden = self.encoder.template.render(
@@ -150,7 +151,12 @@ class _Played:
 
     def _hidden(self, message: Message, told: dict[str, Any], is_prompt: bool) -> dict[str, Any]:
         if message.role == "assistant":
-            return told if not is_prompt else {**told, "content": self.independent.hide(told.get("content"))}
+            if not is_prompt:
+                return told
+            # The marks around thinking that stands in the content are the policy's own still.
+            content = told.get("content")
+            kept = len(content) - len(message.content) if isinstance(content, str) and message.thinking else 0
+            return {**told, "content": self.independent.hide(content, ((0, kept),) if kept > 0 else ())}
         shown = {key: item if key == "role" else self.independent.hide(item) for key, item in told.items()}
         return {**shown, "content": self.independent.hide(told["content"], message.authored)}
 
@@ -216,24 +222,35 @@ class _Played:
         self, rows: TokenRows, longer: list[tuple[Message, dict[str, Any]]], after: str, now: Any, grows: bool
     ) -> Outcome:
         difference = None
-        for told in self.speaker.forms_of([told for _, told in longer]):
+        found_text = self.encoder.decode(rows.last.prompt_ids)
+        has_blocks = any(turn.thinks == "empty" for turn in self.dialogue.turns[: self.number + 1])
+        for told in self.speaker.forms_of(longer):
             form = [(message, one) for (message, _), one in zip(longer, told, strict=True)]
-            try:
-                text = self._render(form, now)
-            except _Ended:
-                continue
-            expected = self._ids(form, text, now, is_prompt=True)
-            difference = compare(self.encoder, expected, rows.last.prompt_ids)
-            if difference is None:
-                return Outcome("needless" if grows else "rewritten", self.number, "a new row")
+            # What the policy has said may be its own marks still, or text.
+            for is_prompt in (True, False):
+                try:
+                    expected = self._ids(form, self._render(form, now), now, is_prompt=is_prompt)
+                except _Ended:
+                    continue
+                found = compare(self.encoder, expected, rows.last.prompt_ids)
+                # An empty block is written or not, by who reads the policy's text: templates are told of it or not.
+                if found is not None and has_blocks:
+                    expected_text = self.encoder.decode(expected)
+                    if self.speaker.is_the_same_but_for_blocks(expected_text, found_text):
+                        found = None
+                if found is None:
+                    return Outcome("needless" if grows else "rewritten", self.number, "a new row")
+                if difference is None or found.at > difference.at:
+                    difference = found
         raise self._end("failed", "the new row's prompt is not the rendering's", difference)
 
     def _end_of_turn(self, after: str, spoken: Spoken, begin: int) -> tuple[int, str]:
         """Where a rendering has the mark that ends the turn, and the mark."""
         at = begin
         for sign in spoken.signs:
-            found = after.rfind(sign)
-            at = max(at, found + len(sign)) if found >= begin else at
+            # Behind the context the first is the turn's own; in a history that is written anew, the last is likeliest.
+            found = after.find(sign, at) if begin else after.rfind(sign)
+            at = max(at, found + len(sign)) if found >= 0 else at
         marks = [(after.find(mark, at), mark) for mark in self.speaker.ends]
         place, mark = min(((place, mark) for place, mark in marks if place >= 0), default=(-1, ""))
         if place < 0:

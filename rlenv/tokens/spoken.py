@@ -46,21 +46,44 @@ class Speaker:
         """A message of the environment as templates are given it."""
         return message.as_dict()
 
-    def forms_of(self, conversation: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-        """The same conversation in each form of turns, with empty blocks of thinking and without."""
-        for keeps in (True, False):
+    def forms_of(self, conversation: Sequence[tuple[Message, dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+        """A conversation in each form that a server may give its turns: thinking as a field, in contents, or none.
+
+        An empty block of thinking may stand in contents, too.
+        """
+        for told in (
+            [told for _, told in conversation],
+            [self._with_thinking(*one, key="reasoning_content") for one in conversation],
+            [self._with_thinking(*one, key="content") for one in conversation],
+            [self._with_thinking(*one, key="") for one in conversation],
+        ):
             for as_text in (False, True):
                 for empty in ("", None):
-                    forms = [_in_form(one, as_text=as_text, empty=empty) for one in conversation]
-                    yield forms if keeps else [self._without_blocks(one) for one in forms]
+                    yield [_in_form(one, as_text=as_text, empty=empty) for one in told]
 
-    def _without_blocks(self, told: dict[str, Any]) -> dict[str, Any]:
-        content = told.get("content")
-        if told.get("role") != "assistant" or not isinstance(content, str):
+    def _with_thinking(self, message: Message, told: dict[str, Any], *, key: str) -> dict[str, Any]:
+        if message.role != "assistant":
             return told
+        content = self.without_blocks(message.content)
+        out = {name: item for name, item in told.items() if name != "reasoning_content"} | {"content": content}
+        if key == "reasoning_content" and message.thinking:
+            out[key] = message.thinking
+        elif key == "content" and message.thinking:
+            opening, closing = self._marks[0]
+            out[key] = f"{opening}\n{message.thinking}\n{closing}\n\n{content}"
+        return out
+
+    def is_the_same_but_for_blocks(self, one: str, other: str) -> bool:
+        """Whether two renderings differ in empty blocks of thinking alone, and in the space around them."""
         for opening, closing in self._marks:
-            content = re.sub(rf"^\s*{re.escape(opening)}\s*{re.escape(closing)}\s*", "", content, count=1)
-        return {**told, "content": content}
+            block = rf"\s*{re.escape(opening)}\s*{re.escape(closing)}\s*"
+            one, other = re.sub(block, "", one), re.sub(block, "", other)
+        return "".join(one.split()) == "".join(other.split())
+
+    def without_blocks(self, text: str) -> str:
+        for opening, closing in self._marks:
+            text = re.sub(rf"^\s*{re.escape(opening)}\s*{re.escape(closing)}\s*", "", text, count=1)
+        return text
 
     def speak(
         self,
@@ -82,14 +105,22 @@ class Speaker:
             return self._template.render(messages, tools=tools, add_generation_prompt=prompted, now=now)
 
         base, prompt = render(conversation), render(conversation, prompted=True)
+        last = str(conversation[-1].get("content") or "").strip()
         header = prompt[len(base) :] if prompt.startswith(base) else ""
         answers = [self.of(message) for message in turn.answers]
         told, whole = self._written(render, conversation, plain, signs, answers)
-        body = self._body(whole, base, header, signs)
+        after = render([*conversation, told, *answers], prompted=True)
+        # Some write the last turn otherwise than earlier ones, and some the first messages without a prompt at the end.
+        whole = max(whole, after, key=lambda text: _common(text, prompt))
+        body = self._body(whole, base, prompt, last, signs)
+        words = plain.content.strip()
+        if plain.tool_calls and words and not 0 <= body.find(words) < body.find(signs[0]):
+            # The template leaves out what was said beside calls, or writes it behind them.
+            body = f"{plain.content}\n\n{body.replace(plain.content, '')}"
         opened = next((pair for pair in self._marks if header.rstrip().endswith(pair[0])), None)
         has_block = any(close in header for _, close in self._marks)
         if turn.thinks == "some" and turn.said.thinking:
-            return self._thinking(render, conversation, turn, told, base, header, body, signs, opened)
+            return self._thinking(render, conversation, turn, told, base, prompt, last, body, signs, opened)
         if opened is not None:
             return Spoken(_closed(opened, "", body), plain, told, signs)
         if turn.thinks == "empty" and not has_block:
@@ -99,7 +130,7 @@ class Speaker:
                 told = {**told, "content": block + (told.get("content") or "")}
                 whole = render([*conversation, told])
                 if pair[1] in whole[len(base) :]:
-                    text = self._body(whole, base, header, signs, strips=False)
+                    text = self._body(whole, base, prompt, last, signs, strips=False)
                     return Spoken(text, replace(plain, content=block + plain.content), told, signs)
             return Spoken(block + body, plain, told, signs)
         return Spoken(body, plain, told, signs)
@@ -111,7 +142,8 @@ class Speaker:
         turn: Turn,
         told: dict[str, Any],
         base: str,
-        header: str,
+        prompt: str,
+        last: str,
         body: str,
         signs: tuple[str, ...],
         opened: tuple[str, str] | None,
@@ -125,11 +157,14 @@ class Speaker:
                 whole = render([*conversation, way])
             except UnsupportedTemplate:
                 continue
-            if thought in whole:
-                text = self._body(whole, base, header, (thought, *signs), strips=False)
+            if thought in whole and _common(whole, prompt) >= min(len(base), len(prompt)):
+                text = self._body(whole, base, prompt, last, (thought, *signs), strips=False)
                 return Spoken(text, turn.said, way, signs or (thought,))
         # No form shows it, even in the last turn; the policy has thought all the same.
-        text = _closed(pair, thought, body) if opened is not None else f"{written}{body}"
+        if opened is not None:
+            return Spoken(_closed(pair, thought, body), turn.said, told, signs)
+        plain = next((one for one in self._marks if one[0].startswith("<")), ("<think>", "</think>"))
+        text = f"{plain[0]}\n{thought}\n{plain[1]}\n\n{body}"
         return Spoken(text, turn.said, told, signs)
 
     def _has_field(self, render: Any, conversation: Sequence[dict[str, Any]], told: dict[str, Any]) -> bool:
@@ -162,23 +197,27 @@ class Speaker:
                     return told, whole
         raise refused
 
-    def _body(self, whole: str, base: str, header: str, signs: Sequence[str], *, strips: bool = True) -> str:
+    def _body(self, whole: str, base: str, prompt: str, last: str, signs: Sequence[str], *, strips: bool = True) -> str:
         """The words of the last turn of a rendering, from behind the generation prompt to its end mark."""
-        begin = _common(whole, base + header)
-        if begin < len(base):  # earlier turns are written otherwise while this one is the last
-            begin = max(whole.rfind(header), 0) + len(header) if header and header in whole else begin
+        header = prompt[len(base) :] if prompt.startswith(base) else ""
+        begin = _common(whole, prompt)
+        if begin < min(len(base), len(prompt)) or (last and whole[:begin].count(last) < prompt.count(last)):
+            # Earlier messages are written otherwise while this one is the last: what stands behind the last of them.
+            place = whole.rfind(last) + len(last) if last and last in whole else begin
+            behind = prompt[prompt.rfind(last) + len(last) :] if last and last in prompt else ""
+            begin = place + _common(whole[place:], behind)
         at = begin
         for sign in signs:
-            found = whole.rfind(sign)
-            at = max(at, found + len(sign)) if found >= begin else at
+            found = whole.find(sign, at)
+            at = found + len(sign) if found >= 0 else at
         ends = [place for place in (whole.find(mark, at) for mark in self.ends) if place >= 0]
         text = whole[begin : min(ends, default=len(whole))]
         if not ends:
             text = text.rstrip("\n")
         if not strips:
             return text
+        text = self.without_blocks(text)
         for opening, closing in self._marks:
-            text = re.sub(rf"^\s*{re.escape(opening)}\s*{re.escape(closing)}\s*", "", text, count=1)
             # What is left of a block whose beginning stands in the generation prompt.
             if header.rstrip().endswith(opening):
                 text = re.sub(rf"^\s*{re.escape(closing)}\s*", "", text, count=1)
