@@ -92,7 +92,7 @@ def test_a_template_that_rewrites_dialogues_is_told_with_the_choice(
     code, made = report(capsys, *argv)
     assert code == 1
     (finding,) = [one for one in made["findings"] if one["level"] == "error"]  # type: ignore[attr-defined]
-    assert "run.history: keep or rows" in finding["message"]
+    assert "choose run.history: rows" in finding["message"]
     assert made["exactness"]["lengths"]["will_run"] is False  # type: ignore[index,call-overload]
     # Lengths are known all the same.
     assert all(split["responses"]["count"] for split in made["splits"])  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ def test_a_template_that_cannot_be_trained_with_ends_a_run_with_the_choice(
     argv = [str(spec(more=REPLIES)), "--preset", "gpu", "--model", str(model(template=FORGETS))]
     assert main([*argv, "-o", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().out
-    assert "run.history: keep or rows" in said
+    assert "choose run.history: rows" in said
     assert not (tmp_path / "run" / "verl.log").exists()
 
 
