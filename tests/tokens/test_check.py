@@ -220,6 +220,26 @@ def test_the_command_reports_for_people_and_as_json(folder: Path, capsys: pytest
     assert played["cases"] == 20
 
 
+def test_the_verdict_of_the_commands_is_the_specs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"chat_template": FORGETS, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    customer = str(Path(__file__).resolve().parents[2] / "examples" / "customer" / "env.yaml")
+    expected = {"grow": (1, False, False), "keep": (0, True, False), "rows": (0, True, True)}
+    for history, (code, will_run, is_exact) in expected.items():
+        more = ["--history", history, "--json"]
+        assert main(["validate", customer, "--model", str(folder), *more]) == code
+        (verdict,) = json.loads(capsys.readouterr().out)["verdicts"].values()
+        assert (verdict["will_run"], verdict["is_exact"], verdict["history"]) == (will_run, is_exact, history)
+        assert main(["validate", "arithmetic", "--model", str(folder), *more]) == 0  # it has no user
+        capsys.readouterr()
+        assert main(["tokens", "check", str(folder), customer, "--dialogues", "2", *more]) == code
+        assert json.loads(capsys.readouterr().out)["situations"] == verdict["situations"]
+    assert main(["tokens", "check", str(folder), "--dialogues", "2"]) == 0
+    assert main(["tokens", "check", str(folder), "--dialogues", "2", "--user"]) == 1
+    assert "run.history" in capsys.readouterr().out
+    assert main(["validate", customer, "--history", "rows"]) == 2
+
+
 def test_the_command_fails_where_results_cannot_be_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     upper = folder / "upper.jinja"
     changed = "'\\n<tool_response>\\n' + message.content | upper"
@@ -228,6 +248,31 @@ def test_the_command_fails_where_results_cannot_be_exact(folder: Path, capsys: p
     shown = capsys.readouterr().out
     assert "refused" in shown
     assert "training will not run" in shown
+
+
+def test_a_template_of_its_own_file_wins_over_the_configurations(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("another")
+    assert load_tokenizer(str(folder)).chat_template == "another"
+
+
+def test_a_models_name_is_looked_up_in_the_hubs_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    place = tmp_path / "hub" / "models--org--name"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    snapshot = place / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (snapshot / name).write_bytes((folder / name).read_bytes())
+    (snapshot / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    loaded = load_tokenizer("org/name")
+    assert (loaded.chat_template, loaded.end_ids, loaded.name_or_path) == (CHAT_TEMPLATE, (2, 0), "org/name")
+    with pytest.raises(UsageError, match="cannot be fetched"):
+        load_tokenizer("org/other")
 
 
 def test_files_of_a_tokenizer_may_be_packed(folder: Path) -> None:

@@ -20,7 +20,7 @@ from rlenv.preflight import Finding, Limits, Machine, Names, Plan, Preflight, Sp
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import History
-from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
+from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
 from rlenv_verl.specs import TrainedSpec
@@ -113,7 +113,7 @@ def preflight_of(
                 " the policy is there (or set run.max_prompt_length=N)"
             )
         return Preflight(name, findings=(Finding("unknown", why),))
-    tokenizer = load_tokenizer(place)
+    tokenizer = _tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
     ]
@@ -178,9 +178,23 @@ def _laid_out(items: Sequence[str]) -> dict[str, Any]:
     return tree
 
 
+def _tokenizer(place: str) -> Any:
+    """The tokenizer from its files; through transformers where it has none that `tokenizers` reads."""
+    try:
+        return load_tokenizer(place)
+    except UsageError:
+        try:
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(place)
+        except (ImportError, OSError, ValueError):
+            pass
+        raise
+
+
 def _subject(
     spec: TrainedSpec,
-    tokenizer: LoadedTokenizer,
+    tokenizer: Any,
     config: Mapping[str, Any],
     loop: Mapping[str, Any],
     *,
@@ -190,7 +204,7 @@ def _subject(
     template = _get(config, "actor_rollout_ref.model.custom_chat_template")
     kwargs = {**(_get(config, "data.apply_chat_template_kwargs") or {}), **(loop.get("template_kwargs") or {})}
     own: History = loop.get("history") or "grow"
-    seeing = _seeing(tokenizer.name_or_path, environment)
+    seeing = _seeing(str(tokenizer.name_or_path), environment)
     made: dict[History, TokenEncoder] = {}
 
     def encoder(history: History | None) -> TokenEncoder:

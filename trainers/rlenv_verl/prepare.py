@@ -288,13 +288,19 @@ def measure_prompts(
     """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more.
 
     Raises:
-        UsageError: prompts show images, and the model's processor cannot be loaded here.
+        UsageError: the model's tokenizer, or where prompts show images its processor, cannot be loaded here.
     """
     from transformers import AutoTokenizer
 
     from rlenv.tokens import TokenEncoder
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]}); set"
+            " run.max_prompt_length=N"
+        ) from error
     shown = seeing(model) if environment.spec.prompt.images else {}
     encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)
 
