@@ -85,6 +85,7 @@ LAYERS: dict[str, int] = {
     "rlenv.groups": 5,
     "rlenv.audit": 5,
     "rlenv.rescore": 5,
+    "rlenv.preflight": 5,
     "rlenv.validate": 5,
     "rlenv.diagnose": 5,
     "rlenv.checks": 5,

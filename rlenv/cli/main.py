@@ -27,6 +27,7 @@ _COMMANDS = {
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
+    "preflight": ("rlenv.cli.preflight", "say before a run whether lengths and memory fit, and whether it is exact"),
     "train": ("rlenv.cli.train", "train a policy on veRL"),
     "export-policy": ("rlenv.cli.export_policy", "write a trained policy for transformers and vLLM"),
     "serve-search": ("rlenv.cli.serve_search", "serve a corpus to search tools, with the wire of Search-R1"),
@@ -49,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
-    if chosen == "train":  # the trainer reads its own arguments: it takes key=value overrides of its configuration
-        from rlenv.cli import train
-
-        return _guard(lambda: train.run_argv(argv[argv.index("train") + 1 :]), may_exit=True)
+    if chosen in ("train", "preflight"):  # these read their own arguments: key=value may stand anywhere among them
+        own = importlib.import_module(_COMMANDS[chosen][0])
+        rest = argv[argv.index(chosen) + 1 :]
+        return _guard(lambda: own.run_argv(rest), may_exit=True)
     args = parser.parse_args(argv)
     if args.version:
         from rlenv import __version__

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import orjson
+
 from rlenv.errors import UsageError
 
-__all__ = ["add_set", "overrides"]
+__all__ = ["add_set", "keywords", "overrides"]
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -34,4 +36,22 @@ def overrides(items: list[str]) -> dict[str, Any]:
         if not sign or not key:
             raise UsageError(f"--set {item}: expected KEY=VALUE, such as --set limits.turns=4")
         found[key] = value
+    return found
+
+
+def keywords(items: list[str]) -> dict[str, Any]:
+    """The `--kwarg` options as names for a chat template; values are JSON, or text where they are none.
+
+    Raises:
+        UsageError: an option without '='.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise UsageError(f"--kwarg {item}: expected KEY=VALUE, such as enable_thinking=false")
+        try:
+            found[key] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            found[key] = value
     return found

@@ -6,15 +6,24 @@ import argparse
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from rich.markup import escape
 
+from rlenv.checks.tokens import judge_environment
 from rlenv.cli.console import Console
-from rlenv.cli.options import add_set, overrides
+from rlenv.cli.options import add_set, keywords, overrides
 from rlenv.cli.terminal import write_json
+from rlenv.cli.verdict import show_verdict
+from rlenv.environment import load
 from rlenv.errors import Fault, UsageError
 from rlenv.shipped import find
-from rlenv.validate import validate
+from rlenv.tokens.bound import bind
+from rlenv.tokens.encoder import HISTORIES
+from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.verdict import Verdict
+from rlenv.validate import Report, validate
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,11 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a spec, or the name of one that ships with rlenv")
     parser.add_argument("--json", action="store_true", help="write the report as one JSON object")
+    parser.add_argument("--model", metavar="FOLDER", help="also judge whether training with this model will be exact")
+    parser.add_argument(
+        "--history", choices=HISTORIES, default="grow", help="with --model: what training does with rewritten history"
+    )
+    parser.add_argument("--kwarg", action="append", default=[], metavar="KEY=VALUE",
+                        help="with --model: a name for its chat template, such as enable_thinking=false")  # fmt: skip
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where no fault was found, 1 otherwise."""
+    """0 where no fault was found and training will run and be exact with `--model`, 1 otherwise."""
+    if args.model is None and (args.kwarg or args.history != "grow"):
+        raise UsageError("--history and --kwarg are for the chat template of --model; name the model's folder")
     found, lacking = [], []
     for file in args.files:
         try:
@@ -38,9 +55,12 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what files print that are imported is no part of the report
         report = validate(found, set=overrides(args.set))
     report = replace(report, files=len(args.files), faults=(*lacking, *report.faults))
+    verdicts = _verdicts(args, report)
+    is_fine = all(one.will_run and (one.is_exact or one.history == "keep") for one in verdicts.values())
     if args.json:
-        write_json(report.as_dict(), indent=2)
-        return 0 if report.is_valid else 1
+        more = {"verdicts": {name: one.as_dict() for name, one in verdicts.items()}} if args.model is not None else {}
+        write_json({**report.as_dict(), **more}, indent=2)
+        return 0 if report.is_valid and is_fine else 1
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
     for fault in report.faults:
         console.print(_shown(fault))
@@ -50,9 +70,26 @@ def run(args: argparse.Namespace) -> int:
     count = len(report.faults)
     if count == 0:
         console.print(f"[green]{files}: no faults[/green]")
-        return 0
+        for name, verdict in verdicts.items():
+            console.print(f"{escape(name)} with {escape(args.model)}:")
+            show_verdict(verdict, console)
+        return 0 if is_fine else 1
     console.print(f"[red]{files}: {count} fault{'s' if count != 1 else ''}[/red]")
     return 1
+
+
+def _verdicts(args: argparse.Namespace, report: Report) -> dict[str, Verdict]:
+    """For each file, whether training with the model will run and be exact; nothing where a file has faults."""
+    if args.model is None or not report.is_valid:
+        return {}
+    tokenizer = load_tokenizer(args.model)
+    found = {}
+    for file in args.files:
+        environment = load(file, set=overrides(args.set))
+        options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "history": args.history}
+        make = partial(bind, tokenizer, environment, **options)
+        found[file] = judge_environment(environment, make)
+    return found
 
 
 def _shown(fault: Fault) -> str:

@@ -73,6 +73,11 @@ class OracleSession:
     _queue: list[tuple[int, _Calls | _Say, Any]] | None = None
     _index: int = 0
 
+    @property
+    def is_over(self) -> bool:
+        """True once the last step of the script was given."""
+        return self._queue is not None and not self._queue
+
     def next_action(self, messages: Sequence[Message]) -> Message:
         """The next action as an assistant message with structured calls.
 

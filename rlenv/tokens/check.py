@@ -1,95 +1,101 @@
 """Proves that ids, masks and stop marks are right for a tokenizer and its chat template, or says where they cannot be.
 
-Every check compares with the template's own rendering, encoded by the whole tokenizer.
+Every check compares with the template's own rendering, encoded independently of the encoder.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
-from rlenv.tokens.dialogues import TOOLS, Dialogue, generate, hostile
+from rlenv.tokens.dialogues import TOOLS, Dialogue, generate, hostile, situations
 from rlenv.tokens.encoder import TokenEncoder
+from rlenv.tokens.replay import Difference, Replay, compare
+from rlenv.tokens.trajectory import TokenTrajectory
+from rlenv.tokens.verdict import Played, Verdict, judge
 
-__all__ = ["CheckReport", "Difference", "Finding", "check", "compare"]
+__all__ = ["CheckReport", "Difference", "Finding", "check", "compare", "general"]
 
-Status = Literal["ok", "split", "refused", "failed", "skipped"]
-_AROUND: Final = 4  # ids shown before and behind a difference
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place where two lists of ids part: the ids around it, and their texts, side by side."""
-
-    at: int
-    expected: tuple[tuple[int, str], ...]
-    found: tuple[tuple[int, str], ...]
+Status = Literal["ok", "refused", "failed", "skipped"]
+_PARALLEL = (("tool", "tool"), ("tool", "tool", "tool", "tool"))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: `ok`; `split` or `refused` where the template makes it impossible; `failed`; or `skipped`."""
+    """One check: `ok`, `failed`, `refused` where there is no encoder, or `skipped` where nothing could be compared.
+
+    `cases` were compared and are exact. Of other observations `rewritten` says how many the template writes otherwise
+    than they were sampled, where the encoder did what its history promises; `needless` how many it refused or began a
+    row for although the template goes on; `refused` how many it cannot encode; `taken_out` how many dialogues the
+    template itself does not take.
+    """
 
     name: str
     status: Status
     cases: int = 0
     detail: str = ""
     difference: Difference | None = None
+    rewritten: int = 0
+    needless: int = 0
+    refused: int = 0
+    taken_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All findings for one tokenizer and template."""
+    """All findings for one tokenizer and template, and the verdict on what is played with it.
+
+    `with_user` is the verdict for environments with a simulated user, None where `verdict` covers them.
+    """
 
     name: str
+    verdict: Verdict
     findings: tuple[Finding, ...] = field(default=())
+    with_user: Verdict | None = None
+
+    @property
+    def will_run(self) -> bool:
+        """True where training with this history does not fail for the template's sake."""
+        return self.verdict.will_run
 
     @property
     def is_exact(self) -> bool:
-        """True where no check failed and tool results can be encoded exactly."""
-        return all(finding.status in ("ok", "split", "skipped") for finding in self.findings if finding.name != "user")
+        """True where it will run, every history will be the template's own, and no check failed."""
+        return self.verdict.is_exact and not self.failed
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The checks that found ids which are not the template's."""
+        return tuple(finding for finding in self.findings if finding.status == "failed")
+
+    @property
+    def is_fine(self) -> bool:
+        """True where training will run and be exact, or differs as `history="keep"` asks for."""
+        return self.will_run and not self.failed and (self.is_exact or self.verdict.history == "keep")
 
     def as_dict(self) -> dict[str, Any]:
         """The report as `rlenv tokens check --json` writes it."""
         return {
+            **self.verdict.as_dict(),
             "name": self.name,
+            "will_run": self.will_run,
             "is_exact": self.is_exact,
-            "findings": [
-                {
-                    "name": finding.name,
-                    "status": finding.status,
-                    "cases": finding.cases,
-                    "detail": finding.detail,
-                    "difference": None
-                    if finding.difference is None
-                    else {
-                        "at": finding.difference.at,
-                        "expected": [list(pair) for pair in finding.difference.expected],
-                        "found": [list(pair) for pair in finding.difference.found],
-                    },
-                }
-                for finding in self.findings
-            ],
+            "with_user": None if self.with_user is None else self.with_user.as_dict(),
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
-def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]) -> Difference | None:
-    """The first difference of two lists of ids, None where they are equal."""
-    if list(expected) == list(found):
-        return None
-    at = next(
-        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
-    )
-
-    def shown(ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
-        return tuple((number, encoder.decode([number])) for number in ids[max(at - _AROUND, 0) : at + _AROUND + 1])
-
-    return Difference(at, shown(expected), shown(found))
+def general(*, with_user: bool) -> tuple[Played, ...]:
+    """What environments in general play: tools, with a system message and without, and a user where they have one."""
+    answers: tuple[tuple[str, ...], ...] = (("tool",), *_PARALLEL)
+    if with_user:
+        answers = (("user",), *answers)
+    prompts = ((Message("system", "You are S."), Message("user", "Q?")), (Message("user", "Q?"),))
+    return tuple(Played(prompt, TOOLS, answers=answers) for prompt in prompts)
 
 
 def check(
@@ -99,6 +105,9 @@ def check(
     dialogues: int = 200,
     seed: int = 0,
     real: Iterable[Dialogue] = (),
+    verdict: Verdict | None = None,
+    with_tools: bool = True,
+    with_users: bool = True,
 ) -> CheckReport:
     """Runs all checks.
 
@@ -106,158 +115,96 @@ def check(
         make: builds the encoder; a template or tokenizer that it refuses is a finding.
         dialogues: how many dialogues are generated.
         real: dialogues of an environment, checked like the generated ones.
+        verdict: on what an environment plays; None judges what environments in general play, those with a simulated
+            user apart.
+        with_tools: whether generated dialogues have results.
+        with_users: whether they have replies.
     """
     try:
         encoder = make()
     except UnsupportedTemplate as error:
-        return CheckReport(name, (Finding("binds", "refused", 0, str(error)),))
-    kinds = tuple(_append_only(encoder))
-    findings = [Finding("binds", "ok", 1, f"a turn ends with {encoder.stop} (id {encoder.stop_id})"), *kinds]
-    if any(finding.name == "results" and finding.status == "refused" for finding in kinds):
-        return CheckReport(name, tuple(findings))
-    most = 1 if next(f for f in kinds if f.name == "parallel results").status == "skipped" else 4
-    findings.append(_identity(encoder, "generated dialogues", generate(dialogues, seed=seed, max_calls=most)))
-    thinking = generate(max(dialogues // 4, 1), seed=seed, max_calls=most, thinks=True)
-    findings.append(_identity(encoder, "dialogues with thinking", thinking))
+        refused = verdict or judge(_refusal(error))
+        return CheckReport(name, refused, (Finding("binds", "refused", 0, str(error)),))
+    with_user = None
+    if verdict is None:
+        verdict, with_user = (judge(encoder, *general(with_user=has_user)) for has_user in (False, True))
+    ends = ", ".join(f"{encoder.decode([number])} (id {number})" for number in encoder.stop_token_ids)
+    findings = [Finding("binds", "ok", 1, "; ".join([f"a turn ends with {ends}", *encoder.remarks]))]
     given = list(real)
-    if given:
-        findings.append(_identity(encoder, "dialogues of the environment", given))
-    findings += [_hostile(encoder), _hostile_prompts(encoder), _closing(encoder)]
-    return CheckReport(name, tuple(findings))
-
-
-def _append_only(encoder: TokenEncoder) -> Iterator[Finding]:
-    cases: tuple[tuple[str, tuple[str, ...], bool], ...] = (
-        ("results", ("tool",), False),
-        ("results after thinking", ("tool",), True),
-        ("parallel results", ("tool", "tool"), False),
-        ("user", ("user",), False),
-        ("user after thinking", ("user",), True),
-    )
-    for name, roles, after_thinking in cases:
-        try:
-            fault = encoder.rewrites(roles, after_thinking=after_thinking)
-        except UnsupportedTemplate as error:
-            yield Finding(name, "refused" if name == "results" else "skipped", 1, str(error))
-            continue
-        yield Finding(name, "split" if fault else "ok", 1, fault or "the conversation only grows")
-
-
-def _forms(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The ways of writing an assistant's message that templates take."""
-    for as_text in (False, True):
-        calls = []
-        for call in said["tool_calls"]:
-            function = dict(call["function"])
-            if as_text:
-                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-            calls.append({**call, "function": function})
-        for content in (said["content"], None, ""):
-            yield {**said, "tool_calls": calls, "content": content}
-
-
-def _sign(function: Mapping[str, Any]) -> str:
-    """What shows that a template has written a call."""
-    value = function["arguments"].get("x")
-    return value[:3] if isinstance(value, str) else str(function["name"])
-
-
-def _composed(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
-
-
-def _identity(encoder: TokenEncoder, name: str, dialogues: Iterable[Dialogue]) -> Finding:
-    """Prompt, turns and observations are, id for id, the template's rendering of the whole conversation."""
-    compared = refused = 0
-    reason = ""
-    for dialogue in dialogues:
-        outcome = _one(encoder, dialogue)
-        if isinstance(outcome, str):
-            refused += 1
-            reason = reason or outcome
-        elif isinstance(outcome, Finding):
-            return Finding(name, "failed", compared, outcome.detail, outcome.difference)
-        else:
-            compared += 1
-    if not compared:
-        return Finding(name, "skipped", 0, f"the template takes none of these dialogues: {reason}")
-    detail = "ids are those of the whole rendering"
-    return Finding(name, "ok", compared, detail + (f"; {refused} left out: {reason}" if refused else ""))
-
-
-def _one(encoder: TokenEncoder, dialogue: Dialogue) -> Finding | str | None:
-    """None where a dialogue is exact, a finding where not, and a text where the template refuses it."""
-    template = encoder.template
-    conversation: list[dict[str, Any]] = list(dialogue.messages)
-    try:
-        text = template.render(conversation, tools=dialogue.tools)
-        trajectory = encoder.start(dialogue.given or conversation, tools=dialogue.tools)
-    except UnsupportedTemplate as error:
-        return str(error)
-    difference = compare(encoder, encoder.encode_text(text), trajectory.prompt_ids)
-    if difference is not None:
-        if _spelled(encoder, [*conversation, *dialogue.tools]):
-            return "a text of its prompt spells a control token, which stays text"
-        return Finding("", "failed", 0, "the prompt's ids are not the rendering's", difference)
-    for said, results in dialogue.turns:
-        messages = tuple(
-            Message(result["role"], result["content"], name=result.get("name"), tool_call_id=result.get("tool_call_id"))
-            for result in results
+    if encoder.same_turn is None:
+        replay = Replay(encoder)
+        findings.append(
+            _compared(replay, "kinds of dialogues", situations(with_tools=with_tools, with_users=with_users))
         )
-        outcome: tuple[list[dict[str, Any]], str, str] | str = "no form of the assistant's message is taken"
-        for form in _forms(said):
-            longer = [*conversation, form, *results]
-            try:
-                after = template.render(longer, tools=dialogue.tools)
-            except UnsupportedTemplate as error:
-                outcome = str(error) if isinstance(outcome, str) else outcome
-                continue
-            wanted = [_sign(call["function"]) for call in said["tool_calls"]]
-            if all(part in after for part in wanted):
-                outcome = (longer, after, wanted[-1] if wanted else "")
-                break
-        if isinstance(outcome, str):
-            return outcome
-        conversation, after, last = outcome
-        place = after.find(encoder.stop, len(text) if after.startswith(text) else after.rindex(last))
-        if place < 0:
-            return "no stop mark behind the calls"
-        stop = place + len(encoder.stop)
-        whole = encoder.encode_text(after)
-        head = encoder.encode_text(after[:stop])
-        observed = encoder.encode_messages(messages).tolist()
-        difference = compare(encoder, whole, [*head, *observed])
-        if difference is not None:
-            return Finding("", "failed", 0, "the observation's ids are not the rendering's", difference)
-        if not after.startswith(text):
-            return None  # rewritten history: a new row starts here, and the observation alone is compared
-        begin = len(trajectory.context_ids)
-        sampled = whole[begin : whole.index(encoder.stop_id, begin) + 1]
-        if whole[:begin] != trajectory.context_ids:
-            return Finding("", "failed", 0, "the context's ids are not the rendering's",
-                           compare(encoder, whole[:begin], trajectory.context_ids))  # fmt: skip
-        spoken = trajectory.add_sampled(sampled, [-0.5] * len(sampled))
-        if len(head) == begin + len(sampled) and _composed(spoken + encoder.stop) != _composed(after[len(text) : stop]):
-            return Finding("", "failed", 0, f"the text of the sampled turn differs: {spoken[:80]!r}")
-        if encoder.rewrites([message.role for message in messages], after_thinking=trajectory.has_thinking):
-            return None
-        trajectory.add_observation(Observation(messages))
-        difference = compare(encoder, whole, trajectory.context_ids)
-        if difference is not None:
-            return Finding("", "failed", 0, "the trajectory's ids are not the rendering's", difference)
-        mask, spans = trajectory.mask, trajectory.turn_spans
-        if not len(mask) == len(trajectory.response_ids) == len(trajectory.logprobs):
-            return Finding("", "failed", 0, "mask, ids and log-probabilities differ in length")
-        if sum(mask) != sum(end - start for start, end in spans):
-            return Finding("", "failed", 0, "the mask covers more or less than the sampled turns")
-        text = after
-    return None
+        if with_tools:
+            made = generate(dialogues, seed=seed)
+            findings.append(_compared(replay, "generated dialogues", made))
+            more = generate(max(dialogues // 4, 1), seed=seed, thinks=True, with_users=with_users)
+            findings.append(_compared(replay, "dialogues with thinking", more))
+        if given:
+            findings.append(_compared(replay, "dialogues of the environment", given))
+        if with_tools:
+            findings += [_hostile(encoder), _closing(encoder, "tool")]
+        if with_users:
+            findings.append(_closing(encoder, "user"))
+    findings.append(_hostile_prompts(encoder))
+    return CheckReport(name, verdict, tuple(findings), with_user)
+
+
+def _refusal(error: UnsupportedTemplate) -> Callable[[], TokenEncoder]:
+    def refuse() -> TokenEncoder:
+        raise error
+
+    return refuse
+
+
+def _compared(replay: Replay, name: str, dialogues: Iterable[Dialogue]) -> Finding:
+    """Prompts, turns and observations are, id for id, the template's rendering of the whole conversation."""
+    counts = dict.fromkeys(("exact", "rewritten", "needless", "refused", "taken out"), 0)
+    reasons: dict[str, str] = {}
+    for dialogue in dialogues:
+        for outcome in replay.play(dialogue):
+            if outcome.status == "failed":
+                where = f"{dialogue.name}, " if dialogue.name else ""
+                place = "the prompt" if outcome.turn < 0 else f"turn {outcome.turn + 1}"
+                detail = f"{where}{place}: {outcome.detail}"
+                return Finding(name, "failed", counts["exact"], detail, outcome.difference)
+            if outcome.turn >= 0 or outcome.status != "exact":
+                counts[outcome.status] += 1
+            if outcome.status != "exact":
+                reasons.setdefault(outcome.status, outcome.detail)
+    detail = "; ".join(_said(status, counts[status], reasons[status]) for status in counts if status in reasons)
+    is_empty = not counts["exact"] and not counts["rewritten"]
+    return Finding(
+        name,
+        "skipped" if is_empty else "ok",
+        counts["exact"],
+        detail or "ids are those of the whole rendering",
+        None,
+        counts["rewritten"],
+        counts["needless"],
+        counts["refused"],
+        counts["taken out"],
+    )
+
+
+def _said(status: str, count: int, reason: str) -> str:
+    words = {
+        "rewritten": "rewritten",
+        "needless": "refused without need",
+        "refused": "refused",
+        "taken out": "not taken by the template",
+    }
+    return f"{count} {words[status]}: {reason}"
 
 
 def _hostile(encoder: TokenEncoder) -> Finding:
     """No content becomes a control token, and its text comes back as it was."""
     control = set(encoder.vocabulary.added.values())
-    clean = encoder.encode_messages((Message("tool", "CONTENT", name="look", tool_call_id="call00000"),)).tolist()
+    try:
+        clean = encoder.encode_messages((Message("tool", "CONTENT", name="look", tool_call_id="call00000"),)).tolist()
+    except UnsupportedTemplate as error:
+        return Finding("hostile results", "skipped", 0, str(error))
     wanted = [number for number in clean if number in control]
     shown = encoder.decode(clean)
     tokens = [token for token in encoder.vocabulary.added if token.strip()]
@@ -276,15 +223,6 @@ def _hostile(encoder: TokenEncoder) -> Finding:
             )
         cases += 1
     return Finding("hostile results", "ok", cases, f"0 extra control tokens in {shown.count('CONTENT')} place")
-
-
-def _spelled(encoder: TokenEncoder, value: Any) -> bool:
-    """Whether a text in a JSON-like value spells an added token."""
-    if isinstance(value, str):
-        return len(encoder.vocabulary.split(value)) > 1
-    if isinstance(value, Mapping):
-        return any(_spelled(encoder, key) or _spelled(encoder, item) for key, item in value.items())
-    return isinstance(value, (list, tuple)) and any(_spelled(encoder, item) for item in value)
 
 
 def _hostile_prompts(encoder: TokenEncoder) -> Finding:
@@ -314,23 +252,31 @@ def _hostile_prompts(encoder: TokenEncoder) -> Finding:
     return Finding(name, "ok", cases, "0 extra control tokens in messages and schemas")
 
 
-def _closing(encoder: TokenEncoder) -> Finding:
+def _closing(encoder: TokenEncoder, role: Literal["tool", "user"]) -> Finding:
     """A turn that stopped by its length is closed with mask 0, and reads on as one that was stopped."""
-    try:
-        cut, whole = (encoder.start([Message("user", "Q")]) for _ in range(2))
-    except UnsupportedTemplate:  # some templates take no conversation without tools
-        cut, whole = (encoder.start([Message("user", "Q")], tools=TOOLS) for _ in range(2))
-    ids = encoder.encode_content("a turn without an end")
-    cut.add_sampled(ids)
-    whole.add_sampled([*ids, encoder.stop_id])
-    role: Literal["tool", "user"] = "tool"
+    name = f"turns cut by length, then a {'result' if role == 'tool' else 'reply'}"
     observation = Observation((Message(role, "R", name="look", tool_call_id="call00000"),))
+    said = Message("assistant", "a turn without an end")
+    ids = encoder.encode_content(said.content)
+
+    def played(sampled: Sequence[int]) -> TokenTrajectory:
+        try:
+            rows = encoder.start_rows([Message("user", "Q")])
+        except UnsupportedTemplate:  # some templates take no conversation without tools
+            rows = encoder.start_rows([Message("user", "Q")], tools=TOOLS)
+        rows.add_sampled(sampled)
+        rows.add_observation(observation, said=said)
+        return rows.rows[0]
+
     try:
-        cut.add_observation(observation)
-        whole.add_observation(observation)
+        cut = played(ids)
+        if cut.closed_turns != [0]:
+            return Finding(name, "skipped", 0, "the template begins a new row there")
+        end = cut.response_ids[len(ids)]
+        whole = played([*ids, end])
     except UnsupportedTemplate as error:
-        return Finding("turns cut by length", "split", 1, str(error))
+        return Finding(name, "skipped", 0, str(error))
     difference = compare(encoder, whole.context_ids, cut.context_ids)
-    if difference is not None or sum(cut.mask) != len(ids):
-        return Finding("turns cut by length", "failed", 1, "a closed turn differs from a stopped one", difference)
-    return Finding("turns cut by length", "ok", 1, "closed with mask 0")
+    if difference is not None or sum(cut.mask) != len(ids) or end not in encoder.end_ids:
+        return Finding(name, "failed", 1, "a closed turn differs from a stopped one", difference)
+    return Finding(name, "ok", 1, f"closed with {encoder.decode([end])} and mask 0")

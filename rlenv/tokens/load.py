@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Mapping
@@ -23,13 +24,16 @@ class LoadedTokenizer:
     special_tokens_map: Mapping[str, str]
     eos_token: str | None
     name_or_path: str
+    end_ids: tuple[int, ...] = ()
+    """The ids that end a turn by the model's `generation_config.json`; () where there is no such file."""
 
 
 def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenizer:
     """The tokenizer of a folder (`tokenizer.json` and `tokenizer_config.json`), of a file, or of a model by its name.
 
-    A file that ends in .gz is unpacked. The chat template is `template` (a file), else that of the configuration or
-    of `chat_template.jinja` beside it. A model's name is looked up in the Hugging Face hub.
+    A `generation_config.json` beside them names the ids that end a turn. A file that ends in .gz is unpacked. The chat
+    template is `template` (a file), else `chat_template.jinja` beside it, else that of the configuration. A model's
+    name is looked up in the Hugging Face hub, or in its cache.
 
     Raises:
         MissingExtra: `tokenizers` is not installed.
@@ -50,11 +54,8 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
     elif not path.is_file():
         if "/" not in place or place.count("/") > 1 or place.startswith((".", "/")):
             raise UsageError(f"there is no tokenizer at {place}; give a folder, a tokenizer.json, or a model's name")
-        try:
-            tokenizer = Tokenizer.from_pretrained(place)
-        except Exception as error:  # the hub's client raises errors of many libraries
-            raise UsageError(f"the tokenizer of {place} cannot be fetched: {str(error)[:200]}") from error
-        return LoadedTokenizer(tokenizer, _read(template) if template else None, {}, None, place)
+        folder = _fetched(place)
+        path = folder / "tokenizer.json"
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
@@ -69,7 +70,36 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
             raise UsageError(f"{beside} is not JSON: {error}") from error
     special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
     source = _read(template) if template else _template(config, folder)
-    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place)
+    ends = _end_ids(folder / "generation_config.json")
+    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, ends)
+
+
+def _fetched(place: str) -> Path:
+    """The folder in which the hub's client keeps the files of a model."""
+    from huggingface_hub import hf_hub_download  # comes with tokenizers
+
+    try:
+        found = Path(hf_hub_download(place, "tokenizer.json"))
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise UsageError(f"the tokenizer of {place} cannot be fetched: {str(error)[:200]}") from error
+    for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json", "config.json"):
+        with contextlib.suppress(Exception):  # a model need not have them all
+            hf_hub_download(place, name)
+    return found.parent
+
+
+def _end_ids(path: Path) -> tuple[int, ...]:
+    if not path.is_file():
+        return ()
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    found = config.get("eos_token_id") if isinstance(config, Mapping) else None
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
+        raise UsageError(f"{path}: eos_token_id is {found!r}; expected an id or a list of ids")
+    return tuple(ids)
 
 
 def _content(value: Any) -> str:
@@ -79,14 +109,15 @@ def _content(value: Any) -> str:
 
 
 def _template(config: Mapping[str, Any], folder: Path) -> str | None:
+    """The template of a file of its own, which wins as with transformers, or of the configuration."""
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        return _read(str(beside))
     own = config.get("chat_template")
     if isinstance(own, list):
         by_name = {str(entry.get("name")): entry.get("template") for entry in own if isinstance(entry, Mapping)}
         own = by_name.get("tool_use", by_name.get("default"))
-    if isinstance(own, str):
-        return own
-    beside = folder / "chat_template.jinja"
-    return _read(str(beside)) if beside.is_file() else None
+    return own if isinstance(own, str) else None
 
 
 def _read(path: str) -> str:

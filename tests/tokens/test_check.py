@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,13 @@ from rlenv.errors import UsageError
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.check import check, compare
+from rlenv.tokens.dialogues import situations
+from rlenv.tokens.independent import Independent
 from rlenv.tokens.load import load_tokenizer
+from rlenv.tokens.replay import Outcome, Replay
 from tests.tokens import real
-from tests.tokens.test_families import FAMILIES, REWRITING, bound
+from tests.tokens.test_families import FAMILIES, bound
+from tests.tokens.test_rows import FORGETS
 
 SMALL = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
 # A template that closes a turn in one way for its own text and in another for history.
@@ -34,38 +40,165 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+TURN = "'<|im_start|>assistant\\n' + (message.content or '')"
+# Writes an opening of thinking into the generation prompt, and a whole block into turns that have no thinking.
+OPENS = CHAT_TEMPLATE.replace("assistant\\n' }}{%- endif %}\n", "assistant\\n<think>\\n' }}{%- endif %}\n").replace(
+    TURN,
+    "'<|im_start|>assistant\\n<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n'"
+    " + (message.content or '')",
+)
+# Moves the system message to the last user's, as some families do.
+SYSTEM = (
+    "{%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}\n"
+)
+MOVES = CHAT_TEMPLATE.replace(SYSTEM, "").replace(
+    "'<|im_start|>user\\n' + message.content",
+    "'<|im_start|>user\\n' + (messages[0].content if messages[0].role == 'system' and loop.last else '')"
+    " + message.content",
+)
+# Leaves out the text that stands beside calls.
+MUTE = CHAT_TEMPLATE.replace(
+    "(message.content or '')", "('' if message.tool_calls else (message.content or ''))"
+).replace("not loop.first or message.content", "not loop.first")
+QUICK = {"dialogues": 4}
+
+
+def encoder(source: str, **options: Any) -> TokenEncoder:
+    return TokenEncoder(small_tokenizer(), chat_template=source, **options)
+
+
 def test_a_template_that_only_grows_is_exact() -> None:
-    report = check(lambda: SMALL, name="small", dialogues=60)
+    report = check(lambda: SMALL, name="small", dialogues=12)
+    assert report.is_fine
     assert report.is_exact
+    assert report.will_run
+    assert report.with_user is not None
+    assert report.with_user.is_exact
     assert {finding.status for finding in report.findings} == {"ok"}
-    assert next(f for f in report.findings if f.name == "generated dialogues").cases == 60
+    kinds = next(finding for finding in report.findings if finding.name == "kinds of dialogues")
+    assert (kinds.rewritten, kinds.needless, kinds.refused, kinds.taken_out) == (0, 0, 0, 0)
+    assert kinds.cases == sum(len(dialogue.turns) for dialogue in situations())
+
+
+def test_dialogues_cover_each_kind_of_turn() -> None:
+    made = list(situations())
+    assert {len(one.messages) for one in made} == {1, 2}
+    assert {bool(one.tools) for one in made} == {True, False}
+    turns = [turn for one in made for turn in one.turns]
+    assert {turn.thinks for turn in turns} == {"none", "empty", "some"}
+    assert {len(turn.said.tool_calls) for turn in turns} == {0, 1, 2}
+    assert {turn.answers[0].role for turn in turns} == {"tool", "user"}
+    assert any(turn.said.tool_calls and turn.said.content for turn in turns)
+    assert all(turn.answers[0].role == "tool" for one in situations(with_users=False) for turn in one.turns)
+    assert all(turn.answers[0].role == "user" for one in situations(with_tools=False) for turn in one.turns)
+
+
+def outcomes(source: str, name: str, **options: Any) -> list[Outcome]:
+    dialogue = next(one for one in situations() if one.name == name)
+    return list(Replay(encoder(source, **options)).play(dialogue))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (MOVING, "results, with a system message"),
+        (MOVES, "replies, with a system message"),
+        (MUTE, "results, text beside the calls, without a system message"),
+        (FORGETS, "replies, each turn thinks, with a system message"),
+    ],
+)
+def test_rewritten_history_is_refused_counted_or_a_row_of_its_own(source: str, name: str) -> None:
+    refused = outcomes(source, name)
+    assert refused[-1].status == "rewritten"
+    assert "choose what to do" in refused[-1].detail
+    assert outcomes(source, name, history="keep")[-1].status == "rewritten"
+    rows = outcomes(source, name, history="rows")
+    assert len(rows) == 4  # the prompt and three turns: it goes on
+    assert {one.status for one in rows} <= {"exact", "rewritten"}
+    assert "rewritten" in {one.status for one in rows}
+
+
+@pytest.mark.parametrize("source", [MOVING, MUTE])
+def test_a_template_that_refuses_tool_turns_at_run_time_is_not_called_exact(source: str) -> None:
+    report = check(lambda: encoder(source), name="x", **QUICK)
+    assert (report.will_run, report.is_exact, report.is_fine) == (False, False, False)
+    assert "run.history" in report.verdict.message
+    kept = check(lambda: encoder(source, history="keep"), name="x", **QUICK)
+    assert (kept.will_run, kept.is_exact, kept.is_fine) == (True, False, True)
+    rows = check(lambda: encoder(source, history="rows"), name="x", **QUICK)
+    assert (rows.will_run, rows.is_exact, rows.is_fine) == (True, True, True)
+
+
+def test_a_prompt_that_opens_thinking_is_exact_though_text_merges_over_its_edge() -> None:
+    report = check(lambda: encoder(OPENS), name="opens", **QUICK)
+    assert not report.failed
+    assert report.is_fine
+    kinds = next(finding for finding in report.findings if finding.name == "kinds of dialogues")
+    assert kinds.cases > 0
+    assert kinds.rewritten == 0
+
+
+def test_users_are_judged_where_there_are_some() -> None:
+    report = check(lambda: encoder(FORGETS), name="x", **QUICK)
+    assert report.is_fine  # tools alone
+    assert report.with_user is not None
+    assert not report.with_user.will_run
+
+
+class Silent(TokenEncoder):
+    """Accepts whatever the template rewrites, as an encoder that looks at too little would."""
+
+    def look(self, story: Any, turn: Any) -> Any:
+        return replace(super().look(story, turn), fault="")
+
+
+def test_a_history_that_is_accepted_in_silence_fails() -> None:
+    made = Silent(small_tokenizer(), chat_template=MOVING)
+    (finding,) = [one for one in check(lambda: made, name="x", **QUICK).failed if one.name == "kinds of dialogues"]
+    assert "accepted, although the template writes" in finding.detail
+
+
+def test_contents_that_spell_marks_are_text_in_the_independent_encoding() -> None:
+    independent = Independent(SMALL.vocabulary)
+    text = "<|im_start|>user\na <|im_end|> <tool_call>b<|im_end|>\n"
+    hidden = "<|im_start|>user\n" + independent.hide("a <|im_end|> <tool_call>b") + "<|im_end|>\n"
+    ids = independent.ids(text, hidden)
+    assert ids is not None
+    control = [number for number in ids if number in SMALL.vocabulary.control_ids]
+    assert control == [SMALL.vocabulary.added[mark] for mark in ("<|im_start|>", "<|im_end|>")]
+    assert SMALL.decode(ids) == text
+    assert independent.ids(text) == SMALL.encode_text(text)
+    assert independent.ids("another", hidden) is None
+    assert independent.hide("a <tool_call> <tool_call>", ((2, 13),)).startswith("a <tool_call> ")
+
+
+def test_dialogues_whose_contents_spell_marks_are_compared() -> None:
+    dialogue = next(iter(situations()))
+    hostile_turns = tuple(
+        replace(turn, answers=tuple(replace(one, content="x<|im_end|>\n<tool_call>") for one in turn.answers))
+        for turn in dialogue.turns
+    )
+    assert {one.status for one in Replay(SMALL).play(replace(dialogue, turns=hostile_turns))} == {"exact"}
 
 
 @pytest.mark.skipif(not FAMILIES, reason=f"{real.TEMPLATES} is not there: it holds the chat templates")
-@pytest.mark.parametrize("family", FAMILIES or ["none"])
-def test_every_template_is_exact_or_named(family: str) -> None:
-    report = check(lambda: bound(family), name=family, dialogues=12)
+@pytest.mark.parametrize("family", ["qwen2_5", "tool_chat_template_mistral", "tool_chat_template_deepseekv3"])
+def test_templates_of_families_are_exact_or_named(family: str) -> None:
+    report = check(lambda: bound(family), name=family, dialogues=4)
+    assert not report.failed, report
     by_name = {finding.name: finding for finding in report.findings}
-    assert report.is_exact, report
-    expected = "split" if family.removeprefix("tool_chat_template_") in REWRITING else "ok"
-    assert by_name["results"].status == expected
     assert by_name["hostile results"].status == "ok"
+    assert report.is_exact == (family == "qwen2_5")
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2_5"])
-def test_the_real_tokenizers_are_exact(family: str) -> None:
-    encoder = TokenEncoder(real.qwen(family), chat_template=real.template(family))
-    report = check(lambda: encoder, name=family, dialogues=40)
+def test_the_real_qwen3_grows_with_tools_and_not_with_users() -> None:
+    made = TokenEncoder(real.qwen("qwen3"), chat_template=real.template("qwen3"))
+    report = check(lambda: made, name="qwen3", dialogues=8)
+    assert report.is_fine
     assert report.is_exact
+    assert report.with_user is not None
+    assert not report.with_user.will_run
     assert next(f for f in report.findings if f.name == "hostile results").cases > 60
-
-
-def test_a_template_that_rewrites_turns_is_named() -> None:
-    encoder = TokenEncoder(small_tokenizer(), chat_template=MOVING)
-    report = check(lambda: encoder, name="moving", dialogues=5)
-    by_name = {finding.name: finding for finding in report.findings}
-    assert by_name["results"].status == "split"
-    assert "after turn 1 it writes" in by_name["results"].detail
 
 
 def test_a_difference_is_shown_as_ids_and_texts_side_by_side() -> None:
@@ -87,6 +220,26 @@ def test_the_command_reports_for_people_and_as_json(folder: Path, capsys: pytest
     assert played["cases"] == 20
 
 
+def test_the_verdict_of_the_commands_is_the_specs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"chat_template": FORGETS, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    customer = str(Path(__file__).resolve().parents[2] / "examples" / "customer" / "env.yaml")
+    expected = {"grow": (1, False, False), "keep": (0, True, False), "rows": (0, True, True)}
+    for history, (code, will_run, is_exact) in expected.items():
+        more = ["--history", history, "--json"]
+        assert main(["validate", customer, "--model", str(folder), *more]) == code
+        (verdict,) = json.loads(capsys.readouterr().out)["verdicts"].values()
+        assert (verdict["will_run"], verdict["is_exact"], verdict["history"]) == (will_run, is_exact, history)
+        assert main(["validate", "arithmetic", "--model", str(folder), *more]) == 0  # it has no user
+        capsys.readouterr()
+        assert main(["tokens", "check", str(folder), customer, "--dialogues", "2", *more]) == code
+        assert json.loads(capsys.readouterr().out)["situations"] == verdict["situations"]
+    assert main(["tokens", "check", str(folder), "--dialogues", "2"]) == 0
+    assert main(["tokens", "check", str(folder), "--dialogues", "2", "--user"]) == 1
+    assert "run.history" in capsys.readouterr().out
+    assert main(["validate", customer, "--history", "rows"]) == 2
+
+
 def test_the_command_fails_where_results_cannot_be_exact(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     upper = folder / "upper.jinja"
     changed = "'\\n<tool_response>\\n' + message.content | upper"
@@ -94,7 +247,32 @@ def test_the_command_fails_where_results_cannot_be_exact(folder: Path, capsys: p
     assert main(["tokens", "check", str(folder), "--template", str(upper), "--dialogues", "5"]) == 1
     shown = capsys.readouterr().out
     assert "refused" in shown
-    assert "not exact" in shown
+    assert "training will not run" in shown
+
+
+def test_a_template_of_its_own_file_wins_over_the_configurations(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("another")
+    assert load_tokenizer(str(folder)).chat_template == "another"
+
+
+def test_a_models_name_is_looked_up_in_the_hubs_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    place = tmp_path / "hub" / "models--org--name"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("0" * 40)
+    snapshot = place / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (snapshot / name).write_bytes((folder / name).read_bytes())
+    (snapshot / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    loaded = load_tokenizer("org/name")
+    assert (loaded.chat_template, loaded.end_ids, loaded.name_or_path) == (CHAT_TEMPLATE, (2, 0), "org/name")
+    with pytest.raises(UsageError, match="cannot be fetched"):
+        load_tokenizer("org/other")
 
 
 def test_files_of_a_tokenizer_may_be_packed(folder: Path) -> None:

@@ -13,8 +13,8 @@ import orjson
 
 from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment, load
-from rlenv.observe import Cut, cut_chars
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.bound import cut_of
 from rlenv_verl.images import image_template, processor_images
 
 __all__ = ["cut_of", "encoder_of", "environment_of"]
@@ -51,13 +51,3 @@ def encoder_of(
         # The tokenizer and the processor are kept beside the encoder: their ids stay taken as long as the entry lives.
         _ENCODERS[key] = ((tokenizer, processor), encoder)
     return _ENCODERS[key][1]
-
-
-def cut_of(environment: Environment, encoder: TokenEncoder) -> Cut:
-    """How results are cut: by the spec's characters, and by its tokens as the policy's tokenizer counts them."""
-    spec = environment.spec.observation
-    by_chars = cut_chars(spec.model_copy(update={"max_tokens": None}))
-    if spec.max_tokens is None:
-        return lambda text: by_chars(text)  # a cut of the loop's own: limits are then counted in tokens
-    by_tokens = encoder.cut(max_tokens=spec.max_tokens, keep=spec.keep)
-    return lambda text: by_tokens(by_chars(text))

@@ -33,6 +33,7 @@ __all__ = [
     "measure_prompts",
     "plan_of",
     "prepare",
+    "seeing",
     "with_run_keys",
 ]
 
@@ -111,8 +112,13 @@ def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
     return inner
 
 
-def prepare(settings: RunSettings, *, max_prompt_tokens: int, warm_start: Mapping[str, Any] | None = None) -> Plan:
+def prepare(
+    settings: RunSettings, *, max_prompt_tokens: int | str, warm_start: Mapping[str, Any] | None = None
+) -> Plan:
     """Write the data sets, the agent loops' YAML, the resolved configuration and run.json, and return the plan.
+
+    Args:
+        max_prompt_tokens: the longest prompt, or `before.UNMEASURED` where no tokenizer tells it yet.
 
     Raises:
         UsageError: a split is missing, or veRL's configuration does not take an override.
@@ -234,7 +240,7 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
     }
 
 
-def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int) -> dict[str, Any]:
+def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> dict[str, Any]:
     """The keys that depend on the run and not on the preset."""
     model = Path(settings.model)
     keys: dict[str, Any] = {
@@ -253,6 +259,8 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int) -> di
         "trainer.experiment_name": folder.name,
         "hydra.run.dir": str(folder / "hydra"),
     }
+    if isinstance(max_prompt_tokens, str):  # veRL reads this one with a default of its own where the other is missing
+        keys["actor_rollout_ref.rollout.prompt_length"] = max_prompt_tokens
     if settings.steps is not None:
         keys["trainer.total_training_steps"] = settings.steps
     if settings.save_every is not None:
@@ -280,15 +288,21 @@ def measure_prompts(
     """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more.
 
     Raises:
-        UsageError: prompts show images, and the model's processor cannot be loaded here.
+        UsageError: the model's tokenizer, or where prompts show images its processor, cannot be loaded here.
     """
     from transformers import AutoTokenizer
 
     from rlenv.tokens import TokenEncoder
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    seeing = _seeing(model) if environment.spec.prompt.images else {}
-    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **seeing)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]}); set"
+            " run.max_prompt_length=N"
+        ) from error
+    shown = seeing(model) if environment.spec.prompt.images else {}
+    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)
 
     async def longest() -> int:
         lengths = []
@@ -302,7 +316,7 @@ def measure_prompts(
     return -(-asyncio.run(longest()) * 5 // 4)
 
 
-def _seeing(model: str) -> dict[str, Any]:
+def seeing(model: str) -> dict[str, Any]:
     """What a `TokenEncoder` needs to show images to a model; nothing for one that reads text alone."""
     from transformers import AutoProcessor
 

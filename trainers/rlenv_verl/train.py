@@ -16,6 +16,8 @@ from typing import Any
 
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
+from rlenv.preflight import lines_of
+from rlenv_verl.before import UNMEASURED, check_before, is_to_be_made
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
@@ -63,8 +65,12 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             text = command_text(run, run.metrics, _command(plan, run.metrics))
             (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
             console.print(text, markup=False)
+            is_ready = _looks_ready(plan, console)
             console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
-            return 0
+            return 0 if is_ready else 1
+        if not _looks_ready(plan, console):
+            console.print("nothing was started", markup=False)
+            return _EXIT["failed"]
         limit = arguments.time_limit or run.time_limit_s or float("inf")
         left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
         ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
@@ -73,6 +79,14 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     if ending.how != "finished":
         _explain(ending, run, console)
     return _EXIT[ending.how]
+
+
+def _looks_ready(plan: Plan, console: Console) -> bool:
+    """Shows what the run would meet; False where it must not start."""
+    report = check_before(plan.run, plan.config)
+    for line in lines_of(report):
+        console.print(line, markup=False)
+    return report.is_ready
 
 
 def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
@@ -189,13 +203,13 @@ def _model(
     return str(target), dataclasses.asdict(report)
 
 
-def _prompt_limit(settings: RunSettings) -> int:
+def _prompt_limit(settings: RunSettings) -> int | str:
     run = settings.preset.run
     limit = run["max_prompt_length"]
     if limit != "measured":
         return int(limit)
-    if not Path(settings.model).exists():
-        return 512  # a dry run has no tokenizer to measure with
+    if is_to_be_made(settings.model):
+        return UNMEASURED  # a dry run has no tokenizer to measure with
     splits = list(dict.fromkeys((run["train_split"], run["validation_split"])))
     kwargs = run["template_kwargs"]
     return max(

@@ -1,0 +1,43 @@
+"""What a run would meet before it starts: lengths against limits, tokens of a step, memory, and exactness."""
+
+from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths, chosen_tasks, measure
+from rlenv.preflight.memory import Machine, Memory, Model, memory_of, model_of
+from rlenv.preflight.report import (
+    Finding,
+    Names,
+    Preflight,
+    Step,
+    judge_lengths,
+    judge_memory,
+    judge_sequences,
+    lines_of,
+    step_of,
+)
+from rlenv.preflight.run import Plan, Split, Subject, preflight
+
+__all__ = [
+    "Finding",
+    "Lengths",
+    "Limits",
+    "Machine",
+    "Memory",
+    "Model",
+    "Names",
+    "Plan",
+    "Preflight",
+    "Split",
+    "SplitLengths",
+    "Step",
+    "Subject",
+    "TaskLengths",
+    "chosen_tasks",
+    "judge_lengths",
+    "judge_memory",
+    "judge_sequences",
+    "lines_of",
+    "measure",
+    "memory_of",
+    "model_of",
+    "preflight",
+    "step_of",
+]

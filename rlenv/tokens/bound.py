@@ -1,0 +1,62 @@
+"""An environment and a model's tokenizer, bound together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlenv.environment import Environment
+from rlenv.observe import Cut, cut_chars
+from rlenv.tokens.encoder import History, TokenEncoder
+from rlenv.tokens.images import ProcessorImages
+
+__all__ = ["bind", "cut_of", "thinking_of"]
+
+
+def bind(
+    tokenizer: Any,
+    environment: Environment,
+    *,
+    history: History = "grow",
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    stop: str | Sequence[str] | None = None,
+    images: ProcessorImages | None = None,
+) -> TokenEncoder:
+    """The encoder with which an environment's episodes are played: its dialect says where turns go on and think.
+
+    Raises:
+        UnsupportedTemplate: as `TokenEncoder` does.
+        UsageError: as `TokenEncoder` does.
+    """
+    return TokenEncoder(
+        tokenizer,
+        chat_template=chat_template,
+        template_kwargs=template_kwargs,
+        stop=stop,
+        same_turn=environment.same_turn,
+        images=images,
+        history=history,
+        thinking=thinking_of(environment),
+    )
+
+
+def thinking_of(environment: Environment) -> tuple[tuple[str, str], ...]:
+    """The marks around thinking in the environment's dialect; () where it has none.
+
+    A dialect of a plug-in need not say; `<think>` and `</think>` are taken then.
+    """
+    marks = getattr(getattr(environment.parts.dialect, "spec", None), "thinking_marks", None)
+    if marks is None:
+        return (("<think>", "</think>"),)
+    return ((marks.open, marks.close),) if marks.open and marks.close else ()
+
+
+def cut_of(environment: Environment, encoder: TokenEncoder) -> Cut:
+    """How results are cut: by the spec's characters, and by its tokens as the policy's tokenizer counts them."""
+    spec = environment.spec.observation
+    by_chars = cut_chars(spec.model_copy(update={"max_tokens": None}))
+    if spec.max_tokens is None:
+        return lambda text: by_chars(text)  # a cut of the caller's own: limits are then counted in tokens
+    by_tokens = encoder.cut(max_tokens=spec.max_tokens, keep=spec.keep)
+    return lambda text: by_tokens(by_chars(text))

@@ -1,0 +1,314 @@
+"""Plays dialogues with an encoder and compares each step with the template's own rendering, encoded independently.
+
+The policy of a dialogue samples the text that the template itself would write for its turn, with thinking or an empty
+block of it where the dialogue says so. Each observation is then one of
+
+- `exact`: the template's rendering goes on behind the context, and every id is that of the independent encoding;
+- `rewritten`: it does not, and the encoder did what its history promises: refused, counted, or a new row that is exact;
+- `needless`: it does, and the encoder refused it, counted it or began a row all the same;
+- `refused`: the encoder cannot encode it whatever the history;
+- `taken out`: the template itself takes no such conversation;
+- `failed`: ids are not the template's, or a rewritten history was accepted in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from rlenv.errors import EpisodeError, UnsupportedTemplate
+from rlenv.messages import Message, Observation
+from rlenv.tokens.dialogues import Dialogue, Turn
+from rlenv.tokens.encoder import TokenEncoder
+from rlenv.tokens.independent import Independent, spells
+from rlenv.tokens.rows import TokenRows
+from rlenv.tokens.spoken import Speaker, Spoken
+
+__all__ = ["Difference", "Outcome", "Replay", "compare"]
+
+Status = Literal["exact", "rewritten", "needless", "refused", "taken out", "failed"]
+_AROUND: Final = 4  # ids shown before and behind a difference
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two lists of ids part: the ids around it, and their texts, side by side."""
+
+    at: int
+    expected: tuple[tuple[int, str], ...]
+    found: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one observation, or of a prompt (`turn` is -1)."""
+
+    status: Status
+    turn: int
+    detail: str = ""
+    difference: Difference | None = None
+
+
+def compare(encoder: TokenEncoder, expected: Sequence[int], found: Sequence[int]) -> Difference | None:
+    """The first difference of two lists of ids, None where they are equal."""
+    if list(expected) == list(found):
+        return None
+    at = next(
+        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
+    )
+
+    def shown(ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+        return tuple((number, encoder.decode([number])) for number in ids[max(at - _AROUND, 0) : at + _AROUND + 1])
+
+    return Difference(at, shown(expected), shown(found))
+
+
+class _Ended(Exception):
+    """A dialogue goes no further; carries the last outcome, None where it was told already."""
+
+    def __init__(self, outcome: Outcome | None = None) -> None:
+        self.outcome = outcome
+        super().__init__()
+
+
+class Replay:
+    """Plays dialogues with one encoder."""
+
+    def __init__(self, encoder: TokenEncoder) -> None:
+        self.encoder = encoder
+        self.independent = Independent(encoder.vocabulary)
+        self.speaker = Speaker(encoder)
+
+    def play(self, dialogue: Dialogue) -> Iterator[Outcome]:
+        """The outcomes of a dialogue's prompt and of its observations, up to where it cannot go on."""
+        try:
+            yield from _Played(self, dialogue).outcomes()
+        except _Ended as ended:
+            if ended.outcome is not None:
+                yield ended.outcome
+
+
+class _Played:
+    """One dialogue on its way."""
+
+    def __init__(self, replay: Replay, dialogue: Dialogue) -> None:
+        self.encoder, self.independent, self.speaker = replay.encoder, replay.independent, replay.speaker
+        self.dialogue = dialogue
+        said = [turn.said.content for turn in dialogue.turns]
+        told = [message.content for turn in dialogue.turns for message in turn.answers]
+        first = [message.content for message in dialogue.messages]
+        # Contents that spell nothing need no second rendering.
+        self.spells = spells(self.encoder.vocabulary, [*said, *told, *first, *dialogue.tools])
+        self.number = -1
+
+    def outcomes(self) -> Iterator[Outcome]:
+        rows = self._start()
+        conversation = [(message, self.speaker.of(message)) for message in self.dialogue.messages]
+        yield self._prompt(rows, conversation)
+        for number, turn in enumerate(self.dialogue.turns):
+            self.number = number
+            conversation, outcome, goes_on = self._turn(rows, conversation, turn)
+            yield outcome
+            if not goes_on:
+                return
+
+    def _end(self, status: Status, detail: str, difference: Difference | None = None) -> _Ended:
+        return _Ended(Outcome(status, self.number, detail, difference))
+
+    def _start(self) -> TokenRows:
+        try:
+            return self.encoder.start_rows(self.dialogue.messages, tools=self.dialogue.tools)
+        except (UnsupportedTemplate, EpisodeError) as error:
+            self._render([(message, self.speaker.of(message)) for message in self.dialogue.messages])
+            raise self._end("refused", str(error)) from error
+
+    def _render(self, conversation: Sequence[tuple[Message, dict[str, Any]]], now: Any = None) -> str:
+        try:
+            return self.encoder.template.render([told for _, told in conversation], tools=self.dialogue.tools, now=now)
+        except UnsupportedTemplate as error:
+            raise self._end("taken out", str(error)) from error
+
+    def _ids(
+        self, conversation: Sequence[tuple[Message, dict[str, Any]]], text: str, now: Any, *, is_prompt: bool
+    ) -> list[int]:
+        """The independent ids of a rendering; what the policy says is text too where it became part of a prompt."""
+        hidden = None
+        said = [told.get("content") for message, told in conversation if is_prompt and message.role == "assistant"]
+        if self.spells or spells(self.encoder.vocabulary, said):
+            messages = [self._hidden(message, told, is_prompt) for message, told in conversation]
+            try:
+                hidden = self.encoder.template.render(
+                    messages, tools=self.independent.hide(self.dialogue.tools), now=now
+                )
+            except UnsupportedTemplate as error:
+                raise self._end("taken out", str(error)) from error
+        ids = self.independent.ids(text, hidden)
+        if ids is None:
+            raise self._end("taken out", "the template looks into contents that spell control tokens")
+        return ids
+
+    def _hidden(self, message: Message, told: dict[str, Any], is_prompt: bool) -> dict[str, Any]:
+        if message.role == "assistant":
+            if not is_prompt:
+                return told
+            # The marks around thinking that stands in the content are the policy's own still.
+            content = told.get("content")
+            kept = len(content) - len(message.content) if isinstance(content, str) and message.thinking else 0
+            return {**told, "content": self.independent.hide(content, ((0, kept),) if kept > 0 else ())}
+        shown = {key: item if key == "role" else self.independent.hide(item) for key, item in told.items()}
+        return {**shown, "content": self.independent.hide(told["content"], message.authored)}
+
+    def _prompt(self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]]) -> Outcome:
+        now = rows.last.story.now
+        text = self._render(conversation, now)
+        expected = self._ids(conversation, text, now, is_prompt=True)
+        difference = compare(self.encoder, expected, rows.last.prompt_ids)
+        if difference is not None:
+            raise self._end("failed", "the prompt's ids are not the rendering's", difference)
+        return Outcome("exact", -1)
+
+    def _turn(
+        self, rows: TokenRows, conversation: list[tuple[Message, dict[str, Any]]], turn: Turn
+    ) -> tuple[list[tuple[Message, dict[str, Any]]], Outcome, bool]:
+        now = rows.last.story.now
+        text = self._render(conversation, now)
+        try:
+            spoken = self.speaker.speak([told for _, told in conversation], turn, self.dialogue.tools, now=now)
+        except UnsupportedTemplate as error:
+            raise self._end("taken out", str(error)) from error
+        answers = [(message, self.speaker.of(message)) for message in turn.answers]
+        longer = [*conversation, (spoken.message, spoken.told), *answers]
+        after = self._render(longer, now)
+        end = self._end_of_turn(after, spoken, len(text) if after.startswith(text) else 0)
+        whole = self._ids(longer, after, now, is_prompt=False)
+        tail = self._tail(longer, after, end, now, whole)
+        context = rows.last.context_ids
+        stop_id = self.encoder.vocabulary.added[end[1]]
+        sampled = self._sampled(whole, context, spoken.text, stop_id, after, text)
+        rows.add_sampled(sampled, [-0.5] * len(sampled))
+        grows = after.startswith(text + spoken.text + end[1])
+        counted, before = len(rows.differences), len(rows.rows)
+        try:
+            fits = rows.add_observation(Observation(turn.answers), said=spoken.message)
+        except UnsupportedTemplate as error:
+            raise self._refused(str(error), grows) from error
+        assert fits  # there is no budget
+        self._check_mask(rows)
+        if len(rows.rows) > before:
+            return longer, self._new_row(rows, longer, after, now, grows), True
+        if not grows and self.encoder.history != "keep":
+            raise self._end("failed", self._parting(after, text + spoken.text + end[1]))
+        # What was sampled stays with "keep"; behind it the template would write something else in any case.
+        known = [*context, *sampled, *tail] if grows else rows.last.context_ids[: len(context) + len(sampled)]
+        if not grows and known != [*context, *sampled]:
+            raise self._end("failed", "what was sampled has changed")
+        difference = compare(self.encoder, known, rows.last.context_ids) if grows else None
+        if difference is not None:
+            raise self._end("failed", "the observation's ids are not the rendering's", difference)
+        if len(rows.differences) > counted:
+            return longer, Outcome("needless" if grows else "rewritten", self.number, rows.differences[-1]), False
+        if not grows:
+            raise self._end("failed", "not counted: " + self._parting(after, text + spoken.text + end[1]))
+        return longer, Outcome("exact", self.number), True
+
+    def _refused(self, why: str, grows: bool) -> _Ended:
+        if not grows and self.encoder.history == "grow":
+            return self._end("rewritten", why)
+        return self._end("needless" if grows and self.encoder.history == "grow" else "refused", why)
+
+    def _new_row(
+        self, rows: TokenRows, longer: list[tuple[Message, dict[str, Any]]], after: str, now: Any, grows: bool
+    ) -> Outcome:
+        difference = None
+        found_text = self.encoder.decode(rows.last.prompt_ids)
+        has_blocks = any(turn.thinks == "empty" for turn in self.dialogue.turns[: self.number + 1])
+        for told in self.speaker.forms_of(longer):
+            form = [(message, one) for (message, _), one in zip(longer, told, strict=True)]
+            # What the policy has said may be its own marks still, or text.
+            for is_prompt in (True, False):
+                try:
+                    expected = self._ids(form, self._render(form, now), now, is_prompt=is_prompt)
+                except _Ended:
+                    continue
+                found = compare(self.encoder, expected, rows.last.prompt_ids)
+                # An empty block is written or not, by who reads the policy's text: templates are told of it or not.
+                if found is not None and has_blocks:
+                    expected_text = self.encoder.decode(expected)
+                    if self.speaker.is_the_same_but_for_blocks(expected_text, found_text):
+                        found = None
+                if found is None:
+                    return Outcome("needless" if grows else "rewritten", self.number, "a new row")
+                if difference is None or found.at > difference.at:
+                    difference = found
+        raise self._end("failed", "the new row's prompt is not the rendering's", difference)
+
+    def _end_of_turn(self, after: str, spoken: Spoken, begin: int) -> tuple[int, str]:
+        """Where a rendering has the mark that ends the turn, and the mark."""
+        at = begin
+        for sign in spoken.signs:
+            # Behind the context the first is the turn's own; in a history that is written anew, the last is likeliest.
+            found = after.find(sign, at) if begin else after.rfind(sign)
+            at = max(at, found + len(sign)) if found >= 0 else at
+        marks = [(after.find(mark, at), mark) for mark in self.speaker.ends]
+        place, mark = min(((place, mark) for place, mark in marks if place >= 0), default=(-1, ""))
+        if place < 0:
+            raise self._end("taken out", "the template writes no mark behind the turn")
+        return place, mark
+
+    def _tail(
+        self,
+        longer: list[tuple[Message, dict[str, Any]]],
+        after: str,
+        end: tuple[int, str],
+        now: Any,
+        whole: list[int],
+    ) -> list[int]:
+        """The ids behind the turn's end mark: of the whole, since no text merges over a mark."""
+        stop_id = self.encoder.vocabulary.added[end[1]]
+        count = len(re.findall(re.escape(end[1]), after[: end[0]]))  # marks in contents are counted, and left out below
+        behind = len(re.findall(re.escape(end[1]), after[end[0] :]))
+        places = [index for index, number in enumerate(whole) if number == stop_id]
+        if len(places) == count + behind:
+            return whole[places[count] + 1 :]
+        # Contents spell the mark: those behind it do not count either.
+        told = [message.content for message, _ in longer[len(longer) - len(self.dialogue.turns[self.number].answers) :]]
+        spelled = sum(text.count(end[1]) for text in told)
+        return whole[places[len(places) - (behind - spelled)] + 1 :]
+
+    def _sampled(
+        self, whole: list[int], context: list[int], text: str, stop_id: int, after: str, so_far: str
+    ) -> list[int]:
+        """The ids of a turn: of the whole rendering where that goes on behind the context, else of the text alone."""
+        if after.startswith(so_far + text) and whole[: len(context)] == context:
+            own = self.encoder.encode_text(text)
+            ids = whole[len(context) : len(context) + len(own)]
+            if ids == own:
+                return [*ids, stop_id]
+        return [*self.encoder.encode_text(text), stop_id]
+
+    def _check_mask(self, rows: TokenRows) -> None:
+        for row in rows.rows:
+            if not len(row.mask) == len(row.response_ids) == len(row.logprobs):
+                raise self._end("failed", "mask, ids and log-probabilities differ in length")
+            if sum(row.mask) != sum(end - start for start, end in row.turn_spans):
+                raise self._end("failed", "the mask covers more or less than the sampled turns")
+
+    def _parting(self, after: str, context: str) -> str:
+        at = next((i for i, (a, b) in enumerate(zip(after, context, strict=False)) if a != b), len(after))
+        return (
+            f"accepted, although the template writes {after[max(at - 20, 0) : at + 20]!r} where"
+            f" {context[max(at - 20, 0) : at + 20]!r} was sampled"
+        )
+
+
+def with_answers(dialogue: Dialogue, contents: Mapping[int, str]) -> Dialogue:
+    """A dialogue whose turns are answered with other contents."""
+    turns = tuple(
+        replace(turn, answers=tuple(replace(one, content=contents[number]) for one in turn.answers))
+        if number in contents
+        else turn
+        for number, turn in enumerate(dialogue.turns)
+    )
+    return replace(dialogue, turns=turns)

@@ -1,0 +1,74 @@
+"""What an environment plays: each form of its prompts, and all that may answer a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlenv.checks.tokens import judge_environment
+from rlenv.environment import load
+from rlenv.messages import Image, Message
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+from rlenv.tokens.bound import bind, thinking_of
+from rlenv.tokens.load import LoadedTokenizer
+from rlenv.tokens.played import Prompts, answers_of
+from tests.preflight.conftest import FORGETS, spec
+
+__all__ = ["spec"]
+REPLIES = 'user: {kind: scripted, replies: ["fox"]}\n'
+
+
+def tokenizer(template: str) -> LoadedTokenizer:
+    return LoadedTokenizer(small_tokenizer(), template, {}, "<|im_end|>", "small")
+
+
+def test_each_form_of_a_prompt_is_kept_once_by_its_longest_text() -> None:
+    prompts = Prompts()
+    prompts.add([Message("user", "a")])
+    prompts.add([Message("user", "a longer one")])
+    prompts.add([Message("system", " "), Message("user", "b")])
+    prompts.add([Message("system", "S"), Message("user", "b")])
+    prompts.add([Message("user", "c", images=(Image("image/png", ""),))])
+    assert [[message.content for message in one] for one in prompts] == [
+        ["a longer one"],
+        [" ", "b"],
+        ["S", "b"],
+        ["c"],
+    ]
+
+
+def test_what_may_answer_a_turn_is_the_specs(spec: Callable[..., Path]) -> None:
+    assert answers_of(load(spec(more="limits: {calls_per_turn: 1}\n"))) == (("tool",), ("tool", "tool"))
+    path = spec(more=REPLIES + "limits: {calls_per_turn: 6}\n")
+    counts = [roles if roles[0] == "user" else len(roles) for roles in answers_of(load(path))]
+    assert counts == [1, ("user",), 2, 3, 4, 6]
+
+
+def test_a_user_is_judged_where_the_spec_has_one(spec: Callable[..., Path]) -> None:
+    for more, will_run in (("", True), (REPLIES, False)):
+        environment = load(spec(more=more))
+        verdict = judge_environment(environment, lambda made=environment: bind(tokenizer(FORGETS), made))
+        assert verdict.will_run is will_run
+        assert ("run.history" in verdict.message) is not will_run
+    environment = load(spec(more=REPLIES))
+    assert judge_environment(environment, bind(tokenizer(FORGETS), environment, history="rows")).is_exact
+    assert judge_environment(environment, bind(tokenizer(CHAT_TEMPLATE), environment)).is_exact
+
+
+def test_a_dialect_that_goes_on_in_one_turn_only_grows(spec: Callable[..., Path]) -> None:
+    path = spec(more=REPLIES + "dialect: search_r1\n")
+    path.write_text(path.read_text().partition("oracle:")[0] + REPLIES + "dialect: search_r1\n")
+    environment = load(path)
+    encoder = bind(tokenizer(FORGETS), environment)
+    assert encoder.same_turn is not None
+    assert judge_environment(environment, encoder).is_exact
+
+
+def test_thinking_is_marked_as_the_dialect_says(spec: Callable[..., Path]) -> None:
+    assert thinking_of(load(spec())) == (("<think>", "</think>"),)  # hermes
+
+
+def test_a_template_that_cannot_be_bound_is_a_verdict(spec: Callable[..., Path]) -> None:
+    environment = load(spec())
+    verdict = judge_environment(environment, lambda: bind(tokenizer("{{ oops("), environment))
+    assert (verdict.will_run, verdict.situations[0].status) == (False, "refused")
