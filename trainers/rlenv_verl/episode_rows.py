@@ -98,19 +98,24 @@ def episodes_of(token_level_rewards: torch.Tensor, response_mask: torch.Tensor, 
         of_row[list(found)] = episode
     of_row = of_row.to(token_level_rewards.device)
     own = token_level_rewards
-    carrying = [row for row, label in enumerate(labels) if label.carried]
-    if carrying:
+    rewards = token_level_rewards.sum(dim=-1)
+    carried = torch.tensor([label.carried for label in labels], dtype=own.dtype, device=own.device)
+    if bool(carried.any()):
         own = token_level_rewards.clone()
-        last = last_sampled(response_mask)
-        for row in carrying:
-            own[row, last[row]] -= labels[row].carried
+        own[torch.arange(len(own)), last_sampled(response_mask)] -= carried
+    # The first row has the whole reward already. A later one adds what it does not have of it: a penalty on its tokens.
+    # In this order the sum is exact where there is none, so that equal rewards stay equal.
+    totals = rewards[[found[0] for found in rows]]
+    for episode, found in enumerate(rows):
+        for before, row in zip(found, found[1:], strict=False):
+            totals[episode] += rewards[row] - carried[before]
     is_sampled = (response_mask.sum(dim=-1) > 0).to(torch.int64)
     count = torch.zeros(len(rows), dtype=torch.int64, device=own.device)
     return Episodes(
         rows=rows,
         of_row=of_row,
         groups=tuple(uid for uid, _ in members),
-        rewards=torch.zeros(len(rows), dtype=own.dtype, device=own.device).index_add(0, of_row, own.sum(dim=-1)),
+        rewards=totals,
         own=own,
         is_valid=count.index_add(0, of_row, is_sampled) > 0,
     )
