@@ -6,7 +6,7 @@ so both are kept for the life of the process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,12 +15,13 @@ from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment, load
 from rlenv.observe import Cut, cut_chars
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.encoder import History
 from rlenv_verl.images import image_template, processor_images
 
 __all__ = ["cut_of", "encoder_of", "environment_of"]
 
 _ENVIRONMENTS: dict[bytes, Environment] = {}
-_ENCODERS: dict[tuple[int, int, bytes, SameTurn | None], tuple[Any, TokenEncoder]] = {}
+_ENCODERS: dict[tuple[Any, ...], tuple[Any, TokenEncoder]] = {}
 
 
 def environment_of(spec: str, spec_set: Mapping[str, Any]) -> Environment:
@@ -37,16 +38,37 @@ def encoder_of(
     same_turn: SameTurn | None,
     processor: Any,
     processor_kwargs: Mapping[str, Any],
+    *,
+    history: History = "grow",
+    thinking: Sequence[tuple[str, str]] = (),
+    end_ids: Sequence[int] = (),
 ) -> TokenEncoder:
-    """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments."""
-    key = (id(tokenizer), id(processor), orjson.dumps([template_kwargs, processor_kwargs]), same_turn)
+    """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments.
+
+    Args:
+        history: what to do where the chat template rewrites earlier turns; see `TokenEncoder`.
+        thinking: the marks around thinking in the environment's dialect.
+        end_ids: further ids that end a turn, as the model's `generation_config` names them.
+    """
+    key = (
+        id(tokenizer),
+        id(processor),
+        orjson.dumps([template_kwargs, processor_kwargs]),
+        same_turn,
+        history,
+        tuple(thinking),
+        tuple(end_ids),
+    )
     if key not in _ENCODERS:
         encoder = TokenEncoder(
             tokenizer,
             chat_template=image_template(processor),
             template_kwargs=template_kwargs,
+            end_ids=end_ids,
             same_turn=same_turn,
             images=processor_images(processor, processor_kwargs),
+            history=history,
+            thinking=thinking,
         )
         # The tokenizer and the processor are kept beside the encoder: their ids stay taken as long as the entry lives.
         _ENCODERS[key] = ((tokenizer, processor), encoder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, FailurePolicy
@@ -25,6 +26,8 @@ class Row:
     mask: Sequence[int]
     logprobs: Sequence[float]
     turn_spans: Sequence[tuple[int, int]] = ()
+    images: Sequence[Any] = ()
+    """Those of its prompt and response, decoded, in the order of their placeholders."""
     token_rewards: tuple[float, ...] = ()
     """One a response token, summing to what is earned from the row's start on: each turn's reward on its last token,
     and on the last sampled token `carried`, which is earned in later rows. () where nothing is known or wanted."""
@@ -150,7 +153,10 @@ def _masked(row: Row | None, filler_id: int) -> Row:
     response = tuple(row.response_ids) if row is not None else ()
     logprobs = tuple(row.logprobs) if row is not None else ()
     filler = (filler_id,)
-    return Row(prompt or filler, response or filler, (0,) * max(1, len(response)), logprobs or (0.0,))
+    mask = (0,) * max(1, len(response))
+    return Row(
+        prompt or filler, response or filler, mask, logprobs or (0.0,), images=row.images if row is not None else ()
+    )
 
 
 def failed_outcome(*, terms: Sequence[str], filler_id: int, reason: str = CRASH) -> Outcome:

@@ -152,6 +152,8 @@ def outputs_of(
                 "max_global_steps": max(versions, default=first_version),
             },
         )
+        if row.images:
+            output.multi_modal_data = {"images": list(row.images)}
         if not is_validation:
             output._token_rewards = row.token_rewards
         return output
