@@ -80,17 +80,31 @@ def check_rows(config: Mapping[str, Any]) -> None:
                 f"not divide; set {name}.use_dynamic_bsz=true"
             )
     loss = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
-    if loss in ("gspo", "geo_mean"):
+    if loss in ("gspo", "sapo", "geo_mean"):
         raise UsageError(
-            f"{start}actor_rollout_ref.actor.policy_loss.loss_mode={loss} takes one ratio for each row and averages over "
-            "rows; use vanilla"
+            f"{start}actor_rollout_ref.actor.policy_loss.loss_mode={loss} averages over rows whatever loss_agg_mode "
+            "says; use vanilla"
         )
     sampler = config["trainer"].get("v1", {}).get("sampler", {}).get("custom_sampler") or {}
-    if not str(sampler.get("path", "")).endswith("rlenv_verl.sampler"):
+    if not _labels_rows(str(sampler.get("path") or ""), str(sampler.get("name") or "")):
         raise UsageError(
-            f"{start}which rows are one is told by rlenv's sampler; leave "
-            "trainer.v1.sampler.custom_sampler as the presets have it"
+            f"{start}which rows are one is told by rlenv's sampler; leave trainer.v1.sampler.custom_sampler as the "
+            "presets have it, or name a class that inherits from it"
         )
+
+
+def _labels_rows(path: str, name: str) -> bool:
+    """Whether a custom sampler is rlenv's, or inherits from it."""
+    if path.endswith("rlenv_verl.sampler"):
+        return True
+    if not path or not name:
+        return False
+    from verl.utils.import_utils import load_extern_type
+
+    from rlenv_verl.sampler import RlenvReplayBuffer, RlenvReplayBufferAsync
+
+    found = load_extern_type(path, name)
+    return isinstance(found, type) and issubclass(found, (RlenvReplayBuffer, RlenvReplayBufferAsync))
 
 
 def check_masking(config: Mapping[str, Any]) -> None:
