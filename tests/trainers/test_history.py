@@ -11,7 +11,6 @@ import pytest
 from rlenv.environment import load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
-from rlenv.trajectory import Turn
 from rlenv_verl.said import said_of
 from tests.trainers.conftest import quiet
 from tests.trainers.histories import FORGETFUL, SPEC, Said, check_rows, conversation, play
@@ -199,4 +198,4 @@ MARKS = (("<think>", "</think>"),)
     ],
 )
 def test_what_was_said_is_what_a_server_would_give_back(text: str, parsed: ParsedAction, message: Message) -> None:
-    assert said_of(Turn(0, text, parsed), thinking=MARKS) == message
+    assert said_of(text, parsed, thinking=MARKS) == message

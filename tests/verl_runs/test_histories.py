@@ -102,7 +102,7 @@ def shown(environment: Environment, trajectory: Trajectory, tokenizer: Any, kwar
             messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
         )
         texts.append(text)
-        said = said_of(turn, thinking=MARKS)
+        said = said_of(turn.action, turn.parsed, thinking=MARKS)
         message = said.as_dict()
         if said.thinking:
             message["reasoning_content"] = said.thinking

@@ -324,7 +324,8 @@ class RlenvAgentLoop(AgentLoopBase):
                 step = await episode.step(action)
             if step.is_last:
                 return episode.trajectory
-            said = said_of(episode.turns[-1], thinking=self.encoder.thinking)
+            turn = episode.turns[-1]
+            said = said_of(turn.action, turn.parsed, thinking=self.encoder.thinking)
             try:
                 if not await tokens.add_observation_async(step.observation, said=said):
                     return await episode.truncate("response_tokens")

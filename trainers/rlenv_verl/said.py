@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlenv.messages import Message, ToolCall
-from rlenv.trajectory import Turn
+from rlenv.messages import Message, ParsedAction, ToolCall
 
 __all__ = ["said_of"]
 
 
-def said_of(turn: Turn, *, thinking: Sequence[tuple[str, str]]) -> Message:
-    """The assistant's message of a turn, as a server that reads the family's text would give it back.
+def said_of(text: str, parsed: ParsedAction, *, thinking: Sequence[tuple[str, str]]) -> Message:
+    """The assistant's message of an action, as a server that reads the family's text would give it back.
 
     Content, thinking and calls are what the dialect read. Where a call cannot be read there is no structured form of it:
     the whole text behind the thinking is the content then, as it is with such a server.
 
     Args:
+        text: the action.
+        parsed: its reading.
         thinking: the marks around thinking.
     """
-    parsed = turn.parsed
     if all(isinstance(call, ToolCall) for call in parsed.calls):
         return Message("assistant", parsed.content, parsed.calls, thinking=parsed.thinking)
-    text = turn.action
     if parsed.thinking:
         for _, close in thinking:
             text = text.partition(close)[2] or text
