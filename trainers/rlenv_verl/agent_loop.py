@@ -98,6 +98,7 @@ class RlenvAgentLoop(AgentLoopBase):
         self.environment = environment_of(spec, replaced)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
+        self.thinking = thinking_of(self.environment)
         self.encoder = encoder_of(
             tokenizer,
             kwargs,
@@ -105,7 +106,7 @@ class RlenvAgentLoop(AgentLoopBase):
             self.processor,
             settings.processor_kwargs,
             history=history,
-            thinking=thinking_of(self.environment),
+            thinking=self.thinking,
             end_ids=end_ids_of(settings.model, str(getattr(tokenizer, "name_or_path", ""))),
         )
         # What ends a turn ends the generation, whatever the server knows of the model by itself.
@@ -325,7 +326,7 @@ class RlenvAgentLoop(AgentLoopBase):
             if step.is_last:
                 return episode.trajectory
             turn = episode.turns[-1]
-            said = said_of(turn.action, turn.parsed, thinking=self.encoder.thinking)
+            said = said_of(turn.action, turn.parsed, thinking=self.thinking)
             try:
                 if not await tokens.add_observation_async(step.observation, said=said):
                     return await episode.truncate("response_tokens")

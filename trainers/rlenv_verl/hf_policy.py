@@ -172,4 +172,4 @@ class _Session:
         if environment is None or own.tool_calls:
             return own
         text, parsed = environment.parse(own.content)
-        return said_of(text, parsed, thinking=self.policy.encoder.thinking)
+        return said_of(text, parsed, thinking=thinking_of(environment))
