@@ -7,6 +7,7 @@ with what was sampled and with the template's own rendering by transformers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 
 from rlenv import record
 from rlenv.environment import Environment, load
-from rlenv.trajectory import Trajectory
+from rlenv.messages import Message
+from rlenv.trajectory import Trajectory, Turn
 from rlenv_verl.episode_rows import RowLabel
 from rlenv_verl.said import said_of
 from tests.verl_runs.driving import ROOT, lines, train
@@ -39,15 +41,18 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(out: Path, policy: Path, *, history: str, thinks: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Two steps on both specs; every row that the trainer was handed."""
-    arguments = [str(CUSTOMER), str(TEN), "--model", str(policy), "--steps", "2", "--time-limit", "900", "-o", str(out)]
+    """A step on both specs; every row that the trainer was handed.
+
+    A small one: the update computes 151,936 probabilities for each of some 8,000 tokens.
+    """
+    arguments = [str(CUSTOMER), str(TEN), "--model", str(policy), "--steps", "1", "--time-limit", "900", "-o", str(out)]
     arguments += ["--validation-tasks", "2", "run.validation_split=train", "run.turn_tokens=48"]
     arguments += [f"run.history={history}", f"run.template_kwargs={{enable_thinking: {str(thinks).lower()}}}"]
     arguments += ["trainer.v1.sampler.custom_sampler.path=pkg://recording_sampler"]
     arguments += ["trainer.v1.sampler.custom_sampler.name=RecordingBuffer", "trainer.test_freq=-1"]
     arguments += [f"+trainer.v1.sampler.sampler_kwargs.trained_file={out / 'trained.jsonl'}"]
-    arguments += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
-    arguments += ["actor_rollout_ref.rollout.n=4", "data.max_response_length=600"]
+    arguments += ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.shuffle=false"]
+    arguments += ["actor_rollout_ref.rollout.n=2", "data.max_response_length=600"]
     # The trainer computes probabilities of its own, so that veRL compares them with the rollout's.
     arguments += ["algorithm.rollout_correction.bypass_mode=false", *more]
     log = out.with_suffix(".log")
@@ -107,9 +112,13 @@ def shown(environment: Environment, trajectory: Trajectory, tokenizer: Any, kwar
         if said.thinking:
             message["reasoning_content"] = said.thinking
         messages.append(message)
-        if turn.observation is not None:
-            messages += [observed.as_dict() for observed in turn.observation.messages]
+        messages += [observed.as_dict() for observed in seen_after(turn)]
     return texts
+
+
+def seen_after(turn: Turn) -> Sequence[Message]:
+    """What the environment says after a turn."""
+    return turn.observation.messages if turn.observation is not None else ()
 
 
 @pytest.mark.parametrize("history", ["rows", "keep"])
@@ -120,7 +129,7 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
     out = tmp_path / "run"
     rows = run(out, qwen3, history=history, thinks=thinks)
     episodes = by_episode([row for row in rows if row["partition"] == "train"])
-    assert len(episodes) == 2 * 4 * 4
+    assert len(episodes) == 4
     for episode in episodes.values():
         assert len(episode) == max(1, episode[0]["rlenv"]["rows"])
         assert not episode[0]["rlenv"]["is_invalid"]
@@ -134,29 +143,26 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
 
     # The trainer's own probabilities of what was sampled are the rollout's: the ids before each token are the same.
     figures = {entry["step"]: entry["data"] for entry in lines(out / "metrics.jsonl")}
-    for step in (1, 2):
-        assert figures[step]["training/rollout_probs_diff_max"] < 1e-4
-        assert figures[step]["rlenv/customer/episodes"] + figures[step]["rlenv/ten/episodes"] == 16
-        assert figures[step]["actor/grad_norm"] >= 0.0
-    assert sum(entry["episodes"] for entry in lines(out / "trained.jsonl")) == 32
+    assert figures[1]["training/rollout_probs_diff_max"] < 1e-3
+    assert (figures[1]["rlenv/customer/episodes"], figures[1]["rlenv/ten/episodes"]) == (2, 2)
+    assert math.isfinite(figures[1]["actor/grad_norm"])
+    assert [entry["episodes"] for entry in lines(out / "trained.jsonl")] == [2, 2]
 
     # Every validation episode is recorded, so the template can render all of it.
     tokenizer = transformers.AutoTokenizer.from_pretrained(qwen3)
-    environments = {Path(str(spec)).stem: load(spec) for spec in (CUSTOMER, TEN)}
-    known = {environment.id: environment for environment in environments.values()}
+    known = {environment.spec.name: environment for environment in map(load, (CUSTOMER, TEN))}
     recorded: dict[tuple[str, ...], Trajectory] = {}
     for path in sorted((out / "trajectories").glob("step-*.jsonl")):
         for trajectory in record.read(path):
-            recorded[trajectory.environment, str(trajectory.task_index), *(t.action for t in trajectory.turns)] = (
-                trajectory
-            )
-    compared = rewritten = 0
+            spec = trajectory.environment.rpartition("-v")[0]
+            recorded[spec, str(trajectory.task_index), *(turn.action for turn in trajectory.turns)] = trajectory
+    compared = rewritten = identical = 0
     kwargs = {"enable_thinking": thinks}
     for episode in by_episode([row for row in rows if row["partition"] == "val"]).values():
         turns = list(turns_of(episode))
         ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
         actions = [tokenizer.decode(ids[:-1] if ids[-1] in ends else ids) for _, _, ids in turns]
-        name = {"customer": known_id(known, "customer"), "ten": known_id(known, "ten")}[episode[0]["rlenv"]["spec"]]
+        name = episode[0]["rlenv"]["spec"]
         trajectory = recorded[name, str(episode[0]["rlenv"]["task"]), *actions]
         texts = shown(known[name], trajectory, tokenizer, kwargs)
         for place, (at, before, _) in enumerate(turns):
@@ -165,7 +171,11 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
             if history == "rows":
                 assert text == texts[place]
                 if place == 0 or turns[place - 1][0] != at:
-                    assert before == tokenizer(text, add_special_tokens=False)["input_ids"]
+                    told = [message.content for turn in trajectory.turns[:place] for message in seen_after(turn)]
+                    # What the environment says is text: where it quotes a mark, the whole tokenizer would make one of it.
+                    if not any(mark in content for mark in ("tool_call>", "think>") for content in told):
+                        assert before == tokenizer(text, add_special_tokens=False)["input_ids"]
+                        identical += 1
                     rewritten += place > 0
             elif text != texts[place]:
                 rewritten += 1
@@ -174,9 +184,6 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
             differs = any(tokenizer.decode(before) != texts[at] for at, (_, before, _) in enumerate(turns))
             assert bool(episode[0]["rlenv"]["differences"]) == differs
     assert compared >= 20
+    assert identical >= 8 or history == "keep"
     assert rewritten >= 8
     assert json.loads((out / "run.json").read_text())["history"] == history
-
-
-def known_id(known: Mapping[str, Environment], name: str) -> str:
-    return next(key for key, environment in known.items() if environment.spec.name == name)
