@@ -115,13 +115,15 @@ class Way:
 class Form:
     """One way of writing calls; templates differ in which they take.
 
-    `content` is that of a turn with calls and no text. `name` is a tool's, where a template looks names up.
+    `content` is that of a turn with calls and no text. `name` is a tool's, where a template looks names up. `is_plain`:
+    the template knows no calls, so that they stand in the content as they were sampled.
     """
 
     content: str | None = ""
     has_tools: bool = False
     arguments_as_text: bool = False
     name: str = ""
+    is_plain: bool = False
 
     def calls(self, turn: int, count: int, first: int) -> list[dict[str, Any]]:
         """The calls of a turn, `first` of which is the number of the first."""
@@ -140,7 +142,7 @@ FORMS: Final = tuple(
     for as_text in (False, True)
     for has_tools in (False, True)
     for content in ("", None)
-)
+) + (Form(is_plain=True),)
 
 
 def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> dict[str, Any]:
@@ -152,7 +154,9 @@ def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> d
     """
     calls = turn.calls
     message: dict[str, Any] = {"role": "assistant", "content": said_mark(number) if turn.text else ""}
-    if calls:
+    if calls and form.is_plain:
+        message["content"] += " ".join(argument_mark(number, index) for index in range(calls))
+    elif calls:
         message = {
             "role": "assistant",
             "content": said_mark(number) if turn.text else form.content,
