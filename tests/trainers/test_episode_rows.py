@@ -136,7 +136,7 @@ def estimated(tokens: Tokens, estimator: str, **config: Any) -> tuple[list[list[
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     import rlenv_verl.advantage
-    import rlenv_verl.estimators  # noqa: F401
+    import rlenv_verl.estimators
 
     rlenv_verl.advantage._GENERATORS.clear()  # a control draws the same permutation for both
     found, returns = get_adv_estimator_fn(estimator)(
@@ -260,9 +260,7 @@ def gradients(loss: str, mode: str = "token-mean") -> tuple[torch.Tensor, torch.
     rows = masking.batch()
     whole = masking.gradient(rows, mode=mode, loss=loss, divisor=len(rows))
     parts = [
-        part
-        for session, row in enumerate(rows)
-        for part in split_row(row, f"rlenv|{row.group}|{session}", row.reward)
+        part for session, row in enumerate(rows) for part in split_row(row, f"rlenv|{row.group}|{session}", row.reward)
     ]
     assert len(parts) > len(rows)
     width = max(len(part.mask) for part, _ in parts)

@@ -95,7 +95,12 @@ def forgetful(tiny_folder: Path, folder: Path, *, ends: list[int]) -> Path:
 def test_the_policy_reads_what_the_template_writes_of_earlier_turns(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
     environment = load(tmp_path / "spec.yaml")
-    said = (Said("Which?", thinking="I need more"), Said(thinking="so", call="6*7"), Said("Well?"), Said("<answer>42</answer>"))
+    said = (
+        Said("Which?", thinking="I need more"),
+        Said(thinking="so", call="6*7"),
+        Said("Well?"),
+        Said("<answer>42</answer>"),
+    )
 
     async def run() -> list[str]:
         policy = make(forgetful(tiny_folder, tmp_path / "policy", ends=[2]), environment)

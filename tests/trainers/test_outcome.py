@@ -18,7 +18,9 @@ def row(spans: Sequence[tuple[int, int]], *, tokens: int) -> Row:
     return Row((7,), tuple(range(tokens)), mask, (0.0,) * tokens, list(spans))
 
 
-def placed(rewards: Sequence[float], spans: Sequence[tuple[int, int]], *, tokens: int, total: float) -> tuple[float, ...]:
+def placed(
+    rewards: Sequence[float], spans: Sequence[tuple[int, int]], *, tokens: int, total: float
+) -> tuple[float, ...]:
     (found,) = place_rewards([row(spans, tokens=tokens)], rewards, total=total)
     assert found.carried == 0.0
     return found.token_rewards

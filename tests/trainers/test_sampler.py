@@ -30,8 +30,8 @@ class Queue:
             self.tags[partition_id].pop(key, None)
 
     def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: Any) -> None:
-        for name in fields.keys():
-            for key, value in zip(keys, fields[name], strict=True):
+        for name, values in fields.items():
+            for key, value in zip(keys, values, strict=True):
                 self.fields[key][name] = getattr(value, "data", value)
 
     def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> Any:

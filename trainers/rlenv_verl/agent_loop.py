@@ -34,7 +34,7 @@ from rlenv.tokens.encoder import History
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
 from rlenv_verl.images import STRAY, clean_length, generation_fields, shown_of
-from rlenv_verl.kept import cut_of, encoder_of, environment_of
+from rlenv_verl.kept import cut_of, encoder_of, environment_of, require_template
 from rlenv_verl.loop_settings import loop_settings, plain
 from rlenv_verl.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.reward_model import served_by_reward_model
@@ -146,9 +146,7 @@ class RlenvAgentLoop(AgentLoopBase):
         if loop is not None and not args:
             _last_parts = _Parts(loop, same, dict(self.__dict__))
 
-    async def run(
-        self, sampling_params: dict[str, Any], **row: Any
-    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
         """One sample, and a list of its training rows where it has several (`history: rows`).
 
         `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added.
@@ -296,7 +294,7 @@ class RlenvAgentLoop(AgentLoopBase):
             if not self._takes_prompts_of(episode.messages):
                 raise
             return episode.fail("prompt", str(error))  # this row's, and no other sample's
-        self._require()
+        require_template(self.environment, self.encoder, episode.messages)
         request = uuid4().hex
         while True:
             room = tokens.remaining
@@ -334,18 +332,6 @@ class RlenvAgentLoop(AgentLoopBase):
                 # What the environment plays can be shown, or the loop had not begun: the policy chose the shape of its
                 # turn, such as how many calls it writes.
                 return await episode.truncate("template")
-
-    def _require(self) -> None:
-        """Passes where the chat template can answer this environment's turns, whatever the policy writes in them.
-
-        Raises:
-            UnsupportedTemplate: it cannot; all samples alike are concerned.
-        """
-        parts = self.environment.parts
-        if parts.tools:
-            self.encoder.require(["tool"], after_thinking=True)
-        if parts.simulated is not None:
-            self.encoder.require(["user"], after_thinking=True)
 
     def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
         """Whether the chat template takes a prompt of these roles at all."""

@@ -14,6 +14,7 @@ Each has a control, `…_shuffled`: the batch's rewards are permuted over its va
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def _returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> t
     # Each row by itself so far: `running` is the return of its first sampled token. What comes in later rows is as
     # many sampled tokens further away as are left in the row.
     for rows in episodes.rows:
-        for row, later in reversed(list(zip(rows, rows[1:], strict=False))):
+        for row, later in reversed(list(pairwise(rows))):
             left = mask[row].flip(-1).cumsum(-1).flip(-1)
             returns[row] += gamma**left * running[later] * mask[row]
             running[row] += gamma ** left[0] * running[later]

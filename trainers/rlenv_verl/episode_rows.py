@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -107,7 +108,7 @@ def episodes_of(token_level_rewards: torch.Tensor, response_mask: torch.Tensor, 
     # In this order the sum is exact where there is none, so that equal rewards stay equal.
     totals = rewards[[found[0] for found in rows]]
     for episode, found in enumerate(rows):
-        for before, row in zip(found, found[1:], strict=False):
+        for before, row in pairwise(found):
             totals[episode] += rewards[row] - carried[before]
     is_sampled = (response_mask.sum(dim=-1) > 0).to(torch.int64)
     count = torch.zeros(len(rows), dtype=torch.int64, device=own.device)

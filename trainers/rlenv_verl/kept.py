@@ -13,12 +13,15 @@ import orjson
 
 from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment, load
+from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message
 from rlenv.observe import Cut, cut_chars
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
+from rlenv.tokens.played import verdict_of
 from rlenv_verl.images import image_template, processor_images
 
-__all__ = ["cut_of", "encoder_of", "environment_of"]
+__all__ = ["cut_of", "encoder_of", "environment_of", "require_template"]
 
 _ENVIRONMENTS: dict[bytes, Environment] = {}
 _ENCODERS: dict[tuple[Any, ...], tuple[Any, TokenEncoder]] = {}
@@ -73,6 +76,28 @@ def encoder_of(
         # The tokenizer and the processor are kept beside the encoder: their ids stay taken as long as the entry lives.
         _ENCODERS[key] = ((tokenizer, processor), encoder)
     return _ENCODERS[key][1]
+
+
+_WILL_RUN: set[tuple[int, int, Any]] = set()
+
+
+def require_template(environment: Environment, encoder: TokenEncoder, messages: Sequence[Message]) -> None:
+    """Passes where the chat template can go on behind whatever an environment answers to a first prompt.
+
+    The verdict that a run is given before it starts (`rlenv.tokens.played`), once for each form of prompt. Environment
+    and encoder are kept for the life of the process (`environment_of`, `encoder_of`).
+
+    Raises:
+        UnsupportedTemplate: it cannot with the encoder's history; all samples alike are concerned.
+    """
+    form = tuple((message.role, not message.content.strip(), len(message.images)) for message in messages)
+    key = (id(environment), id(encoder), form)
+    if key in _WILL_RUN:
+        return
+    verdict = verdict_of(environment, encoder, [messages])
+    if not verdict.will_run:
+        raise UnsupportedTemplate(verdict.message)
+    _WILL_RUN.add(key)
 
 
 def cut_of(environment: Environment, encoder: TokenEncoder) -> Cut:

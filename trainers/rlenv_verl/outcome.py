@@ -60,8 +60,7 @@ def place_rewards(rows: Sequence[Row], turn_rewards: Sequence[float], *, total: 
 
     Each turn's reward stands on its last token; what is left of `total` (a turn that sampled nothing, rounding) on the
     last sampled one of the last row. What later rows earn stands on each row's last sampled token: the first row's sum
-    is `total`, and with the outcome's reward alone every row's is. Rows without a sampled turn have no token to stand on
-    and stay as they are.
+    is `total`, and with the outcome's reward alone every row's is. Rows without a sampled turn stay as they are.
 
     Args:
         rows: of one episode, in their order.

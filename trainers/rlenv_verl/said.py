@@ -12,8 +12,8 @@ __all__ = ["said_of"]
 def said_of(text: str, parsed: ParsedAction, *, thinking: Sequence[tuple[str, str]]) -> Message:
     """The assistant's message of an action, as a server that reads the family's text would give it back.
 
-    Content, thinking and calls are what the dialect read. Where a call cannot be read there is no structured form of it:
-    the whole text behind the thinking is the content then, as it is with such a server.
+    Content, thinking and calls are what the dialect read. A call that cannot be read has no structured form: the whole
+    text behind the thinking is the content then, as it is with such a server.
 
     Args:
         text: the action.
