@@ -171,8 +171,10 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
             if history == "rows":
                 assert text == texts[place]
                 if place == 0 or turns[place - 1][0] != at:
-                    told = [message.content for turn in trajectory.turns[:place] for message in seen_after(turn)]
-                    # What the environment says is text: of a mark that it quotes the whole tokenizer makes a mark.
+                    before_it = trajectory.turns[:place]
+                    told = [message.content for turn in before_it for message in seen_after(turn)]
+                    told += [said_of(turn.action, turn.parsed, thinking=MARKS).content for turn in before_it]
+                    # Words of a conversation are text in a new prompt; the tokenizer makes marks of what they spell.
                     if not any(mark in content for mark in ("tool_call>", "think>") for content in told):
                         assert before == tokenizer(text, add_special_tokens=False)["input_ids"]
                         identical += 1
