@@ -42,7 +42,8 @@ SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 """A mark of an answer: its letter (content, name, id) and its number."""
 KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 """The names under which templates look for an assistant's thinking, the common one first."""
-THINKING: Final = ("none", "empty", "some")
+THINKING: Final = ("none", "empty", "some", "cut")
+"""Kinds of thinking: none at all, a block without words, one with words, and one that was not closed."""
 
 
 def content_mark(index: int) -> str:
@@ -107,7 +108,9 @@ class Way:
             return message
         if self.key:
             return {**message, self.key: thought}
-        block = f"{self.open}\n{thought if thinking == 'some' else ''}\n{self.close}\n\n"
+        block = f"{self.open}\n{thought if thinking != 'empty' else ''}\n{self.close}\n\n"
+        if thinking == "cut":
+            block = f"{self.open}\n{thought}"
         return {**message, "content": block + (message["content"] or "")}
 
 
@@ -137,12 +140,15 @@ class Form:
         return out
 
 
-FORMS: Final = tuple(
-    Form(content, has_tools, as_text)
-    for as_text in (False, True)
-    for has_tools in (False, True)
-    for content in ("", None)
-) + (Form(is_plain=True),)
+FORMS: Final = (
+    *(
+        Form(content, has_tools, as_text)
+        for as_text in (False, True)
+        for has_tools in (False, True)
+        for content in ("", None)
+    ),
+    Form(is_plain=True),
+)
 
 
 def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> dict[str, Any]:

@@ -293,6 +293,8 @@ class Growth:
         held = self.reader.blocks(gap)
         if turn.thinking == "none" and held != "none":
             return "it writes an empty block of thinking where a turn has none", 0
+        if turn.thinking == "cut" and self.reader.closes(grown[at:].partition("\ue000")[0]):
+            return "it closes a block of thinking that a turn left open", 0
         if turn.thinking == "empty" and held == "none":
             return "it leaves out the empty block of thinking of a turn", 0
         return "", at
@@ -384,7 +386,7 @@ def _bound(kept: dict[Any, Any]) -> None:
 
 
 def _words(turn: Turn, number: int) -> list[str]:
-    words = [thought_mark(number)] if turn.thinking == "some" else []
+    words = [thought_mark(number)] if turn.thinking in ("some", "cut") else []
     if turn.text:
         words.append(said_mark(number))
     return words + [argument_mark(number, index) for index in range(turn.calls)]
