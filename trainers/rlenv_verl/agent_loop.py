@@ -146,7 +146,10 @@ class RlenvAgentLoop(AgentLoopBase):
         if loop is not None and not args:
             _last_parts = _Parts(loop, same, dict(self.__dict__))
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
+    # veRL's own annotation knows one output; its worker takes a list as well (trainer/ppo/v1/agent_loop_tq.py).
+    async def run(  # type: ignore[override]
+        self, sampling_params: dict[str, Any], **row: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """One sample, and a list of its training rows where it has several (`history: rows`).
 
         `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added.

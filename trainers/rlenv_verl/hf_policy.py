@@ -17,7 +17,7 @@ from rlenv.tokens.encoder import History
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.decode import Sampling
 from rlenv_verl.said import said_of
-from rlenv_verl.turn_marks import end_ids_of, thinking_of
+from rlenv_verl.turn_marks import USUAL_THINKING, end_ids_of, thinking_of
 from rlenv_verl.weights import load_model
 
 __all__ = ["HfPolicy", "load_policy", "make"]
@@ -92,7 +92,7 @@ def load_policy(
         end_ids=end_ids_of(str(folder)),
         same_turn=None if environment is None else environment.same_turn,
         history=history,
-        **({} if environment is None else {"thinking": thinking_of(environment)}),
+        thinking=USUAL_THINKING if environment is None else thinking_of(environment),
     )
     server = CpuServer(
         model,

@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlenv.environment import Environment
 
-__all__ = ["end_ids_of", "thinking_of"]
+__all__ = ["USUAL_THINKING", "end_ids_of", "thinking_of"]
+
+USUAL_THINKING: Final = (("<think>", "</think>"),)
+"""The marks that are taken where nobody says."""
 
 _FILES = ("generation_config.json", "config.json")
 
@@ -41,7 +44,7 @@ def _config(place: str, name: str) -> Mapping[str, Any] | None:
     if not place:
         return None
     if not path.is_file():
-        from transformers.utils import cached_file
+        from transformers.utils.hub import cached_file
 
         if Path(place).exists():
             return None
@@ -68,10 +71,10 @@ def _ids(config: Mapping[str, Any]) -> set[int]:
 def thinking_of(environment: Environment) -> tuple[tuple[str, str], ...]:
     """The marks around thinking in the environment's dialect; () where it has none.
 
-    A dialect of a plug-in need not say; `<think>` and `</think>` are taken then.
+    A dialect of a plug-in need not say; `USUAL_THINKING` is taken then.
     """
     spec = getattr(environment.parts.dialect, "spec", None)
     marks = getattr(spec, "thinking_marks", None)
     if marks is None:
-        return (("<think>", "</think>"),)
+        return USUAL_THINKING
     return ((marks.open, marks.close),) if marks.open and marks.close else ()
