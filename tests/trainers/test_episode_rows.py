@@ -302,10 +302,12 @@ def settings(estimator: str = "rlenv_grpo", **keys: Any) -> dict[str, Any]:
     critic = {"loss_agg_mode": "token-mean", "use_dynamic_bsz": True}
     algorithm = {"adv_estimator": estimator, "gamma": 1.0, "use_kl_in_reward": False}
     sampler = {"path": "pkg://rlenv_verl.sampler", "name": "RlenvReplayBuffer"}
+    distillation = {"enabled": keys.pop("distillation", False)}
     for key, value in keys.items():
         (actor if key in actor else algorithm if key in algorithm else sampler)[key] = value
     trainer = {"v1": {"sampler": {"custom_sampler": sampler}}}
-    return {"actor_rollout_ref": {"actor": actor}, "critic": critic, "algorithm": algorithm, "trainer": trainer}
+    parts = {"critic": critic, "algorithm": algorithm, "trainer": trainer, "distillation": distillation}
+    return {"actor_rollout_ref": {"actor": actor}, **parts}
 
 
 @pytest.mark.parametrize(
@@ -321,6 +323,7 @@ def settings(estimator: str = "rlenv_grpo", **keys: Any) -> dict[str, Any]:
         ({"use_dynamic_bsz": False}, r"set actor_rollout_ref\.actor\.use_dynamic_bsz=true"),
         ({"policy_loss": {"loss_mode": "gspo"}}, "loss_mode=gspo averages over rows.*use vanilla"),
         ({"path": None}, "told by rlenv's sampler"),
+        ({"distillation": True}, "asks a teacher about the last of them alone"),
     ],
 )
 def test_settings_that_take_a_row_for_an_episode_are_refused(keys: dict[str, Any], message: str) -> None:

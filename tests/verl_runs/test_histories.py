@@ -21,7 +21,7 @@ from rlenv.messages import Message
 from rlenv.trajectory import Trajectory, Turn
 from rlenv_verl.episode_rows import RowLabel
 from rlenv_verl.said import said_of
-from tests.verl_runs.driving import ROOT, lines, train
+from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
 from tests.verl_runs.qwen3 import make_qwen3_policy
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1500)]
@@ -189,3 +189,55 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
     assert identical >= 8 or history == "keep"
     assert rewritten >= 8
     assert json.loads((out / "run.json").read_text())["history"] == history
+
+
+TALK = """
+rlenv: 1
+name: talk
+tasks:
+  train: {rows: [{question: Hello, answer: 1}, {question: Say one, answer: 1}, {question: Say six, answer: 6}]}
+prompt: {user: "{{ task.question }}"}
+user: {kind: scripted, replies: ["Which one?", "Are you sure?", "Say it."]}
+tools: {number: {kind: calculator}}
+answer: {from: tag, tag: answer}
+limits: {turns: 3}
+rewards:
+  right: {kind: rule, rule: numeric_match}
+  brief: {kind: rule, rule: answered, weight: 0.5}
+oracle:
+  - say: "I think of it."
+  - call: {number: {expression: "{{ task.answer }}"}}
+  - say: "<answer>{{ task.answer }}</answer>"
+"""
+# A generation prompt that is not part of the history, as Qwen3's with thinking off: every turn is a row.
+GENERATES = "{{- '<|im_start|>assistant\\n' }}"
+FORGETS = "{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}"
+
+
+def test_a_critic_and_its_policy_are_updated_once_for_a_batch_of_rows(tmp_path: Path) -> None:
+    spec, out = tmp_path / "talk.yaml", tmp_path / "run"
+    spec.write_text(TALK)
+    policy = make_policy(tmp_path / "policy", str(spec))
+    template = (policy / "chat_template.jinja").read_text()
+    assert template.count(GENERATES) == 1
+    (policy / "chat_template.jinja").write_text(template.replace(GENERATES, FORGETS))
+    arguments = [str(spec), "--model", str(policy), "--steps", "2", "--time-limit", "500", "-o", str(out), *SMALL]
+    arguments += ["--algorithm", "ppo", "run.history=rows", "run.validation_split=train", "trainer.test_freq=-1"]
+    log = out.with_suffix(".log")
+    assert train(arguments, log, seconds=600) == 0, log.read_text()[-3000:]
+    figures = {entry["step"]: entry["data"] for entry in lines(out / "metrics.jsonl")}
+    for step in (1, 2):
+        data = figures[step]
+        assert data["rlenv/talk/episodes"] == 16
+        assert data["rlenv/talk/rows"] == pytest.approx(data["rlenv/talk/turns"])
+        assert data["rlenv/talk/rows"] > 1.5
+        assert all(math.isfinite(value) for value in data.values() if isinstance(value, float))
+        assert data["critic/vf_loss"] > 0.0
+        assert data["critic/grad_norm"] > 0.0
+        # Whitened over the batch's sampled tokens, each of them once.
+        assert data["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-3)
+        # One update of all rows: nothing has changed before it.
+        assert data["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-3)
+        assert data["actor/pg_clipfrac"] == 0.0
+    assert figures[1]["actor/grad_norm"] > 0.0
+    assert "critic" in {path.name for path in (out / "checkpoints/global_step_2").iterdir()}

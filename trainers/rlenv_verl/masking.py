@@ -85,6 +85,10 @@ def check_rows(config: Mapping[str, Any]) -> None:
             f"{start}actor_rollout_ref.actor.policy_loss.loss_mode={loss} averages over rows whatever loss_agg_mode "
             "says; use vanilla"
         )
+    if (config.get("distillation") or {}).get("enabled"):
+        raise UsageError(
+            f"{start}veRL asks a teacher about the last of them alone; set distillation.enabled=false, or take keep"
+        )
     sampler = config["trainer"].get("v1", {}).get("sampler", {}).get("custom_sampler") or {}
     if not _labels_rows(str(sampler.get("path") or ""), str(sampler.get("name") or "")):
         raise UsageError(
