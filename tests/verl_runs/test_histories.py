@@ -195,7 +195,12 @@ TALK = """
 rlenv: 1
 name: talk
 tasks:
-  train: {rows: [{question: Hello, answer: 1}, {question: Say one, answer: 1}, {question: Say six, answer: 6}]}
+  train:
+    rows:
+      - {question: Hello, answer: 1}
+      - {question: Say one, answer: 1}
+      - {question: Say two, answer: 2}
+      - {question: Say six, answer: 6}
 prompt: {user: "{{ task.question }}"}
 user: {kind: scripted, replies: ["Which one?", "Are you sure?", "Say it."]}
 tools: {number: {kind: calculator}}
