@@ -15,7 +15,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from rlenv import record
 from rlenv._bounded import cut_middle, encodable
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
-from rlenv.messages import Message
+from rlenv.messages import Message, Sampled
 from rlenv.tokens import TokenRows
+from rlenv.tokens.bound import thinking_of
 from rlenv.tokens.encoder import History
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
@@ -42,7 +43,7 @@ from rlenv_verl.said import said_of
 from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, outputs_of
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
-from rlenv_verl.turn_marks import end_ids_of, thinking_of
+from rlenv_verl.turn_marks import end_ids_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
 
 __all__ = ["RlenvAgentLoop"]
@@ -207,7 +208,8 @@ class RlenvAgentLoop(AgentLoopBase):
             if trajectory.failure is not None:
                 self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
             if task.is_validation:
-                self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
+                kept = trajectory if play.tokens is None else with_ids(trajectory, play.tokens)
+                self._record(kept, task.step, "greedy" if task.is_greedy else "sampled")
         figures = figures_of(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
         outputs = outputs_of(
             outcome,
@@ -323,7 +325,7 @@ class RlenvAgentLoop(AgentLoopBase):
             play.actions.append(action)
             play.activity.waits_for(STEP)
             with Timed("tool_calls", play.metrics):
-                step = await episode.step(action)
+                step = await episode.step(Sampled(action, "length" if self._is_cut(answer, most, action) else ""))
             if step.is_last:
                 return episode.trajectory
             turn = episode.turns[-1]
@@ -335,6 +337,16 @@ class RlenvAgentLoop(AgentLoopBase):
                 # What the environment plays can be shown, or the loop had not begun: the policy chose the shape of its
                 # turn, such as how many calls it writes.
                 return await episode.truncate("template")
+
+    def _is_cut(self, answer: Any, most: int, action: str) -> bool:
+        """Whether the limit of tokens ended a turn, and not the policy.
+
+        Expected: the server's word. Actual (veRL 0.9.1): `completed` for both (vllm_async_server.py). Remove when it
+        tells them apart.
+        """
+        ids = answer.token_ids
+        ended = ids[-1] in self.encoder.end_ids or action.endswith(self.environment.stops or "\0") if ids else True
+        return len(ids) >= most and not ended
 
     def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
         """Whether the chat template takes a prompt of these roles at all."""
@@ -389,6 +401,13 @@ class RlenvAgentLoop(AgentLoopBase):
             }
             with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
                 file.write(orjson.dumps(entry) + b"\n")
+
+
+def with_ids(trajectory: Trajectory, tokens: TokenRows) -> Trajectory:
+    """The record with the ids that were sampled in each turn, as they were."""
+    sampled = [tuple(row.response_ids[start:end]) for row in tokens.rows for start, end in row.turn_spans]
+    turns = (replace(turn, token_ids=ids) for turn, ids in zip(trajectory.turns, sampled, strict=False))
+    return replace(trajectory, turns=(*turns, *trajectory.turns[len(sampled) :]))
 
 
 async def _cut_short(episode: Episode, play: Play) -> None:

@@ -13,11 +13,12 @@ from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenRows
+from rlenv.tokens.bound import thinking_of
 from rlenv.tokens.encoder import History
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.decode import Sampling
 from rlenv_verl.said import said_of
-from rlenv_verl.turn_marks import USUAL_THINKING, end_ids_of, thinking_of
+from rlenv_verl.turn_marks import USUAL_THINKING, end_ids_of
 from rlenv_verl.weights import load_model
 
 __all__ = ["HfPolicy", "load_policy", "make"]

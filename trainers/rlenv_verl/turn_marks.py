@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv.environment import Environment
-
-__all__ = ["USUAL_THINKING", "end_ids_of", "thinking_of"]
+__all__ = ["USUAL_THINKING", "end_ids_of"]
 
 USUAL_THINKING: Final = (("<think>", "</think>"),)
 """The marks that are taken where nobody says."""
@@ -66,15 +64,3 @@ def _ids(config: Mapping[str, Any]) -> set[int]:
         found = inner.get("eos_token_id")
     ids = found if isinstance(found, list) else [found]
     return {number for number in ids if isinstance(number, int) and not isinstance(number, bool)}
-
-
-def thinking_of(environment: Environment) -> tuple[tuple[str, str], ...]:
-    """The marks around thinking in the environment's dialect; () where it has none.
-
-    A dialect of a plug-in need not say; `USUAL_THINKING` is taken then.
-    """
-    spec = getattr(environment.parts.dialect, "spec", None)
-    marks = getattr(spec, "thinking_marks", None)
-    if marks is None:
-        return USUAL_THINKING
-    return ((marks.open, marks.close),) if marks.open and marks.close else ()
