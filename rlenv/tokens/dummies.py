@@ -24,6 +24,7 @@ __all__ = [
     "answer_messages",
     "content_mark",
     "said_mark",
+    "shared_text",
     "thought_mark",
     "turn_message",
 ]
@@ -183,6 +184,18 @@ def answer_messages(form: Form, turn: Turn, contents: Sequence[str], first: int)
             number += 1
         out.append(message)
     return out
+
+
+def shared_text(one: str, other: str) -> str:
+    """What two texts begin with alike."""
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:
+        return one[:size]
+    low, high = 0, size  # of the same length up to low, not up to high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle)
+    return one[:low]
 
 
 def shown_content(role: str, text: str, images: int) -> Any:

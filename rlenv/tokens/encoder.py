@@ -115,7 +115,7 @@ class TokenEncoder:
         """Derives all that depends on the template."""
         marks = Marks(tuple(self.vocabulary.added))
         known = (*self._named, *self.vocabulary.texts(self._given_ends))
-        skipped = [mark for pair in self._thinking for mark in pair]
+        skipped: list[str] = []
         self._observations = Observations(
             self.template, self.vocabulary, known, marks, self.images, self.same_turn, skipped
         )
@@ -123,6 +123,7 @@ class TokenEncoder:
         self.growth = Growth(
             self.template, self._observations.derive, added=self.vocabulary.added, thinking=self._thinking, place=place
         )
+        skipped += [mark for pair in self.growth.reader.thinking for mark in pair]
         self._prompt_ids = PromptIds(self.template, self.vocabulary, self.images, {})
         layouts, refused = self._first_layouts()
         if not layouts:

@@ -28,6 +28,7 @@ from rlenv.tokens.dummies import (
     argument_mark,
     content_mark,
     said_mark,
+    shared_text,
     thought_mark,
     turn_message,
 )
@@ -282,10 +283,10 @@ class Growth:
                 return f"it {'leaves out' if not count else 'repeats'} the {what} of a turn", 0
             place = grown.find(word)
             if place < at:
-                return "it writes the text of a turn behind its calls", 0
+                return "it writes the text of a turn on the other side of its calls", 0
             at = place + len(word)
-        if turn.text in ("behind", "both"):
-            return "it writes the text of a turn before its calls", 0
+        if turn.text == "both":
+            return "it writes the text of a turn on one side of its calls", 0
         first = grown.find(words[0]) if words else 0
         gap = grown[:first]
         if not words:
@@ -387,9 +388,10 @@ def _bound(kept: dict[Any, Any]) -> None:
 
 def _words(turn: Turn, number: int) -> list[str]:
     words = [thought_mark(number)] if turn.thinking in ("some", "cut") else []
-    if turn.text:
-        words.append(said_mark(number))
-    return words + [argument_mark(number, index) for index in range(turn.calls)]
+    calls = [argument_mark(number, index) for index in range(turn.calls)]
+    if turn.text == "behind":
+        return [*words, *calls, said_mark(number)]
+    return [*words, *((said_mark(number),) if turn.text else ()), *calls]
 
 
 def _rewritten(before: str, after: str, number: int) -> str:
@@ -397,7 +399,7 @@ def _rewritten(before: str, after: str, number: int) -> str:
     for turn in range(number):
         if thought_mark(turn) in before and thought_mark(turn) not in after:
             return _DROPS
-    at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))
+    at = len(shared_text(before, after))
     new, old = (_ANY_MARK.sub("…", text[max(at - 20, 0) : at + 30]) for text in (after, before))
     return f"after turn {number + 1} it writes {new!r} where {old!r} stood"
 
@@ -457,7 +459,7 @@ def _pair(before: str, behind: str, opening: str, bare: str, marks: Marks) -> tu
 
 def _shared(one: str, other: str) -> str:
     """What two texts begin with alike, up to the last white space or mark's end, so that no mark is torn apart."""
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    at = len(shared_text(one, other))
     if at == len(one) or at == len(other):
         return one[:at]
     torn = max(one.rfind(sign, max(at - 40, 0), at) for sign in "<[")

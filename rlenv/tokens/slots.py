@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonpath
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
@@ -29,6 +28,7 @@ from rlenv.tokens.dummies import (
     argument_mark,
     content_mark,
     said_mark,
+    shared_text,
     shown_content,
     turn_message,
 )
@@ -72,6 +72,7 @@ _STOPS: Final = (
     "<|end_of_text|>",
     "<|endoftext|>",
 )
+_NO_CALLS: Final = "does not write an assistant's calls"
 _ONE_WAY: Final = Way("")
 
 
@@ -169,6 +170,8 @@ def derive(
     for form in FORMS:
         if before is not None and form.has_tools:
             continue
+        if form.is_plain and first is not None and _NO_CALLS not in str(first):
+            continue  # it knows calls, and something else is amiss
         given = (TOOL,) if form.has_tools else tuple(tools)
         for named in _named(form, given):
             try:
@@ -177,7 +180,7 @@ def derive(
                     marks if marks is not None else Marks(), stops, place, skipped
                 ).layout()  # fmt: skip
             except UnsupportedTemplate as error:
-                first = first if first is not None else error
+                first = error if first is None or (named.is_plain and _NO_CALLS in str(first)) else first
     assert first is not None
     raise first
 
@@ -228,7 +231,7 @@ class _Derivation:
         text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
         start = text.rfind(self.last)
         if start < 0 or (self.turn.calls and argument_mark(0, 0) not in text):
-            raise UnsupportedTemplate(f"chat template {name} does not write an assistant's calls")
+            raise UnsupportedTemplate(f"chat template {name} {_NO_CALLS}")
         start += len(self.last)
         end = text.find(contents[0], start)
         tail = text[start : end if end >= 0 else len(text)]
@@ -266,7 +269,7 @@ class _Derivation:
         One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
         nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
         """
-        shared = commonpath([tail, self._alone()])
+        shared = shared_text(tail, self._alone())
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
         places = [
             (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *_STOPS) if mark and self.marks.has(mark)
@@ -275,9 +278,9 @@ class _Derivation:
         # A known mark behind the turn's own last one is of what follows: an end token that begins turns.
         if known and (not ends_turns or not inside or at - size <= len(shared)):
             return known, at
-        if ends_turns and inside:
-            return inside[-1][1], inside[-1][0]
         behind = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) > len(shared)]
+        if inside and (ends_turns or not behind):
+            return inside[-1][1], inside[-1][0]
         if not behind:
             raise UnsupportedTemplate(
                 f"chat template {self.template.name} ends an assistant's turn with no known stop mark: {tail[:60]!r};"
@@ -296,20 +299,30 @@ class _Derivation:
     def _call_marks(self, text: str, behind: str) -> tuple[str, str]:
         """What a call begins and ends with."""
         opening = self.render()
-        names = [text.find(argument_mark(0, 0))]
-        begin = len(commonpath([opening, text]))
+        places = [text.find(argument_mark(0, 0))]
+        begin = self._begin(opening, text[: places[0]])
+        if begin < 0:
+            return "", ""
         match = SLOT.search(text, begin)
-        if match is not None and match[1] in "ni":
-            names.append(match.start())
-        if self.form.name:
-            names.append(text.find(self.form.name, begin))
-        cut = (at for at, mark in self.marks.find(text) if at < begin < at + len(mark))
-        gap = text[next(cut, begin) : min(place for place in names if place >= 0)].lstrip()
+        places.append(match.start() if match is not None and match[1] in "ni" else -1)
+        places.append(text.find(self.form.name, begin) if self.form.name else -1)
+        gap = text[begin : min(place for place in places if place >= 0)].lstrip()
         while mark := next((mark for mark in self.skipped if gap.startswith(mark)), ""):
             gap = gap[len(mark) :].lstrip()
         opener = self.marks.first(gap) or (gap.split(maxsplit=1)[0] if gap[:1].isalnum() else gap[:1])
         found = self.marks.find(behind) or Marks().find(behind)
         return opener, found[-1][1] if found else ""
+
+    def _begin(self, opening: str, text: str) -> int:
+        """Where a turn begins in a text that ends inside it; -1 where that is not found."""
+        if text.startswith(opening):
+            return len(opening)
+        header = opening[len(shared_text(opening, self.render(generate=False))) :]
+        for mark in self.skipped:
+            header = header.partition(mark)[0]
+        header = header.strip()
+        at = text.rfind(header) if header else -1
+        return at + len(header) if at >= 0 else -1
 
     def _slots(self, whole: str, contents: Sequence[str], tail: Callable[[Sequence[str]], str]) -> list[str | Slot]:
         name = self.template.name
