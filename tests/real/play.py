@@ -219,12 +219,19 @@ class Player:
             return -1
         return max(place + len(sign) for place, sign in zip(places, signs, strict=True))
 
+    def _is_torn(self, text: str, start: int, behind: int) -> bool:
+        """Whether the template writes a part of the turn behind its end, as Gemma 4 does with text beside calls."""
+        first = self.oracle.first_end(text, start)
+        return first is not None and first[1] <= behind and text[slice(*first)] != "<|end|>"
+
     def _grown(self, context: str, whole: str, signs: list[str]) -> str:
         """The turn as it stands in the grown conversation, "" where the conversation does not grow."""
         if not whole.startswith(context):
             return ""
         behind = self._end_of(whole, signs, len(context))
         end = self.oracle.first_end(whole, behind) if behind >= 0 else None
+        if self._is_torn(whole, len(context), behind):
+            return ""
         return whole[len(context) : end[1]] if end is not None else ""
 
     def _begin(self, context: str, bare: str, alone: str, signs: list[str]) -> int:
@@ -245,7 +252,7 @@ class Player:
         """The turn as the template writes it while it is the last one."""
         start = self._begin(context, bare, alone, signs)
         behind = self._end_of(alone, signs, start)
-        if behind < 0:
+        if behind < 0 or self._is_torn(alone, start, behind):
             return ""
         end = self.oracle.first_end(alone, behind)
         if end is not None:
