@@ -220,9 +220,8 @@ class Player:
         return max(place + len(sign) for place, sign in zip(places, signs, strict=True))
 
     def _is_torn(self, text: str, start: int, behind: int) -> bool:
-        """Whether the template writes a part of the turn behind its end, as Gemma 4 does with text beside calls."""
-        first = self.oracle.first_end(text, start)
-        return first is not None and first[1] <= behind and text[slice(*first)] != "<|end|>"
+        """Whether the template writes a part of the turn behind its results, as Gemma 4 does with text beside calls."""
+        return any(0 <= text.find(mark, start) < behind for mark in ("<|tool_response>", "<start_function_response>"))
 
     def _grown(self, context: str, whole: str, signs: list[str]) -> str:
         """The turn as it stands in the grown conversation, "" where the conversation does not grow."""
