@@ -20,6 +20,7 @@ from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import History
 from rlenv.tokens.played import verdict_of
 from rlenv_verl.images import image_template, processor_images
+from rlenv_verl.turn_marks import ANY_ID
 
 __all__ = ["cut_of", "encoder_of", "environment_of", "require_template"]
 
@@ -68,6 +69,7 @@ def encoder_of(
             chat_template=image_template(processor),
             template_kwargs=template_kwargs,
             end_ids=end_ids,
+            vocab_size=ANY_ID,
             same_turn=same_turn,
             images=processor_images(processor, processor_kwargs),
             history=history,

@@ -8,10 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["USUAL_THINKING", "end_ids_of"]
+__all__ = ["ANY_ID", "USUAL_THINKING", "end_ids_of"]
 
 USUAL_THINKING: Final = (("<think>", "</think>"),)
 """The marks that are taken where nobody says."""
+
+ANY_ID: Final = 2**31 - 1
+"""The `vocab_size` of an encoder where a model samples.
+
+Embeddings may have more rows than the tokenizer has ids (Qwen3 pads them), and what the model sampled is its own,
+whatever the tokenizer knows: no policy may end its own sample by an id.
+"""
 
 _FILES = ("generation_config.json", "config.json")
 
