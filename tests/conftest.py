@@ -41,6 +41,15 @@ oracle:
 Make = Callable[..., Environment]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the suite of `make test-real`, which loads transformers and looks for packages, unless -m names it."""
+    return (
+        True
+        if collection_path == Path(__file__).parent / "real" and "real_data" not in config.option.markexpr
+        else None
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the runs of `make test-verl` out unless -m names them; of the rest, the long runs first."""
     if "verl_runs" not in config.option.markexpr:

@@ -88,11 +88,11 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
 
 
 def _sampled_ids(turn: Turn) -> tuple[int, ...]:
-    return tuple(getattr(turn, "token_ids", ()))
+    return turn.token_ids
 
 
 def _finish_reason(turn: Turn) -> str:
-    return str(getattr(turn, "finish_reason", ""))
+    return turn.finish_reason
 
 
 def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:

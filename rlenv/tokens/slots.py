@@ -170,6 +170,8 @@ def derive(
     for form in FORMS:
         if before is not None and form.has_tools:
             continue
+        if form.is_plain and first is not None and _NO_CALLS not in str(first):
+            continue  # it knows calls, and something else is amiss
         given = (TOOL,) if form.has_tools else tuple(tools)
         for named in _named(form, given):
             try:
@@ -276,9 +278,9 @@ class _Derivation:
         # A known mark behind the turn's own last one is of what follows: an end token that begins turns.
         if known and (not ends_turns or not inside or at - size <= len(shared)):
             return known, at
-        if ends_turns and inside:
-            return inside[-1][1], inside[-1][0]
         behind = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) > len(shared)]
+        if inside and (ends_turns or not behind):
+            return inside[-1][1], inside[-1][0]
         if not behind:
             raise UnsupportedTemplate(
                 f"chat template {self.template.name} ends an assistant's turn with no known stop mark: {tail[:60]!r};"

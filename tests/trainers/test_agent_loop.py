@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlenv import record
+from rlenv.observe import CUT_NOTE
 from tests.trainers.conftest import quiet
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6*7"}}\n</tool_call>'
@@ -135,6 +136,37 @@ def test_an_episode_comes_back_token_by_token(verl: Any, tmp_path: Path, tokeniz
     written = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
     assert tokenizer.decode(written) == CALL + "<|im_end|>" + "<answer>42</answer>" + "<|im_end|>"
     assert output.extra_fields["min_global_steps"] == output.extra_fields["max_global_steps"] == 4
+
+
+def test_a_policy_that_samples_an_id_beyond_its_tokenizer_ends_nothing(
+    verl: Any, tmp_path: Path, tokenizer: Any, monkeypatch: Any
+) -> None:
+    beyond = len(tokenizer) + 7  # the padding of the model's embeddings
+    whole = Server.generate
+
+    async def generate(self: Server, request_id: str, **given: Any) -> Any:
+        answer = await whole(self, request_id, **given)
+        return answer.model_copy(
+            update={"token_ids": [beyond, *answer.token_ids], "log_probs": [-0.5, *answer.log_probs]}
+        )
+
+    monkeypatch.setattr(Server, "generate", generate)
+    output, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
+    check_alignment(output)
+    assert (output.reward_score, output.response_ids.count(beyond)) == (1.0, 2)
+
+
+def test_a_turn_that_its_limit_cut_is_told_so_and_recorded_with_its_ids(
+    verl: Any, tmp_path: Path, tokenizer: Any
+) -> None:
+    long = CALL.replace("6*7", "+".join(["6*7"] * 60))
+    output, _ = run(verl, tmp_path, tokenizer, [long, "<answer>42</answer>"], response=300, validation=True)
+    (trajectory,) = record.read(next((tmp_path / "records").glob("*.jsonl")))
+    assert [turn.was_cut for turn in trajectory.turns] == [True, False]
+    assert CUT_NOTE in trajectory.turns[0].observation.messages[-1].content
+    sampled = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
+    assert [token for turn in trajectory.turns for token in turn.token_ids] == sampled
+    assert len(trajectory.turns[0].token_ids) == 40
 
 
 def test_the_whole_conversation_is_the_templates_own(verl: Any, tmp_path: Path, tokenizer: Any) -> None:

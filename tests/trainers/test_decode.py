@@ -78,6 +78,15 @@ def test_a_stop_id_ends_its_row_alone_and_is_kept(model: Any) -> None:
     assert unmoved.finish == "length"
 
 
+def test_whichever_of_several_stop_ids_comes_first_ends_the_row(model: Any) -> None:
+    (free,) = run(model, [[5, 6]], [Sampling(8, 0.0)])
+    ids = list(dict.fromkeys(free.token_ids))
+    for first, later in ((ids[1], ids[-1]), (ids[-1], ids[1])):
+        (cut,) = run(model, [[5, 6]], [Sampling(8, 0.0, stop_ids=frozenset({first, later}))])
+        end = min(free.token_ids.index(first), free.token_ids.index(later))
+        assert (cut.finish, cut.token_ids) == ("stop", free.token_ids[: end + 1])
+
+
 def test_an_abort_returns_what_there_is(model: Any) -> None:
     asked = iter([False, False, False, True])
     (output,) = run(model, [[5]], [Sampling(50)], is_aborted=lambda: next(asked))

@@ -12,7 +12,7 @@ import pytest
 from rlenv.errors import UsageError
 from rlenv.trajectory import Failure, RewardBreakdown, Trajectory
 from rlenv_verl.failure_policy import FAULTS, SAFE, TRUNCATIONS, failure_policy
-from rlenv_verl.outcome import Outcome, outcome_of
+from rlenv_verl.outcome import Outcome, Row, outcome_of
 
 DONE = Trajectory(
     "toy-v0", "train", 0, 0, {}, (), (), "42", True, False, "answer", RewardBreakdown(1.0, {}), True
@@ -34,10 +34,7 @@ def outcome(
     return outcome_of(
         trajectory,
         terms=(),
-        prompt_ids=(5,),
-        response_ids=(1, 2, 3)[: len(mask)],
-        mask=mask,
-        logprobs=(-0.5, 0.0, -0.5)[: len(mask)],
+        rows=[Row((5,), (1, 2, 3)[: len(mask)], mask, (-0.5, 0.0, -0.5)[: len(mask)])] if mask else [],
         filler_id=0,
         policy=failure_policy(given),
     )
@@ -46,14 +43,14 @@ def outcome(
 @pytest.mark.parametrize("reason", FAULTS)
 def test_faults_are_masked_by_default(reason: str) -> None:
     found = outcome(fault(reason))
-    assert (found.mask, found.reward, found.masked, found.zeroed) == ((0, 0, 0), 0.0, reason, "")
+    assert (found.rows[0].mask, found.reward, found.masked, found.zeroed) == ((0, 0, 0), 0.0, reason, "")
     assert (found.info["masked"], found.info["invalid"]) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("reason", TRUNCATIONS)
 def test_truncations_are_kept_by_default(reason: str) -> None:
     found = outcome(cut(reason))
-    assert (found.mask, found.reward, found.masked, found.ended) == ((1, 0, 1), 0.25, "", reason)
+    assert (found.rows[0].mask, found.reward, found.masked, found.ended) == ((1, 0, 1), 0.25, "", reason)
     assert (found.info["masked"], found.info["invalid"]) == (0.0, 0.0)
 
 
@@ -61,7 +58,7 @@ def test_truncations_are_kept_by_default(reason: str) -> None:
 def test_zero_trains_on_the_tokens_with_reward_zero_and_says_so(reason: str) -> None:
     trajectory = fault(reason) if reason in FAULTS else cut(reason)
     found = outcome(trajectory, {reason: "zero"})
-    assert (found.mask, found.reward, found.masked, found.zeroed) == ((1, 0, 1), 0.0, "", reason)
+    assert (found.rows[0].mask, found.reward, found.masked, found.zeroed) == ((1, 0, 1), 0.0, "", reason)
     assert found.info["masked"] == 0.0
     assert found.info["invalid"] == float(reason in FAULTS)
 
@@ -69,7 +66,7 @@ def test_zero_trains_on_the_tokens_with_reward_zero_and_says_so(reason: str) -> 
 @pytest.mark.parametrize("reason", TRUNCATIONS)
 def test_a_masked_truncation_has_no_number(reason: str) -> None:
     found = outcome(cut(reason), {reason: "mask"})
-    assert (found.mask, found.reward, found.masked) == ((0, 0, 0), 0.0, reason)
+    assert (found.rows[0].mask, found.reward, found.masked) == ((0, 0, 0), 0.0, reason)
     assert found.info["invalid"] == 0.0
 
 

@@ -94,9 +94,18 @@ def advantages(rows: Sequence[Row], estimator: str) -> list[torch.Tensor]:
 
 
 def gradient(
-    rows: Sequence[Row], *, mode: str, loss: str = "vanilla", estimator: str = "rlenv_grpo", divisor: int
+    rows: Sequence[Row],
+    *,
+    mode: str,
+    loss: str = "vanilla",
+    estimator: str = "rlenv_grpo",
+    divisor: int,
+    given: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """The gradient of the policy's weights; `divisor` is the number of samples that the configuration says."""
+    """The gradient of the policy's weights; `divisor` is the number of samples that the configuration says.
+
+    `given` are advantages that were estimated already, one a response token of each row.
+    """
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -114,7 +123,7 @@ def gradient(
         "prompts": nested([row.ids[: row.prompt] for row in rows]),
         "responses": nested([row.ids[row.prompt :] for row in rows]),
         "response_mask": nested([row.mask for row in rows]),
-        "advantages": nested(advantages(rows, estimator)),
+        "advantages": nested(advantages(rows, estimator) if given is None else given),
         "old_log_probs": nested([logs + row.old_gap for logs, row in zip(now, rows, strict=True)]),
         "ref_log_prob": nested([logs + row.reference_gap for logs, row in zip(now, rows, strict=True)]),
     }

@@ -29,6 +29,11 @@ class Queue:
         for key in keys:
             self.tags[partition_id].pop(key, None)
 
+    def kv_batch_put(self, *, keys: Sequence[str], partition_id: str, fields: Any) -> None:
+        for name, values in fields.items():
+            for key, value in zip(keys, values, strict=True):
+                self.fields[key][name] = getattr(value, "data", value)
+
     def kv_batch_get(self, *, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> Any:
         return {name: [self.fields[key][name] for key in keys] for name in select_fields}
 
@@ -36,10 +41,13 @@ class Queue:
         """A finished group."""
         self.tags[partition][uid] = {"is_prompt": True, "status": "finished", "global_steps": step}
         for session, episode in enumerate(episodes):
-            key = f"{uid}_{session}_0"
-            self.tags[partition][key] = {"status": "success"}
             info = {"success": episode.success, "invalid": float(episode.is_invalid)}
-            self.fields[key] = {"extra_fields": {"rlenv": episode.as_fields(), "reward_extra_info": info}}
+            for row in range(episode.rows):
+                key = f"{uid}_{session}_{row}"
+                self.tags[partition][key] = {"status": "success"}
+                carried = 0.1 * (episode.rows - 1 - row)
+                extra = {"rlenv": episode.as_fields(), "rlenv_carried": carried, "reward_extra_info": info}
+                self.fields[key] = {"uid": uid, "extra_fields": extra}
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def queue(verl: Any, monkeypatch: pytest.MonkeyPatch) -> Queue:
     import transfer_queue
 
     queue = Queue()
-    for name in ("kv_list", "kv_clear", "kv_batch_get"):
+    for name in ("kv_list", "kv_clear", "kv_batch_get", "kv_batch_put"):
         monkeypatch.setattr(transfer_queue, name, getattr(queue, name))
     return queue
 
@@ -98,6 +106,107 @@ def test_a_reward_that_must_not_fail_ends_the_run(queue: Queue, partition: str) 
     )
     with pytest.raises(InvalidReward, match=r"the run ends: rewards\.x could not be measured"):
         buffer().sample(global_steps=1, partition_id=partition, batch_size=1)
+
+
+@BUFFERS
+def test_an_episode_of_several_rows_is_counted_once(queue: Queue, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "trained.jsonl"
+    queue.add("a", [episode(1.0, rows=3), episode(0.0, ended="turns", differences=2)])
+    queue.add("b", [episode(None, ended="resource"), episode(1.0, rows=2)])
+    batch, metrics = buffer(name, trained_file=str(file)).sample(global_steps=1, partition_id="train", batch_size=2)
+    assert len(batch.keys) == 7
+    assert metrics["rlenv/toy/episodes"] == 4
+    assert metrics["rlenv/toy/reward"] == pytest.approx(2 / 3)
+    assert metrics["rlenv/toy/rows"] == pytest.approx(6 / 3)
+    assert metrics["rlenv/toy/differences"] == pytest.approx(2 / 3)
+    assert metrics["rlenv/toy/masked/resource"] == 1
+    assert [(entry["episodes"], entry["valid"]) for entry in map(json.loads, file.read_text().splitlines())] == [
+        (2, 2),
+        (2, 1),
+    ]
+
+
+def test_rows_are_labelled_where_an_episode_has_several(queue: Queue) -> None:
+    from rlenv_verl.episode_rows import RowLabel
+
+    queue.add("a", [episode(1.0, rows=3), episode(0.0)])
+    buffer().sample(global_steps=1, partition_id="train", batch_size=1)
+    labels = {key: RowLabel.of(str(queue.fields[key]["uid"]), row=0) for key in queue.fields}
+    assert labels == {
+        "a_0_0": RowLabel("a", "0", 0, 0.2),
+        "a_0_1": RowLabel("a", "0", 1, 0.1),
+        "a_0_2": RowLabel("a", "0", 2, 0.0),
+        "a_1_0": RowLabel("a", "1", 0, 0.0),
+    }
+    queue.tags["train"].clear()
+    queue.add("b", [episode(1.0), episode(0.0)])
+    buffer().sample(global_steps=2, partition_id="train", batch_size=1)
+    assert queue.fields["b_0_0"]["uid"] == "b"
+
+
+def test_groups_are_filtered_by_episodes_and_not_by_rows(queue: Queue) -> None:
+    queue.add("same", [episode(1.0, rows=2), episode(None, ended="resource")])
+    queue.add("other", [episode(1.0, rows=2), episode(0.0)])
+    replay = buffer(filter_groups_metric="reward", train_batch_size=1, refill=lambda count: None)
+    batch, metrics = replay.sample(global_steps=1, partition_id="train", batch_size=1)
+    assert {key.split("_")[0] for key in batch.keys} == {"other"}
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+
+
+class Trainer:
+    """The part of veRL's trainer that a buffer is handed a method of."""
+
+    def __init__(self, *, critic: bool = True) -> None:
+        from omegaconf import OmegaConf
+
+        self.config = OmegaConf.create(
+            {
+                "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}},
+                "critic": {"ppo_mini_batch_size": "${actor_rollout_ref.actor.ppo_mini_batch_size}"} if critic else None,
+                "trainer": {"n_gpus_per_node": 1, "nnodes": 1},
+            }
+        )
+
+    def add(self, count: int) -> None:
+        raise AssertionError(f"asked for {count} prompts")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        config = self.config
+        critic = int(config.critic.ppo_mini_batch_size) if config.critic else 0
+        return int(config.actor_rollout_ref.actor.ppo_mini_batch_size), critic
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_a_batch_of_more_rows_makes_no_more_updates(queue: Queue, critic: bool) -> None:
+    trainer = Trainer(critic=critic)
+    replay = buffer(refill=trainer.add)
+    queue.add("a", [episode(1.0, rows=4), episode(0.0)])
+    queue.add("b", [episode(1.0, rows=3), episode(0.0)])
+    replay.sample(global_steps=1, partition_id="train", batch_size=2)
+    # Nine rows of two prompts, two samples each: one update of ten rows.
+    assert trainer.sizes == (5, 5 if critic else 0)
+    queue.tags["train"].clear()
+    queue.add("c", [episode(1.0), episode(0.0)])
+    queue.add("d", [episode(1.0), episode(0.0)])
+    replay.sample(global_steps=2, partition_id="train", batch_size=2)
+    assert trainer.sizes == (2, 2 if critic else 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("workers", [1, 4, 6])
+def test_mini_batches_fit_any_number_of_rows(size: int, n: int, workers: int) -> None:
+    from rlenv_verl.updates import fitting
+
+    prompts, updates = 8, 8 // size
+    assert fitting(size, rows=prompts * n, prompts=prompts, n=n, workers=workers) == size
+    for rows in range(prompts * n + 1, 5 * prompts * n, 7):
+        found = fitting(size, rows=rows, prompts=prompts, n=n, workers=workers)
+        assert math.ceil(rows / (found * n)) <= updates
+        assert found * n % workers == 0
+        # No larger than it has to be.
+        assert math.ceil(rows / ((found - workers) * n)) > updates if found > workers else True
 
 
 def test_validation_is_handed_on_as_it_is(queue: Queue) -> None:

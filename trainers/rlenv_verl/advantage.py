@@ -4,7 +4,8 @@ Loaded by `VERL_USE_EXTERNAL_MODULES` in every process that imports verl; chosen
 
 Why not veRL's `grpo`: its group mean and standard deviation run over every row of the group, so the placeholder
 reward 0 of a failed episode would lower the mean and raise its siblings' advantages, although its own tokens are all
-masked. Here such a row is outside of its group, and its own advantage is 0.
+masked. Here such a row is outside of its group, and its own advantage is 0. An episode of several rows
+(`run.history: rows`) counts once, and all its sampled tokens get its advantage.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
+from rlenv_verl.episode_rows import episodes_of
 from rlenv_verl.names import GRPO, GRPO_SHUFFLED
 
 __all__ = ["group_advantages", "grpo", "grpo_shuffled", "permuted", "shuffle_generator"]
@@ -25,40 +27,40 @@ __all__ = ["group_advantages", "grpo", "grpo_shuffled", "permuted", "shuffle_gen
 def group_advantages(
     rewards: torch.Tensor, is_valid: torch.Tensor, groups: Sequence[Any], *, by_std: bool, epsilon: float = 1e-6
 ) -> torch.Tensor:
-    """A_i = (r_i - mean(r)) / (std(r) + ε) over the valid rows of each group; 0 for invalid rows.
+    """A_i = (r_i - mean(r)) / (std(r) + ε) over the valid episodes of each group; 0 for invalid ones.
 
     As in GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2), with the sample standard deviation as veRL computes it.
-    A group with fewer than two valid rows has nothing to compare: all its advantages are 0.
+    A group with fewer than two valid episodes has nothing to compare: all its advantages are 0.
 
     Args:
-        rewards: float, shape (rows,).
-        is_valid: bool, shape (rows,).
-        groups: one label a row.
+        rewards: float, shape (episodes,).
+        is_valid: bool, shape (episodes,).
+        groups: one label an episode.
         by_std: divide by the standard deviation; without, as in Dr. GRPO (arXiv:2503.20783).
         epsilon: keeps the division finite.
 
     Returns:
-        Shape (rows,).
+        Shape (episodes,).
     """
     advantages = torch.zeros_like(rewards)
     members: dict[Any, list[int]] = {}
-    for row, group in enumerate(groups):
-        if bool(is_valid[row]):
-            members.setdefault(group, []).append(row)
-    for rows in members.values():
-        if len(rows) < 2:
+    for episode, group in enumerate(groups):
+        if bool(is_valid[episode]):
+            members.setdefault(group, []).append(episode)
+    for found in members.values():
+        if len(found) < 2:
             continue
-        values = rewards[rows]
+        values = rewards[found]
         centred = values - values.mean()
-        advantages[rows] = centred / (values.std() + epsilon) if by_std else centred
+        advantages[found] = centred / (values.std() + epsilon) if by_std else centred
     return advantages
 
 
 def permuted(rewards: torch.Tensor, is_valid: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The rewards of the valid rows in random order over the whole batch: same values, no tie to the episodes."""
+    """The rewards of the valid episodes in random order over the whole batch: same values, no tie to what was done."""
     shuffled = rewards.clone()
-    rows = is_valid.nonzero()[:, 0]
-    shuffled[rows] = rewards[rows[torch.randperm(len(rows), generator=generator)]]
+    found = is_valid.nonzero()[:, 0]
+    shuffled[found] = rewards[found[torch.randperm(len(found), generator=generator)]]
     return shuffled
 
 
@@ -66,13 +68,13 @@ def _estimate(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, config: Any, *, shuffle: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        rewards = token_level_rewards.sum(dim=-1)
-        is_valid = response_mask.sum(dim=-1) > 0
+        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
+        rewards = episodes.rewards
         if shuffle:
-            rewards = permuted(rewards, is_valid, shuffle_generator())
+            rewards = permuted(rewards, episodes.is_valid, shuffle_generator())
         by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
-        advantages = group_advantages(rewards, is_valid, index.tolist(), by_std=by_std)
-        tokens = advantages[:, None] * response_mask
+        advantages = group_advantages(rewards, episodes.is_valid, episodes.groups, by_std=by_std)
+        tokens = episodes.to_rows(advantages)[:, None] * response_mask
     return tokens, tokens
 
 
@@ -94,9 +96,9 @@ def grpo(
     """GRPO without masked rows.
 
     Args:
-        token_level_rewards: shape (rows, response tokens); the sum of a row is its reward.
+        token_level_rewards: shape (rows, response tokens); what a row earns is its sum.
         response_mask: same shape; a row of zeros is a failed episode.
-        index: the prompt's uid of each row.
+        index: one label a row; see `rlenv_verl.episode_rows`.
         config: veRL's `algorithm` section.
 
     Returns:

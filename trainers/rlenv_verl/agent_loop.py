@@ -15,7 +15,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,22 @@ from rlenv import record
 from rlenv._bounded import cut_middle, encodable
 from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
-from rlenv.messages import Message
-from rlenv.tokens import TokenTrajectory
+from rlenv.messages import Message, Sampled
+from rlenv.tokens import TokenRows
+from rlenv.tokens.bound import thinking_of
+from rlenv.tokens.encoder import History
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
-from rlenv_verl.images import STRAY, Shown, clean_length, generation_fields, shown_of
-from rlenv_verl.kept import cut_of, encoder_of, environment_of
+from rlenv_verl.images import STRAY, clean_length, generation_fields, shown_of
+from rlenv_verl.kept import cut_of, encoder_of, environment_of, require_template
 from rlenv_verl.loop_settings import loop_settings, plain
-from rlenv_verl.outcome import failed_outcome, outcome_of
+from rlenv_verl.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.reward_model import served_by_reward_model
-from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, output_of
+from rlenv_verl.said import said_of
+from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, outputs_of
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
+from rlenv_verl.turn_marks import end_ids_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
 
 __all__ = ["RlenvAgentLoop"]
@@ -68,6 +72,7 @@ class RlenvAgentLoop(AgentLoopBase):
             this many seconds more; None lets them run.
         watch_dir: where each process writes what its episodes wait for; None writes nothing.
         reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
+        history: what to do where the chat template rewrites earlier turns: `grow`, `keep` or `rows` (`run.history`).
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class RlenvAgentLoop(AgentLoopBase):
         stragglers: Mapping[str, float] | None = None,
         watch_dir: str | None = None,
         reward_model: str | None = None,
+        history: History = "grow",
         **kwargs: Any,
     ) -> None:
         self._take_parts(*args, **kwargs)
@@ -92,12 +98,23 @@ class RlenvAgentLoop(AgentLoopBase):
             replaced |= served_by_reward_model(self.config, endpoint=reward_model)
         self.environment = environment_of(spec, replaced)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
+        tokenizer: Any = self.tokenizer
+        self.thinking = thinking_of(self.environment)
         self.encoder = encoder_of(
-            self.tokenizer, kwargs, self.environment.same_turn, self.processor, settings.processor_kwargs
+            tokenizer,
+            kwargs,
+            self.environment.same_turn,
+            self.processor,
+            settings.processor_kwargs,
+            history=history,
+            thinking=self.thinking,
+            end_ids=end_ids_of(settings.model, str(getattr(tokenizer, "name_or_path", ""))),
         )
+        # What ends a turn ends the generation, whatever the server knows of the model by itself.
+        self.stops: dict[str, Any] = {"stop_token_ids": self.encoder.stop_token_ids}
         # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
-        stops = list(self.environment.stops)
-        self.stops = {"stop": stops, "include_stop_str_in_output": True} if stops else {}
+        if stops := list(self.environment.stops):
+            self.stops |= {"stop": stops, "include_stop_str_in_output": True}
         self.cut = cut_of(self.environment, self.encoder)
         self.seed = seed
         self.turn_tokens = turn_tokens
@@ -130,8 +147,14 @@ class RlenvAgentLoop(AgentLoopBase):
         if loop is not None and not args:
             _last_parts = _Parts(loop, same, dict(self.__dict__))
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """One sample: `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added."""
+    # veRL's own annotation knows one output; its worker takes a list as well (trainer/ppo/v1/agent_loop_tq.py).
+    async def run(  # type: ignore[override]
+        self, sampling_params: dict[str, Any], **row: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """One sample, and a list of its training rows where it has several (`history: rows`).
+
+        `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added.
+        """
         where = row["extra_info"]
         task = SampleTask(
             str(where["split"]),
@@ -154,18 +177,17 @@ class RlenvAgentLoop(AgentLoopBase):
 
     async def _sample(
         self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
-    ) -> AgentLoopOutput:
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
         if task.is_greedy:
             sampling = {**sampling, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
         terms = tuple(self.environment.spec.rewards)
         filler = self._filler_id()
-        images: Sequence[Any] = ()
         began, stops = time.time(), ""
-        shown = Shown(0, 0)
+        rows: list[Row] = []
         try:
             trajectory = await self._trajectory(task, sampling, sibling, play)
             if play.tokens is not None:
-                shown = shown_of(play.tokens, images=self.encoder.images, tokenizer=self.tokenizer)
+                rows = self._rows(play.tokens)
         except _ServerFault as fault:
             raise fault.cause from None
         except UnsupportedTemplate:
@@ -179,29 +201,51 @@ class RlenvAgentLoop(AgentLoopBase):
             self._record_failure(task, CRASH, f"{type(error).__name__}: {error}")
             outcome = failed_outcome(terms=terms, filler_id=filler)
         else:
-            tokens = play.tokens
-            images = tokens.images[: shown.images] if tokens else ()
+            differences = len(play.tokens.differences) if play.tokens is not None else 0
             outcome = outcome_of(
-                trajectory,
-                terms=terms,
-                prompt_ids=tokens.prompt_ids if tokens else (),
-                response_ids=tokens.response_ids[: shown.response] if tokens else (),
-                mask=tokens.mask[: shown.response] if tokens else (),
-                logprobs=tokens.logprobs[: shown.response] if tokens else (),
-                filler_id=filler,
-                turn_spans=[span for span in tokens.turn_spans if span[1] <= shown.response] if tokens else (),
-                policy=play.policy,
+                trajectory, terms=terms, rows=rows, filler_id=filler, differences=differences, policy=play.policy
             )
             if trajectory.failure is not None:
                 self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
             if task.is_validation:
-                self._record(trajectory, task.step, "greedy" if task.is_greedy else "sampled")
+                kept = trajectory if play.tokens is None else with_ids(trajectory, play.tokens)
+                self._record(kept, task.step, "greedy" if task.is_greedy else "sampled")
         figures = figures_of(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
-        with_logprobs = self.settings.with_logprobs
-        output = output_of(outcome, play, figures, first_version=max(0, task.step - 1), with_logprobs=with_logprobs)
-        if images:
-            output.multi_modal_data = {"images": list(images)}
-        return output
+        outputs = outputs_of(
+            outcome,
+            play,
+            figures,
+            first_version=max(0, task.step - 1),
+            with_logprobs=self.settings.with_logprobs,
+            is_validation=task.is_validation,
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _rows(self, tokens: TokenRows) -> list[Row]:
+        """What of an episode veRL can take.
+
+        Raises:
+            EpisodeError: not even the first prompt (`rlenv_verl.images.shown_of`).
+        """
+        rows: list[Row] = []
+        for row in tokens.rows:
+            try:
+                shown = shown_of(row, images=self.encoder.images, tokenizer=self.tokenizer)
+            except EpisodeError:
+                if not rows:
+                    raise
+                break  # a later prompt, in which an earlier turn of the policy's spells the placeholder
+            rows.append(
+                Row(
+                    prompt_ids=row.prompt_ids,
+                    response_ids=row.response_ids[: shown.response],
+                    mask=row.mask[: shown.response],
+                    logprobs=row.logprobs[: shown.response],
+                    turn_spans=[span for span in row.turn_spans if span[1] <= shown.response],
+                    images=row.images[: shown.images],
+                )
+            )
+        return rows
 
     async def _trajectory(
         self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
@@ -240,11 +284,12 @@ class RlenvAgentLoop(AgentLoopBase):
         budget = budget if limit is None else min(budget, limit)
         try:
             start = partial(
-                self.encoder.start,
+                self.encoder.start_rows,
                 episode.messages,
                 tools=self.environment.tool_schemas,
                 max_prompt_tokens=self.settings.prompt_length,
                 max_response_tokens=budget,
+                max_total_tokens=self.settings.context_length,
             )
             has_images = any(message.images for message in episode.messages)
             play.tokens = tokens = await asyncio.to_thread(start) if has_images else start()
@@ -254,11 +299,11 @@ class RlenvAgentLoop(AgentLoopBase):
             if not self._takes_prompts_of(episode.messages):
                 raise
             return episode.fail("prompt", str(error))  # this row's, and no other sample's
-        self._require()
+        require_template(self.environment, self.encoder, episode.messages)
         request = uuid4().hex
         while True:
-            room = budget - len(tokens)
-            if room < 1:
+            room = tokens.remaining
+            if not room:
                 return await episode.truncate("response_tokens")
             most = room if self.turn_tokens is None else min(self.turn_tokens, room)
             play.activity.waits_for("generation")
@@ -280,27 +325,28 @@ class RlenvAgentLoop(AgentLoopBase):
             play.actions.append(action)
             play.activity.waits_for(STEP)
             with Timed("tool_calls", play.metrics):
-                step = await episode.step(action)
+                step = await episode.step(Sampled(action, "length" if self._is_cut(answer, most, action) else ""))
             if step.is_last:
                 return episode.trajectory
+            turn = episode.turns[-1]
+            said = said_of(turn.action, turn.parsed, thinking=self.thinking)
             try:
-                if not await tokens.add_observation_async(step.observation):
+                if not await tokens.add_observation_async(step.observation, said=said):
                     return await episode.truncate("response_tokens")
             except UnsupportedTemplate:
-                # One result can be shown, or the loop had not begun: the policy chose how many there are.
+                # What the environment plays can be shown, or the loop had not begun: the policy chose the shape of its
+                # turn, such as how many calls it writes.
                 return await episode.truncate("template")
 
-    def _require(self) -> None:
-        """Passes where the chat template can answer this environment's turns, whatever the policy writes in them.
+    def _is_cut(self, answer: Any, most: int, action: str) -> bool:
+        """Whether the limit of tokens ended a turn, and not the policy.
 
-        Raises:
-            UnsupportedTemplate: it cannot; all samples alike are concerned.
+        Expected: the server's word. Actual (veRL 0.9.1): `completed` for both (vllm_async_server.py). Remove when it
+        tells them apart.
         """
-        parts = self.environment.parts
-        if parts.tools:
-            self.encoder.require(["tool"], after_thinking=True)
-        if parts.simulated is not None:
-            self.encoder.require(["user"], after_thinking=True)
+        ids = answer.token_ids
+        ended = ids[-1] in self.encoder.end_ids or action.endswith(self.environment.stops or "\0") if ids else True
+        return len(ids) >= most and not ended
 
     def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
         """Whether the chat template takes a prompt of these roles at all."""
@@ -319,13 +365,13 @@ class RlenvAgentLoop(AgentLoopBase):
             ids = [self.encoder.stop_id]
         return ids, None if logprobs is None else list(logprobs[: len(ids)])
 
-    async def _generate(self, request: str, tokens: TokenTrajectory, params: dict[str, Any]) -> Any:
+    async def _generate(self, request: str, tokens: TokenRows, params: dict[str, Any]) -> Any:
         try:
             return await self.server_manager.generate(
                 request_id=request,
                 prompt_ids=tokens.context_ids,
                 sampling_params=params,
-                **generation_fields(tokens.images, self.settings.processor_kwargs),
+                **generation_fields(tokens.last.images, self.settings.processor_kwargs),
             )
         except asyncio.CancelledError:
             raise
@@ -355,6 +401,13 @@ class RlenvAgentLoop(AgentLoopBase):
             }
             with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
                 file.write(orjson.dumps(entry) + b"\n")
+
+
+def with_ids(trajectory: Trajectory, tokens: TokenRows) -> Trajectory:
+    """The record with the ids that were sampled in each turn, as they were."""
+    sampled = [tuple(row.response_ids[start:end]) for row in tokens.rows for start, end in row.turn_spans]
+    turns = (replace(turn, token_ids=ids) for turn, ids in zip(trajectory.turns, sampled, strict=False))
+    return replace(trajectory, turns=(*turns, *trajectory.turns[len(sampled) :]))
 
 
 async def _cut_short(episode: Episode, play: Play) -> None:

@@ -1,8 +1,8 @@
 """RLOO and REINFORCE++ that leave masked trajectories out, registered with veRL's own decorator.
 
 Chosen by `algorithm.adv_estimator`. Without masked rows each equals veRL's estimator of the same name (the tests hold
-them side by side), with one difference: a row without a valid sibling has nothing to be compared with, so its
-advantage is 0, where veRL takes its bare reward.
+them side by side), with one difference: an episode without a valid sibling has nothing to be compared with, so
+its advantage is 0, where veRL takes its bare reward. An episode of several rows (`run.history: rows`) counts once.
 
 Why not veRL's: its `rloo` and `reinforce_plus_plus_baseline` count the placeholder reward of a failed episode in the
 mean of its group, and so raise its siblings. Its `reinforce_plus_plus` and `gae` look at masked tokens nowhere; but
@@ -13,7 +13,8 @@ Each has a control, `…_shuffled`: the batch's rewards are permuted over its va
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv_verl.advantage import permuted, shuffle_generator
+from rlenv_verl.episode_rows import Episodes, RowLabel, episodes_of, last_sampled
 
 __all__ = [
     "REINFORCE_PLUS_PLUS",
@@ -44,19 +46,19 @@ Estimate = tuple[torch.Tensor, torch.Tensor]
 
 
 def sibling_means(
-    rewards: torch.Tensor, is_valid: torch.Tensor, groups: np.ndarray
+    rewards: torch.Tensor, is_valid: torch.Tensor, groups: Sequence[Any] | np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean reward of each row's valid siblings, itself left out, and how many those are.
+    """The mean reward of each episode's valid siblings, itself left out, and how many those are.
 
     Args:
-        rewards: float, shape (rows,).
-        is_valid: bool, shape (rows,).
-        groups: one label a row.
+        rewards: float, shape (episodes,).
+        is_valid: bool, shape (episodes,).
+        groups: one label an episode.
 
     Returns:
-        Means and counts, shape (rows,). The mean is 0 where the count is 0.
+        Means and counts, shape (episodes,). The mean is 0 where the count is 0.
     """
-    labels = torch.from_numpy(np.unique(groups.astype(str), return_inverse=True)[1]).to(rewards.device)
+    labels = torch.from_numpy(np.unique(np.asarray(groups).astype(str), return_inverse=True)[1]).to(rewards.device)
     weight = is_valid.to(rewards.dtype)
     total = torch.zeros_like(rewards).index_add(0, labels, rewards * weight)[labels] - rewards * weight
     count = torch.zeros_like(rewards).index_add(0, labels, weight)[labels] - weight
@@ -82,17 +84,18 @@ def rloo(
     """A_i = r_i - mean of the valid siblings' rewards (RLOO, arXiv:2402.14740).
 
     Args:
-        token_level_rewards: shape (rows, response tokens); the sum of a row is its reward.
+        token_level_rewards: shape (rows, response tokens); what a row earns is its sum.
         response_mask: same shape; a row of zeros is a failed episode.
-        index: the prompt's uid of each row.
+        index: one label a row; see `rlenv_verl.episode_rows`.
         config: not used.
 
     Returns:
         Advantages and returns (the same), shape (rows, response tokens), 0 where the mask is 0.
     """
     with torch.no_grad():
-        centred, _ = _centred(token_level_rewards, response_mask, index)
-        tokens = centred[:, None] * response_mask
+        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
+        centred, _ = _centred(episodes)
+        tokens = episodes.to_rows(centred)[:, None] * response_mask
     return tokens, tokens
 
 
@@ -101,59 +104,80 @@ def reinforce_plus_plus_baseline(
 ) -> Estimate:
     """A_{i,t} = whitened over the batch's tokens of (r_i - mean of its group) (arXiv:2501.03262, REINFORCE++-baseline).
 
-    Arguments and shapes as in `rloo`. The group's mean is over valid rows, the row itself included. A row without a
-    valid sibling is outside of the whitening too.
+    Arguments and shapes as in `rloo`. The group's mean is over valid episodes, the episode itself included. One without
+    a valid sibling is outside of the whitening too.
     """
     with torch.no_grad():
-        centred, count = _centred(token_level_rewards, response_mask, index)
+        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
+        centred, count = _centred(episodes)
         # r - mean over all k of the group is (k - 1)/k of r - mean over the others.
-        tokens = (centred * count / (count + 1))[:, None].expand_as(token_level_rewards)
-        tokens = whitened(tokens, response_mask * (count > 0)[:, None])
+        tokens = episodes.to_rows(centred * count / (count + 1))[:, None].expand_as(token_level_rewards)
+        tokens = whitened(tokens, response_mask * (episodes.to_rows(count) > 0)[:, None])
     return tokens, tokens
 
 
 def reinforce_plus_plus(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, **_other: Any
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray | None = None,
+    config: Any = None,
+    **_other: Any,
 ) -> Estimate:
     """A_t = whitened over the batch of G_t = Σ_{s ≥ t} γ^{s-t} r_s (REINFORCE++, arXiv:2501.03262).
 
-    s and t count the tokens that the policy sampled: observations take no time. γ is `algorithm.gamma`. There are no
-    groups; arguments and shapes are otherwise as in `rloo`, and the second result holds G_t.
+    s and t count the tokens that the policy sampled in the episode, in all its rows: observations and a new row's
+    prompt take no time. γ is `algorithm.gamma`. There are no groups; arguments and shapes are otherwise as in `rloo`,
+    and the second result holds G_t.
     """
     gamma = 1.0 if config is None else float(config.get("gamma", 1.0))
     with torch.no_grad():
-        mask = response_mask.to(token_level_rewards.dtype)
-        returns = torch.zeros_like(token_level_rewards)
-        running = torch.zeros_like(token_level_rewards[:, 0])
-        for t in reversed(range(mask.shape[1])):
-            here = token_level_rewards[:, t] + gamma * running
-            returns[:, t] = here * mask[:, t]
-            running = here * mask[:, t] + running * (1 - mask[:, t])
+        labels = range(len(response_mask)) if index is None else index.tolist()
+        episodes = episodes_of(token_level_rewards, response_mask, labels)
+        returns = _returns(episodes, response_mask, gamma)
     return whitened(returns, response_mask), returns
 
 
-def _centred(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """r_i - mean of the valid siblings, 0 for rows that are masked or alone; and the number of those siblings."""
-    rewards = token_level_rewards.sum(dim=-1)
-    is_valid = response_mask.sum(dim=-1) > 0
-    means, count = sibling_means(rewards, is_valid, index)
-    count = count * is_valid
-    return torch.where(count > 0, rewards - means, torch.zeros_like(rewards)), count
+def _returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> torch.Tensor:
+    """G_t of every sampled token, over the rows of each episode in their order; 0 elsewhere."""
+    mask = response_mask.to(episodes.own.dtype)
+    returns = torch.zeros_like(episodes.own)
+    running = torch.zeros_like(returns[:, 0])
+    for t in reversed(range(mask.shape[1])):
+        here = episodes.own[:, t] + gamma * running
+        returns[:, t] = here * mask[:, t]
+        running = here * mask[:, t] + running * (1 - mask[:, t])
+    # Each row by itself so far: `running` is the return of its first sampled token. What comes in later rows is as
+    # many sampled tokens further away as are left in the row.
+    for rows in episodes.rows:
+        for row, later in reversed(list(pairwise(rows))):
+            left = mask[row].flip(-1).cumsum(-1).flip(-1)
+            returns[row] += gamma**left * running[later] * mask[row]
+            running[row] += gamma ** left[0] * running[later]
+    return returns
+
+
+def _centred(episodes: Episodes) -> tuple[torch.Tensor, torch.Tensor]:
+    """r_i - mean of the valid siblings, 0 for episodes that are masked or alone; and the number of those siblings."""
+    means, count = sibling_means(episodes.rewards, episodes.is_valid, episodes.groups)
+    count = count * episodes.is_valid
+    return torch.where(count > 0, episodes.rewards - means, torch.zeros_like(means)), count
 
 
 def _shuffled(estimator: Callable[..., Estimate]) -> Callable[..., Estimate]:
-    """`estimator` after the rewards were permuted over the valid rows of the batch."""
+    """`estimator` after the rewards were permuted over the valid episodes of the batch."""
 
-    def control(token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **other: Any) -> Estimate:
-        is_valid = response_mask.sum(dim=-1) > 0
-        rewards = permuted(token_level_rewards.sum(dim=-1), is_valid, shuffle_generator())
+    def control(
+        token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **other: Any
+    ) -> Estimate:
+        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
+        rewards = permuted(episodes.rewards, episodes.is_valid, shuffle_generator())
         # On the last token that was sampled: a reward elsewhere would be in no return.
-        last = response_mask.shape[1] - 1 - response_mask.flip(-1).argmax(dim=-1)
         placed = torch.zeros_like(token_level_rewards)
-        placed[torch.arange(len(placed)), last] = rewards
-        return estimator(token_level_rewards=placed, response_mask=response_mask, **other)
+        last = episodes.last_rows
+        placed[last, last_sampled(response_mask)[last]] = rewards
+        bare = [RowLabel.of(str(label), row=row) for row, label in enumerate(index.tolist())]
+        labels = np.array([RowLabel(label.uid, label.session, label.index).text for label in bare], dtype=object)
+        return estimator(token_level_rewards=placed, response_mask=response_mask, index=labels, **other)
 
     return control
 

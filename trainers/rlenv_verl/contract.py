@@ -145,6 +145,26 @@ CLAUSES: tuple[Clause, ...] = (
     _clause(f"{_BUFFER}:ReplayBuffer", "members", "_dapo_filtered_keys", "sampler.py", "0.9.0"),
     _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", "sampler.py", "0.9.0"),
     _clause(_BASE, "says", "custom_sampler sampler_kwargs", "sampler.py, presets", "0.9.0"),
+    # several rows an episode
+    _clause(
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        "says",
+        'f"{uid}_{session_id}_{i}" outputs[-1]',
+        "agent_loop.py (rows)",
+        "0.9.0",
+    ),
+    _clause(
+        _BASE,
+        "says",
+        "refill_fn=self._add_prompts_to_generate _get_required_batch_multiple "
+        "self.config.actor_rollout_ref.actor.ppo_mini_batch_size self.config.critic.ppo_mini_batch_size "
+        'data.non_tensor_batch["uid"]',
+        "sampler.py, updates.py (rows)",
+        "0.9.0",
+    ),
+    _clause("verl.utils.import_utils:load_extern_type", "parameters", "file_path type_name", "masking.py", "0.8.0"),
+    _clause("verl.utils.tensordict_utils:get_tensordict", "parameters", "tensor_dict", "sampler.py (rows)", "0.8.0"),
+    _clause("transfer_queue:kv_batch_put", "parameters", "keys partition_id fields", "sampler.py (rows)", "0.7.1"),
     _clause("transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", "sampler.py", "0.7.1"),
     _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", "sampler.py", "0.7.1"),
     _clause(_BASE, "says", "val-aux", "metrics.py, checkpoints.py (names of figures)", "0.9.0"),

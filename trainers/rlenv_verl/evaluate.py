@@ -26,7 +26,9 @@ def evaluate_folder(
     environment = load(spec)
 
     async def run() -> list[Trajectory]:
-        policy = load_policy(folder, temperature=temperature, seed=seed, turn_tokens=turn_tokens)
+        policy = load_policy(
+            folder, temperature=temperature, seed=seed, turn_tokens=turn_tokens, environment=environment
+        )
         jobs = [Job(split, task, seed) for task in range(min(tasks, len(environment.tasks(split))))]
         try:
             return await rollout(environment, policy, jobs, concurrency=256)

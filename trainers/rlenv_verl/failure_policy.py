@@ -51,7 +51,7 @@ TRUNCATIONS: Mapping[str, str] = {
     "turn_tokens": "run.turn_tokens cut a message that was no call: the policy had not ended it",
     "time": "limits.episode_s",
     "image_token": "the policy wrote the placeholder of an image: its turn ends before it",
-    "template": "the policy wrote more calls in one turn than the chat template can show results of",
+    "template": "the policy wrote a turn that the chat template cannot go on behind, such as too many calls",
     STRAGGLER: "most of the group had ended and the grace time was over",
 }
 """Reasons of episodes that a limit cut; they have a reward."""

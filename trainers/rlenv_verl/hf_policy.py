@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlenv.dialects.base import SameTurn
 from rlenv.environment import Environment
 from rlenv.errors import PolicyError, UsageError
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext
-from rlenv.tokens import TokenEncoder, TokenTrajectory
+from rlenv.tokens import TokenEncoder, TokenRows
+from rlenv.tokens.bound import thinking_of
+from rlenv.tokens.encoder import History
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.decode import Sampling
+from rlenv_verl.said import said_of
+from rlenv_verl.turn_marks import ANY_ID, USUAL_THINKING, end_ids_of
 from rlenv_verl.weights import load_model
 
 __all__ = ["HfPolicy", "load_policy", "make"]
@@ -31,7 +34,7 @@ def make(
         temperature=0.0 if temperature is None else temperature,
         top_p=1.0 if top_p is None else top_p,
         response_tokens=4096 if limit is None else limit,
-        same_turn=environment.same_turn,
+        environment=environment,
     )
 
 
@@ -44,7 +47,8 @@ def load_policy(
     turn_tokens: int = 256,
     response_tokens: int = 4096,
     template_kwargs: Mapping[str, Any] | None = None,
-    same_turn: SameTurn | None = None,
+    environment: Environment | None = None,
+    history: History = "rows",
     seed: int = 0,
     max_batch: int = 256,
 ) -> HfPolicy:
@@ -58,7 +62,10 @@ def load_policy(
         turn_tokens: the most tokens of one action.
         response_tokens: the most tokens after the prompt; an episode that needs more gets an empty action.
         template_kwargs: what the chat template is given.
-        same_turn: of the environment's dialect; see `TokenEncoder`.
+        environment: what it plays in: its dialect says how a turn reads, and where it thinks. Without one a turn is
+            all content, which the chat template may write otherwise than calls and thinking.
+        history: what to do where the chat template rewrites earlier turns; by default the policy reads what the
+            template writes, as it would when it is served.
         seed: of all sampling.
         max_batch: the most episodes that generate at once.
 
@@ -80,8 +87,15 @@ def load_policy(
         model = load_model(folder, dtype=torch.float32)
     except (OSError, ValueError, UsageError) as error:
         raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
-    ends = model.config.eos_token_id
-    stop_ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    encoder = TokenEncoder(
+        tokenizer,
+        template_kwargs=dict(template_kwargs or {}),
+        end_ids=end_ids_of(str(folder)),
+        vocab_size=ANY_ID,
+        same_turn=None if environment is None else environment.same_turn,
+        history=history,
+        thinking=USUAL_THINKING if environment is None else thinking_of(environment),
+    )
     server = CpuServer(
         model,
         pad_id=model.config.pad_token_id or 0,
@@ -92,10 +106,11 @@ def load_policy(
     )
     return HfPolicy(
         name=f"hf:{folder}",
-        encoder=TokenEncoder(tokenizer, template_kwargs=dict(template_kwargs or {}), same_turn=same_turn),
+        encoder=encoder,
         server=server,
-        sampling=Sampling(turn_tokens, temperature, top_p, top_k, frozenset(stop_ids)),
+        sampling=Sampling(turn_tokens, temperature, top_p, top_k, encoder.end_ids),
         response_tokens=response_tokens,
+        environment=environment,
     )
 
 
@@ -108,6 +123,7 @@ class HfPolicy:
     server: CpuServer
     sampling: Sampling
     response_tokens: int
+    environment: Environment | None = None
     _is_serving: bool = False
 
     def start(self, context: PolicyContext) -> _Session:
@@ -127,26 +143,36 @@ class HfPolicy:
 class _Session:
     policy: HfPolicy
     context: PolicyContext
-    _tokens: TokenTrajectory | None = None
+    _tokens: TokenRows | None = None
     _seen: int = field(default=0)
 
     async def act(self, messages: Sequence[Message]) -> str | Sampled:
         policy = self.policy
         tokens = self._tokens
         if tokens is None:
-            tokens = self._tokens = policy.encoder.start(
+            tokens = self._tokens = policy.encoder.start_rows(
                 messages, tools=self.context.tools, max_response_tokens=policy.response_tokens
             )
-        elif not tokens.add_observation(Observation(tuple(messages[self._seen :]))):
+        else:
+            own, *observed = messages[self._seen :]
+            if not tokens.add_observation(Observation(tuple(observed)), said=self._said(own)):
+                return ""
+        # What the policy says next stands first among what is new then.
+        self._seen = len(messages)
+        room = tokens.remaining
+        if not room:
             return ""
-        room = policy.response_tokens - len(tokens.response_ids)
-        if room < 1:
-            return ""
-        # The policy's own action comes next in the conversation, and then what the environment answers.
-        self._seen = len(messages) + 1
-        own = policy.sampling
-        most = min(own.max_tokens, room)
-        sampling = dataclasses.replace(own, max_tokens=most, stop_texts=self.context.stops)
+        sampling = policy.sampling
+        most = min(sampling.max_tokens, room)
+        sampling = dataclasses.replace(sampling, max_tokens=most, stop_texts=self.context.stops)
         generated, _ = await policy.server.generate(tokens.context_ids, sampling)
         action = tokens.add_sampled(generated.token_ids, generated.logprobs)
         return Sampled(action, generated.finish, generated.token_ids)
+
+    def _said(self, own: Message) -> Message:
+        """The policy's last turn as the chat template shall write it."""
+        environment = self.policy.environment
+        if environment is None or own.tool_calls:
+            return own
+        text, parsed = environment.parse(own.content)
+        return said_of(text, parsed, thinking=thinking_of(environment))

@@ -17,10 +17,17 @@ __all__ = ["LoopSettings", "loop_settings", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`prompt_length` and `response_length` are tokens; `processor_kwargs` go to the model's image processor."""
+    """What is read of the configuration.
+
+    `prompt_length` (of the first prompt), `response_length` and `context_length` (of prompt and response of any
+    training row) are tokens; `model` is the policy's folder or name ("" where there is none); `processor_kwargs` go to
+    the model's image processor.
+    """
 
     prompt_length: int
     response_length: int
+    context_length: int
+    model: str
     with_logprobs: bool
     template_kwargs: Mapping[str, Any]
     processor_kwargs: Mapping[str, Any]
@@ -36,9 +43,13 @@ def loop_settings(config: Any, data_config: Any) -> LoopSettings:
     found = _READ.get(key)
     if found is None:
         rollout = config.actor_rollout_ref.rollout
+        prompt, response = int(rollout.prompt_length), int(rollout.response_length)
+        most = rollout.get("max_model_len")
         settings = LoopSettings(
-            prompt_length=int(rollout.prompt_length),
-            response_length=int(rollout.response_length),
+            prompt_length=prompt,
+            response_length=response,
+            context_length=prompt + response if most is None else min(prompt + response, int(most)),
+            model=str((config.actor_rollout_ref.get("model") or {}).get("path") or ""),
             with_logprobs=bool(rollout.calculate_log_probs),
             template_kwargs=plain(data_config.get("apply_chat_template_kwargs")),
             processor_kwargs=plain(data_config.get("mm_processor_kwargs")),

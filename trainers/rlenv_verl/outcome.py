@@ -4,78 +4,99 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, FailurePolicy
 
-__all__ = ["Outcome", "failed_outcome", "outcome_of", "token_rewards"]
+__all__ = ["Outcome", "Row", "failed_outcome", "outcome_of", "place_rewards"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training row. `len(mask) == len(response_ids) == len(logprobs)`.
+
+    `mask` is 1 where the policy sampled; `logprobs` are 0.0 for tokens that were not sampled. `turn_spans` are first
+    token and the one behind the last of each sampled turn in the response.
+    """
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    mask: Sequence[int]
+    logprobs: Sequence[float]
+    turn_spans: Sequence[tuple[int, int]] = ()
+    images: Sequence[Any] = ()
+    """Those of its prompt and response, decoded, in the order of their placeholders."""
+    token_rewards: tuple[float, ...] = ()
+    """One a response token, summing to what is earned from the row's start on: each turn's reward on its last token,
+    and on the last sampled token `carried`, which is earned in later rows. () where nothing is known or wanted."""
+    carried: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One trajectory as veRL's `AgentLoopOutput` takes it.
+    """One episode as veRL's `AgentLoopOutput`s take it: `rows` are one or several, in their order.
 
-    `len(mask) == len(response_ids) == len(logprobs)`; there is at least one response token, since veRL puts the score
-    on the last one. `reward` of a masked sample is a placeholder: its mask is all zeros, `info["masked"]` is 1, and
-    rlenv's advantages leave it out of its group. `info["invalid"]` is 1 where no reward could be measured. `info`
-    always has the same keys for one spec, and a value that could not be measured is None there, which veRL's
-    validation figures leave out of their means.
+    A row has at least one response token, since veRL puts the score on the last one. `reward` of a masked sample is a
+    placeholder: it is one row whose mask is all zeros, `info["masked"]` is 1, and rlenv's advantages leave it out of
+    its group. `info["invalid"]` is 1 where no reward could be measured. `info` always has the same keys for one spec,
+    and a value that could not be measured is None there, which veRL's validation figures leave out of their means.
 
     `ended` is why the episode ended; `masked` and `zeroed` repeat it where the failure policy chose that.
     """
 
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    rows: tuple[Row, ...]
     reward: float
     info: Mapping[str, float | None]
     turn_rewards: tuple[float, ...] = ()
-    token_rewards: tuple[float, ...] = ()
-    """One a response token, summing to `reward`: each turn's share on the turn's last token; () where unknown."""
     ended: str = ""
     masked: str = ""
     zeroed: str = ""
 
 
-def token_rewards(
-    turn_rewards: Sequence[float], turn_spans: Sequence[tuple[int, int]], *, tokens: int, total: float
-) -> tuple[float, ...]:
-    """The rewards of turns on the tokens of a response.
+def place_rewards(rows: Sequence[Row], turn_rewards: Sequence[float], *, total: float) -> tuple[Row, ...]:
+    """The rows with the rewards of their turns on their tokens.
+
+    Each turn's reward stands on its last token; what is left of `total` (a turn that sampled nothing, rounding) on the
+    last sampled one of the last row. What later rows earn stands on each row's last sampled token: the first row's sum
+    is `total`, and with the outcome's reward alone every row's is. Rows without a sampled turn stay as they are.
 
     Args:
-        turn_rewards: one a turn, as `RewardBreakdown.turn_rewards`.
-        turn_spans: first token and the one behind the last of each sampled turn, in the response.
-        tokens: the response's length.
+        rows: of one episode, in their order.
+        turn_rewards: one a turn over all rows, as `RewardBreakdown.turn_rewards`.
         total: the episode's reward.
-
-    Returns:
-        Length `tokens`. Each turn's reward stands on its last token; what is left of `total` (a turn that sampled
-        nothing, rounding) on the last sampled one. Empty where there is no turn to stand on.
     """
-    placed = [0.0] * tokens
-    spans = [(start, end) for start, end in turn_spans if end > start]
-    if not spans:
-        return ()
-    if len(turn_rewards) == len(turn_spans):
-        for (start, end), reward in zip(turn_spans, turn_rewards, strict=True):
+    placed = [[0.0] * len(row.response_ids) for row in rows]
+    turns = [(at, start, end) for at, row in enumerate(rows) for start, end in row.turn_spans]
+    sampled = [(at, end - 1) for at, start, end in turns if end > start]
+    if not sampled:
+        return tuple(rows)
+    if len(turn_rewards) == len(turns):
+        for (at, start, end), reward in zip(turns, turn_rewards, strict=True):
             if end > start:
-                placed[end - 1] += reward
-    placed[spans[-1][1] - 1] += total - math.fsum(placed)
-    return tuple(placed)
+                placed[at][end - 1] += reward
+    at, last = sampled[-1]
+    placed[at][last] += total - math.fsum(value for row in placed for value in row)
+    out = []
+    for at, (row, own) in enumerate(zip(rows, placed, strict=True)):
+        carried = math.fsum(value for later in placed[at + 1 :] for value in later)
+        ends = [end for start, end in row.turn_spans if end > start]
+        if not ends:
+            out.append(row)
+            continue
+        own[ends[-1] - 1] += carried
+        out.append(replace(row, token_rewards=tuple(own), carried=carried))
+    return tuple(out)
 
 
 def outcome_of(
     trajectory: Trajectory,
     *,
     terms: Sequence[str],
-    prompt_ids: Sequence[int],
-    response_ids: Sequence[int],
-    mask: Sequence[int],
-    logprobs: Sequence[float],
+    rows: Sequence[Row],
     filler_id: int,
-    turn_spans: Sequence[tuple[int, int]] = (),
+    differences: int = 0,
     policy: FailurePolicy = SAFE,
 ) -> Outcome:
     """The outcome of an episode that ended, valid or not.
@@ -83,16 +104,15 @@ def outcome_of(
     Args:
         trajectory: the record.
         terms: the spec's reward terms; each becomes a key of `info`.
-        prompt_ids: empty where the episode failed before it had a prompt.
-        response_ids: everything after the prompt; may be empty for a failed episode.
-        mask: 1 where the policy sampled; aligned with `response_ids`.
-        logprobs: aligned with `response_ids`, 0.0 for tokens that were not sampled.
+        rows: what was sampled and observed; empty where the episode failed before it had a prompt.
         filler_id: the masked token that stands where there is none.
-        turn_spans: the sampled turns in `response_ids`, for rewards that stand on their own turns.
+        differences: how many observations the chat template would have written with another history.
         policy: what becomes of a sample that failed or was cut. One in which nothing was sampled is masked whatever
             the policy says: it has no token to train on.
     """
-    choice = policy.choice(trajectory) if any(mask) else "mask"
+    # A row that begins with the template's new history and in which nothing was sampled then.
+    sampled = [row for row in rows if any(row.mask)]
+    choice = policy.choice(trajectory) if sampled else "mask"
     total = 0.0 if choice == "zero" else trajectory.reward.total
     is_kept = choice != "mask" and total is not None
     reason = trajectory.failure.reason if trajectory.failure is not None else trajectory.reason
@@ -104,27 +124,37 @@ def outcome_of(
         "turns": float(len(trajectory.turns)),
         "calls": float(trajectory.calls),
         "calls_malformed": float(sum(turn.calls_malformed for turn in trajectory.turns)),
+        "rows": float(max(1, len(sampled))),
+        "differences": float(differences),
     }
     for name in terms:
         term = trajectory.reward.terms.get(name)
         info[f"term_{name}"] = None if term is None else term.value
     turn_rewards = trajectory.reward.turn_rewards if is_kept and choice != "zero" else (0.0,) * len(trajectory.turns)
-    ids = tuple(response_ids) or (filler_id,)
-    aligned = tuple(mask) if response_ids else (0,)
+    if is_kept and total is not None:
+        kept = tuple(row for row in place_rewards(rows, turn_rewards, total=total) if any(row.mask))
+    else:
+        kept = (_masked(rows[0] if rows else None, filler_id),)
     return Outcome(
-        prompt_ids=tuple(prompt_ids) or (filler_id,),
-        response_ids=ids,
-        mask=aligned if is_kept else (0,) * len(ids),
-        logprobs=tuple(logprobs) if response_ids else (0.0,),
+        rows=kept,
         reward=total if is_kept and total is not None else 0.0,
         info=info,
         turn_rewards=turn_rewards,
-        token_rewards=token_rewards(turn_rewards, turn_spans, tokens=len(ids), total=total)
-        if is_kept and total is not None
-        else (),
         ended=reason,
         masked="" if is_kept else reason,
         zeroed=reason if choice == "zero" else "",
+    )
+
+
+def _masked(row: Row | None, filler_id: int) -> Row:
+    """The one row of an episode that is left out; it needs a prompt and a token."""
+    prompt = tuple(row.prompt_ids) if row is not None else ()
+    response = tuple(row.response_ids) if row is not None else ()
+    logprobs = tuple(row.logprobs) if row is not None else ()
+    filler = (filler_id,)
+    mask = (0,) * max(1, len(response))
+    return Row(
+        prompt or filler, response or filler, mask, logprobs or (0.0,), images=row.images if row is not None else ()
     )
 
 
@@ -132,5 +162,6 @@ def failed_outcome(*, terms: Sequence[str], filler_id: int, reason: str = CRASH)
     """The outcome where not even a record of an episode exists: one masked token."""
     keys = ("truncated", "turns", "calls", "calls_malformed")
     info: dict[str, float | None] = {"success": None, "invalid": 1.0, "masked": 1.0} | dict.fromkeys(keys, 0.0)
+    info |= {"rows": 1.0, "differences": 0.0}
     info |= {f"term_{name}": None for name in terms}
-    return Outcome((filler_id,), (filler_id,), (0,), (0.0,), 0.0, info, ended=reason, masked=reason)
+    return Outcome((_masked(None, filler_id),), 0.0, info, ended=reason, masked=reason)

@@ -15,9 +15,10 @@ import yaml
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.source import nearest
+from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
 from rlenv_verl.failure_policy import failure_policy
-from rlenv_verl.masking import check_masking
+from rlenv_verl.masking import check_masking, check_rows
 from rlenv_verl.names import LOOP_CLASS, agent_name
 from rlenv_verl.preset import Preset, compose, control_estimator, override
 from rlenv_verl.reward_model import check_reward_model
@@ -30,6 +31,7 @@ from rlenv_verl.surroundings import joining
 __all__ = [
     "Plan",
     "RunSettings",
+    "history_of",
     "measure_prompts",
     "plan_of",
     "prepare",
@@ -37,7 +39,7 @@ __all__ = [
     "with_run_keys",
 ]
 
-_RUN_KEYS = ("failures", "stragglers", "watch", "reward_model")
+_RUN_KEYS = ("failures", "stragglers", "watch", "reward_model", "history")
 """Keys of a preset's `run:` that it may leave out."""
 
 
@@ -103,6 +105,22 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
     return dataclasses.replace(preset, run=run), others
 
 
+def history_of(given: Any) -> History:
+    """What a run's `history:` says; `grow` where it says nothing.
+
+    Raises:
+        UsageError: it is no history.
+    """
+    for history in HISTORIES:
+        if given == history:
+            return history
+    if given is None:
+        return "grow"
+    close = nearest(str(given), HISTORIES)
+    hint = f"did you mean '{close}'?" if close else f"there are {', '.join(HISTORIES)}"
+    raise UsageError(f"run.history: no history '{given}'; {hint}")
+
+
 def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
     """`tree` with `value` at `path`; mappings are made where they are missing."""
     if not path:
@@ -150,6 +168,7 @@ def prepare(
         # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
         overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
     overrides += settings.user_overrides
+    history = history_of(run.get("history"))
     kept = Run(
         folder=folder,
         specs=tuple(
@@ -173,6 +192,7 @@ def prepare(
         overrides=tuple(overrides),
         environment=dict(settings.preset.environment),
         warm_start=warm_start,
+        history=history,
     )
     plan = plan_of(kept)
     _check_judge(settings, plan.config)
@@ -204,6 +224,8 @@ def plan_of(run: Run, *more: str) -> Plan:
     if "file" not in config["trainer"]["logger"]:
         raise UsageError("trainer.logger has to keep 'file', which progress and summary are read from")
     check_masking(config)
+    if run.history == "rows":
+        check_rows(config)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
     return Plan(run, overrides, config)
@@ -237,6 +259,7 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
         "stragglers": run.get("stragglers"),
         "watch_dir": str(folder / "watch") if watches is None or watches else None,
         "reward_model": judge if judge in spec.environment.spec.endpoints else None,
+        "history": history_of(run.get("history")),
     }
 
 

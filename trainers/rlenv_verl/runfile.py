@@ -17,12 +17,15 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from rlenv.errors import UsageError
 from rlenv_verl.datasets import Mode
+
+if TYPE_CHECKING:
+    from rlenv.tokens.encoder import History
 
 __all__ = ["Attempt", "Run", "SpecEntry", "forget_after", "last_checkpoint", "locked", "rebuild_metrics"]
 
@@ -54,7 +57,8 @@ class Run:
     """Everything that starts a run again. Paths are absolute.
 
     `overrides` are all of veRL's, as one list in Hydra's syntax; `environment` is the preset's environment variables;
-    `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation.
+    `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation. `history` is
+    what becomes of turns that the chat template would write otherwise later (`run.history`).
     """
 
     folder: Path
@@ -77,6 +81,7 @@ class Run:
     environment: Mapping[str, str]
     warm_start: Mapping[str, Any] | None = None
     attempts: tuple[Attempt, ...] = ()
+    history: History = "grow"
 
     @property
     def sources(self) -> dict[str, str]:

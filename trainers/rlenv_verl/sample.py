@@ -11,13 +11,13 @@ import torch
 from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from rlenv.tokens import TokenTrajectory
+from rlenv.tokens import TokenRows
 from rlenv_verl.failure_policy import FailurePolicy
 from rlenv_verl.figures import EpisodeFigures
-from rlenv_verl.outcome import Outcome
+from rlenv_verl.outcome import Outcome, Row
 from rlenv_verl.watch import Activity
 
-__all__ = ["Play", "SampleTask", "Timed", "TurnRewards", "figures_of", "output_of"]
+__all__ = ["Play", "SampleTask", "Timed", "TurnRewards", "figures_of", "outputs_of"]
 
 
 class Timed:
@@ -53,14 +53,15 @@ class Play:
     activity: Activity
     policy: FailurePolicy
     metrics: dict[str, float] = field(default_factory=dict)
-    tokens: TokenTrajectory | None = None
+    tokens: TokenRows | None = None
     actions: list[str] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
 
     @property
     def sampled(self) -> int:
         """How many tokens the policy sampled."""
-        return sum(end - start for start, end in self.tokens.turn_spans) if self.tokens is not None else 0
+        rows = self.tokens.rows if self.tokens is not None else ()
+        return sum(end - start for row in rows for start, end in row.turn_spans)
 
 
 class TurnRewards(AgentLoopOutput):
@@ -98,6 +99,8 @@ def figures_of(
         turns=int(info["turns"] or 0),
         calls=int(info["calls"] or 0),
         calls_malformed=int(info["calls_malformed"] or 0),
+        rows=int(info["rows"] or 1),
+        differences=int(info["differences"] or 0),
         tokens=play.sampled,
         tool_s=play.metrics.get("tool_calls", 0.0),
         generate_s=play.metrics.get("generate_sequences", 0.0),
@@ -108,34 +111,51 @@ def figures_of(
     )
 
 
-def output_of(
-    outcome: Outcome, play: Play, figures: EpisodeFigures, *, first_version: int, with_logprobs: bool
-) -> AgentLoopOutput:
-    """What veRL is handed.
+def outputs_of(
+    outcome: Outcome,
+    play: Play,
+    figures: EpisodeFigures,
+    *,
+    first_version: int,
+    with_logprobs: bool,
+    is_validation: bool = False,
+) -> list[AgentLoopOutput]:
+    """What veRL is handed: one output a row, in their order.
+
+    Each has the episode's own figures, since veRL looks at the last row of a validation and at any of a batch.
 
     Args:
         first_version: the version of the weights that is named where nothing was generated.
         with_logprobs: hand over the rollout's log-probabilities.
+        is_validation: the rows are not trained on; veRL reads the episode's whole reward off the last one.
     """
     versions = [version for version in play.versions if version is not None]
-    output = TurnRewards(
-        prompt_ids=list(outcome.prompt_ids),
-        response_ids=list(outcome.response_ids),
-        response_mask=list(outcome.mask),
-        response_logprobs=list(outcome.logprobs) if with_logprobs else None,
-        reward_score=outcome.reward,
-        num_turns=int(outcome.info["turns"] or 0),
-        metrics=AgentLoopMetrics.model_validate(play.metrics),
-        extra_fields={
-            "reward_extra_info": dict(outcome.info),
-            "rlenv": figures.as_fields(),
-            "turn_scores": list(outcome.turn_rewards),
-            "tool_rewards": [],
-            # veRL computes staleness from these and needs numbers, also where nothing was generated.
-            "global_steps": max(versions, default=first_version),
-            "min_global_steps": min(versions, default=first_version),
-            "max_global_steps": max(versions, default=first_version),
-        },
-    )
-    output._token_rewards = outcome.token_rewards
-    return output
+
+    def made(row: Row) -> AgentLoopOutput:
+        output = TurnRewards(
+            prompt_ids=list(row.prompt_ids),
+            response_ids=list(row.response_ids),
+            response_mask=list(row.mask),
+            response_logprobs=list(row.logprobs) if with_logprobs else None,
+            reward_score=outcome.reward,
+            num_turns=int(outcome.info["turns"] or 0),
+            metrics=AgentLoopMetrics.model_validate(play.metrics),
+            extra_fields={
+                "reward_extra_info": dict(outcome.info),
+                "rlenv": figures.as_fields(),
+                "rlenv_carried": row.carried,
+                "turn_scores": list(outcome.turn_rewards),
+                "tool_rewards": [],
+                # veRL computes staleness from these and needs numbers, also where nothing was generated.
+                "global_steps": max(versions, default=first_version),
+                "min_global_steps": min(versions, default=first_version),
+                "max_global_steps": max(versions, default=first_version),
+            },
+        )
+        if row.images:
+            output.multi_modal_data = {"images": list(row.images)}
+        if not is_validation:
+            output._token_rewards = row.token_rewards
+        return output
+
+    return [made(row) for row in outcome.rows]

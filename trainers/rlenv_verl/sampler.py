@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import transfer_queue as tq  # type: ignore[import-untyped]
 from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
+from verl.utils.tensordict_utils import get_tensordict
 
 from rlenv.errors import InvalidReward, UsageError
+from rlenv_verl.episode_rows import RowLabel
 from rlenv_verl.figures import EpisodeFigures, step_figures, trained_tasks
+from rlenv_verl.updates import Updates
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
@@ -49,6 +52,10 @@ def is_without_signal(values: Sequence[float | None]) -> bool:
 
 class _Sampling(ReplayBuffer):
     """What both buffers add to veRL's: figures, the list of trained tasks, and group filtering without masked rows.
+
+    An episode of several rows (`run.history: rows`) is counted once in all of it. Its rows are labelled for rlenv's
+    estimators (`rlenv_verl.episode_rows`), and mini-batches are sized so that a batch makes no more updates than one
+    of episodes (`rlenv_verl.updates`).
 
     Expected: `ReplayBuffer` reads its poll interval and DAPO's arguments from the configuration. Actual (0.9.1): no
     caller sets the interval (2 s, a third of a tiny policy's step), and a custom sampler is handed no filter arguments.
@@ -89,6 +96,7 @@ class _Sampling(ReplayBuffer):
         self._trained_file = None if options["trained_file"] is None else Path(options["trained_file"])
         self._most_filtered = int(options["most_filtered_batches"])
         self._filtered = 0
+        self._updates = Updates.of(refill_fn)
         # Asynchronous trainers look before they sample for the first time.
         self._asked_for = int(options["train_batch_size"] or 64)
 
@@ -101,14 +109,18 @@ class _Sampling(ReplayBuffer):
         self._filtered, self._asked_for = 0, max(1, batch_size)
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        found = _extra_fields(keys, partition_id)
         groups: dict[str, list[EpisodeFigures]] = {}
-        for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
-            if "rlenv" in fields:
+        for key, fields in zip(keys, found, strict=True):
+            if "rlenv" in fields and _is_first(key):
                 groups.setdefault(_uid(key), []).append(EpisodeFigures.of_fields(fields["rlenv"]))
         if stops := {episode.stops for group in groups.values() for episode in group if episode.stops}:
             raise InvalidReward(f"the run ends: {'; '.join(sorted(stops))}")
         if partition_id == "val":
             return batch, metrics
+        if not all(map(_is_first, keys)):
+            _label(keys, found, partition_id)
+        self._updates.fit(rows=len(keys), prompts=batch_size)
         figures = step_figures([episode for group in groups.values() for episode in group])
         if self._trained_file is not None and groups:
             entries = trained_tasks(global_steps, groups.values())
@@ -129,7 +141,7 @@ class _Sampling(ReplayBuffer):
         for uid in known.keys() - finished:
             del known[uid]
         fresh = finished - known.keys()
-        keys = [key for key in self.partitions[partition_id] if _uid(key) in fresh]
+        keys = [key for key in self.partitions[partition_id] if _uid(key) in fresh and _is_first(key)]
         values: dict[str, list[float | None]] = {uid: [] for uid in fresh}
         for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
             values[_uid(key)].append(self._metric_of(key, fields))
@@ -175,6 +187,20 @@ class RlenvReplayBufferAsync(_Sampling, ReplayBufferAsync):
 def _uid(key: str) -> str:
     """The prompt's id in a sample's key, which veRL writes as `{uid}_{session}_{index}`."""
     return key.split("_")[0]
+
+
+def _is_first(key: str) -> bool:
+    """Whether a sample is the first row of its episode; every row has the episode's figures, and one is counted."""
+    return key.endswith("_0")
+
+
+def _label(keys: Sequence[str], found: Sequence[Mapping[str, Any]], partition_id: str) -> None:
+    """Writes for each row which episode it is of, where estimators are handed the prompt's uid."""
+    labels = []
+    for key, fields in zip(keys, found, strict=True):
+        uid, session, index = key.rsplit("_", 2)
+        labels.append(RowLabel(uid, session, int(index), float(fields.get("rlenv_carried", 0.0))).text)
+    tq.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=get_tensordict({"uid": labels}))
 
 
 def _extra_fields(keys: Sequence[str], partition_id: str) -> list[Mapping[str, Any]]:

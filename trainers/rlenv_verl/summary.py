@@ -43,6 +43,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "preset": run.preset,
         "algorithm": run.algorithm,
         "mode": run.mode,
+        "history": run.history,
         "seed": run.seed,
         "shuffled_rewards": run.shuffled_rewards,
         "ending": dataclasses.asdict(ending),
@@ -76,13 +77,20 @@ _STEADY = {
     "turns": "turns an episode",
     "calls": "calls an episode",
     "calls_malformed": "malformed calls an episode",
+    "rows": "training rows an episode",
+    "differences": "observations behind another history than the template's, an episode",
     "tool_s/mean": "environment, s an episode",
     "tool_s/max": "environment, s at most",
     "generate_s/mean": "rollout, s an episode",
     "tokens_per_s": "tokens/s",
     "calls_per_s": "calls/s",
 }
-_COUNTED = {"invalid": "invalid", "masked/": "masked, ", "zeroed/": "counted as 0, "}
+_COUNTED = {
+    "invalid": "invalid",
+    "ended/template": "cut, the chat template shows no such turn",
+    "masked/": "masked, ",
+    "zeroed/": "counted as 0, ",
+}
 
 
 def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Turn-level advantages for veRL: `rlenv_mt_grpo` and `rlenv_process_grpo`, registered with veRL's own decorator.
 
 Chosen by `algorithm.adv_estimator`. A turn is a run of ones in the response mask; its reward is the sum of the
-token-level rewards on it. Where a trainer puts the whole reward on the last token, every other turn's reward is 0.
+token-level rewards on it. Where a trainer puts the whole reward on the last token, every other turn's reward is 0. The
+turns of an episode of several rows (`run.history: rows`) are put together in their order.
 
 `gigpo` of `rlenv.credit` is not registered: it needs the state before each turn, which veRL does not hand to an
 estimator (its arguments are rewards, mask, index and config).
@@ -17,6 +18,7 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv import credit
+from rlenv_verl.episode_rows import episodes_of
 
 __all__ = ["MT_GRPO", "PROCESS_GRPO", "mt_grpo", "process_grpo", "turn_spans"]
 
@@ -47,18 +49,18 @@ def _spread(
     estimate: Callable[[list[list[float] | None], list[Any]], list[list[float]]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        spans = [turn_spans(row) for row in response_mask]
+        episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
+        turns = [[(row, *span) for row in rows for span in turn_spans(response_mask[row])] for rows in episodes.rows]
         rewards: list[list[float] | None] = [
-            [float(row[start:end].sum()) for start, end in found] or None
-            for row, found in zip(token_level_rewards, spans, strict=True)
+            [float(episodes.own[row, start:end].sum()) for row, start, end in found] or None for found in turns
         ]
         # A reward that stands on no turn's token (behind a cut, say) belongs to the last turn.
-        for row, known in zip(token_level_rewards, rewards, strict=True):
+        for total, known in zip(episodes.rewards, rewards, strict=True):
             if known is not None:
-                known[-1] += float(row.sum()) - sum(known)
+                known[-1] += float(total) - sum(known)
         advantages = torch.zeros_like(token_level_rewards)
-        for row, (found, values) in enumerate(zip(spans, estimate(rewards, index.tolist()), strict=True)):
-            for (start, end), value in zip(found, values, strict=False):
+        for found, values in zip(turns, estimate(rewards, list(episodes.groups)), strict=True):
+            for (row, start, end), value in zip(found, values, strict=False):
                 advantages[row, start:end] = value
     return advantages, advantages
 
@@ -76,7 +78,7 @@ def mt_grpo(
     Args:
         token_level_rewards: shape (rows, response tokens).
         response_mask: same shape.
-        index: the prompt's uid of each row.
+        index: one label a row; see `rlenv_verl.episode_rows`.
         config: veRL's `algorithm` section.
 
     Returns:
