@@ -45,6 +45,7 @@ def encoder_of(
     history: History = "grow",
     thinking: Sequence[tuple[str, str]] = (),
     end_ids: Sequence[int] = (),
+    vocab_size: int | None = None,
 ) -> TokenEncoder:
     """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments.
 
@@ -52,6 +53,7 @@ def encoder_of(
         history: what to do where the chat template rewrites earlier turns; see `TokenEncoder`.
         thinking: the marks around thinking in the environment's dialect.
         end_ids: further ids that end a turn, as the model's `generation_config` names them.
+        vocab_size: how many ids the model may sample.
     """
     key = (
         id(tokenizer),
@@ -61,6 +63,7 @@ def encoder_of(
         history,
         tuple(thinking),
         tuple(end_ids),
+        vocab_size,
     )
     if key not in _ENCODERS:
         encoder = TokenEncoder(
@@ -68,6 +71,7 @@ def encoder_of(
             chat_template=image_template(processor),
             template_kwargs=template_kwargs,
             end_ids=end_ids,
+            vocab_size=vocab_size,
             same_turn=same_turn,
             images=processor_images(processor, processor_kwargs),
             history=history,

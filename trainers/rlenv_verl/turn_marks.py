@@ -1,4 +1,4 @@
-"""The marks of an assistant's turn that neither tokenizer nor chat template say: how it ends, and where it thinks."""
+"""What neither tokenizer nor chat template say of a policy: which ids it has, what ends its turns, how it thinks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlenv.environment import Environment
 
-__all__ = ["USUAL_THINKING", "end_ids_of", "thinking_of"]
+__all__ = ["USUAL_THINKING", "end_ids_of", "thinking_of", "vocab_size_of"]
 
 USUAL_THINKING: Final = (("<think>", "</think>"),)
 """The marks that are taken where nobody says."""
@@ -37,6 +37,25 @@ def end_ids_of(*places: str) -> tuple[int, ...]:
             if config is not None and (ids := _ids(config)):
                 return tuple(sorted(ids))
     return ()
+
+
+@cache
+def vocab_size_of(*places: str) -> int | None:
+    """How many ids a model may sample by its `config.json`: its output layer is mostly padded beyond the tokenizer's.
+
+    Args:
+        places: as for `end_ids_of`.
+
+    Returns:
+        None where no place says.
+    """
+    for place in places:
+        config = _config(place, "config.json") or {}
+        inner = config.get("text_config")
+        for found in (config, inner if isinstance(inner, Mapping) else {}):
+            if isinstance(size := found.get("vocab_size"), int):
+                return size
+    return None
 
 
 def _config(place: str, name: str) -> Mapping[str, Any] | None:
