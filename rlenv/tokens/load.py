@@ -25,13 +25,13 @@ class LoadedTokenizer:
     eos_token: str | None
     name_or_path: str
     end_ids: tuple[int, ...] = ()
-    """The ids that end a turn by the model's `generation_config.json`; () where there is no such file."""
+    """The ids that end a turn by the model's `generation_config.json`, or by its `config.json`; () without both."""
 
 
 def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenizer:
     """The tokenizer of a folder (`tokenizer.json` and `tokenizer_config.json`), of a file, or of a model by its name.
 
-    A `generation_config.json` beside them names the ids that end a turn. A file that ends in .gz is unpacked. The chat
+    A `generation_config.json` (or `config.json`) beside them names the ids that end a turn. A file that ends in .gz is unpacked. The chat
     template is `template` (a file), else `chat_template.jinja` beside it, else that of the configuration. A model's
     name is looked up in the Hugging Face hub, or in its cache.
 
@@ -70,7 +70,8 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
             raise UsageError(f"{beside} is not JSON: {error}") from error
     special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
     source = _read(template) if template else _template(config, folder)
-    ends = _end_ids(folder / "generation_config.json")
+    # As samplers read them: a model without the first file generates as its configuration says.
+    ends = _end_ids(folder / "generation_config.json") or _end_ids(folder / "config.json")
     return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, ends)
 
 
@@ -96,6 +97,8 @@ def _end_ids(path: Path) -> tuple[int, ...]:
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     found = config.get("eos_token_id") if isinstance(config, Mapping) else None
+    if found is None and isinstance(config, Mapping) and isinstance(config.get("text_config"), Mapping):
+        found = config["text_config"].get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
         raise UsageError(f"{path}: eos_token_id is {found!r}; expected an id or a list of ids")

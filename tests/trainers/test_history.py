@@ -179,6 +179,30 @@ def test_generation_stops_at_every_id_that_ends_a_turn(verl: Any, tmp_path: Path
     assert played.requests[0]["stop_token_ids"] == sorted({tokenizer.eos_token_id, other})
 
 
+def test_an_id_of_the_models_padding_is_the_policys_own_mistake(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    # The output layer is padded to a multiple of 64: a policy can sample ids that no token has.
+    size = json.loads((Path(tokenizer.name_or_path) / "config.json").read_text())["vocab_size"]
+    assert size > len(tokenizer)
+    padding = Padding(tokenizer, size - 1)
+    played = play(tmp_path, padding, [Said("<answer>42</answer>")], history="grow")
+    check_rows(played)
+    assert played.ids[0][0] == size - 1
+    assert (played.info["invalid"], played.info["masked"]) == (0.0, 0.0)
+
+
+class Padding:
+    """A tokenizer whose texts begin with an id that it does not have, as a policy may sample them."""
+
+    def __init__(self, tokenizer: Any, number: int) -> None:
+        self._tokenizer, self._number = tokenizer, number
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return {"input_ids": [self._number, *self._tokenizer(text, **options)["input_ids"]]}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
 CALL = ToolCall("calculate", {"expression": "1"})
 BROKEN = MalformedCall("<tool_call>{", "the JSON ends too early")
 MARKS = (("<think>", "</think>"),)

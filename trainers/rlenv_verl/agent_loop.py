@@ -43,7 +43,7 @@ from rlenv_verl.said import said_of
 from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, outputs_of
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of
-from rlenv_verl.turn_marks import end_ids_of
+from rlenv_verl.turn_marks import end_ids_of, vocab_size_of
 from rlenv_verl.watch import STEP, Activity, Watch, watch
 
 __all__ = ["RlenvAgentLoop"]
@@ -100,6 +100,7 @@ class RlenvAgentLoop(AgentLoopBase):
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
         self.thinking = thinking_of(self.environment)
+        places = (settings.model, str(getattr(tokenizer, "name_or_path", "")))
         self.encoder = encoder_of(
             tokenizer,
             kwargs,
@@ -108,7 +109,8 @@ class RlenvAgentLoop(AgentLoopBase):
             settings.processor_kwargs,
             history=history,
             thinking=self.thinking,
-            end_ids=end_ids_of(settings.model, str(getattr(tokenizer, "name_or_path", ""))),
+            end_ids=end_ids_of(*places),
+            vocab_size=vocab_size_of(*places),
         )
         # What ends a turn ends the generation, whatever the server knows of the model by itself.
         self.stops: dict[str, Any] = {"stop_token_ids": self.encoder.stop_token_ids}

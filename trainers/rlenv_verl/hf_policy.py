@@ -18,7 +18,7 @@ from rlenv.tokens.encoder import History
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.decode import Sampling
 from rlenv_verl.said import said_of
-from rlenv_verl.turn_marks import ANY_ID, USUAL_THINKING, end_ids_of
+from rlenv_verl.turn_marks import USUAL_THINKING, end_ids_of, vocab_size_of
 from rlenv_verl.weights import load_model
 
 __all__ = ["HfPolicy", "load_policy", "make"]
@@ -91,7 +91,7 @@ def load_policy(
         tokenizer,
         template_kwargs=dict(template_kwargs or {}),
         end_ids=end_ids_of(str(folder)),
-        vocab_size=ANY_ID,
+        vocab_size=vocab_size_of(str(folder)),
         same_turn=None if environment is None else environment.same_turn,
         history=history,
         thinking=USUAL_THINKING if environment is None else thinking_of(environment),

@@ -20,7 +20,6 @@ from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import History
 from rlenv.tokens.played import verdict_of
 from rlenv_verl.images import image_template, processor_images
-from rlenv_verl.turn_marks import ANY_ID
 
 __all__ = ["cut_of", "encoder_of", "environment_of", "require_template"]
 
@@ -46,6 +45,7 @@ def encoder_of(
     history: History = "grow",
     thinking: Sequence[tuple[str, str]] = (),
     end_ids: Sequence[int] = (),
+    vocab_size: int | None = None,
 ) -> TokenEncoder:
     """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments.
 
@@ -53,6 +53,7 @@ def encoder_of(
         history: what to do where the chat template rewrites earlier turns; see `TokenEncoder`.
         thinking: the marks around thinking in the environment's dialect.
         end_ids: further ids that end a turn, as the model's `generation_config` names them.
+        vocab_size: how many ids the model may sample.
     """
     key = (
         id(tokenizer),
@@ -62,6 +63,7 @@ def encoder_of(
         history,
         tuple(thinking),
         tuple(end_ids),
+        vocab_size,
     )
     if key not in _ENCODERS:
         encoder = TokenEncoder(
@@ -69,7 +71,7 @@ def encoder_of(
             chat_template=image_template(processor),
             template_kwargs=template_kwargs,
             end_ids=end_ids,
-            vocab_size=ANY_ID,
+            vocab_size=vocab_size,
             same_turn=same_turn,
             images=processor_images(processor, processor_kwargs),
             history=history,

@@ -1,4 +1,4 @@
-"""The marks of an assistant's turn that neither tokenizer nor chat template say: how it ends, and where it thinks."""
+"""What neither tokenizer nor chat template say of a policy: which ids it has, what ends its turns, how it thinks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ANY_ID", "USUAL_THINKING", "end_ids_of"]
+__all__ = ["USUAL_THINKING", "end_ids_of", "vocab_size_of"]
 
 USUAL_THINKING: Final = (("<think>", "</think>"),)
 """The marks that are taken where nobody says."""
 
-ANY_ID: Final = 2**31 - 1
-"""The `vocab_size` of an encoder where a model samples.
-
-Embeddings may have more rows than the tokenizer has ids (Qwen3 pads them), and what the model sampled is its own,
-whatever the tokenizer knows: no policy may end its own sample by an id.
-"""
-
+_ANY: Final = 2**31 - 1
 _FILES = ("generation_config.json", "config.json")
 
 
@@ -42,6 +36,26 @@ def end_ids_of(*places: str) -> tuple[int, ...]:
             if config is not None and (ids := _ids(config)):
                 return tuple(sorted(ids))
     return ()
+
+
+@cache
+def vocab_size_of(*places: str) -> int:
+    """How many ids a model may sample by its `config.json`: its output layer is mostly padded beyond the tokenizer's.
+
+    Args:
+        places: as for `end_ids_of`.
+
+    Returns:
+        `_ANY` where no place says: what a model sampled is its own, whatever the tokenizer knows, and no policy may end
+        its own sample by an id.
+    """
+    for place in places:
+        config = _config(place, "config.json") or {}
+        inner = config.get("text_config")
+        for found in (config, inner if isinstance(inner, Mapping) else {}):
+            if isinstance(size := found.get("vocab_size"), int):
+                return size
+    return _ANY
 
 
 def _config(place: str, name: str) -> Mapping[str, Any] | None:
