@@ -31,9 +31,9 @@ class LoadedTokenizer:
 def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenizer:
     """The tokenizer of a folder (`tokenizer.json` and `tokenizer_config.json`), of a file, or of a model by its name.
 
-    A `generation_config.json` (or `config.json`) beside them names the ids that end a turn. A file that ends in .gz is unpacked. The chat
-    template is `template` (a file), else `chat_template.jinja` beside it, else that of the configuration. A model's
-    name is looked up in the Hugging Face hub, or in its cache.
+    A `generation_config.json` (or `config.json`) beside them names the ids that end a turn. A file that ends in .gz is
+    unpacked. The chat template is `template` (a file), else `chat_template.jinja` beside it, else that of the
+    configuration. A model's name is looked up in the Hugging Face hub, or in its cache.
 
     Raises:
         MissingExtra: `tokenizers` is not installed.
