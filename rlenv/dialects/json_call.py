@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["MAX_DEPTH", "json_call_reader", "load", "missing_brackets", "shaper"]
+__all__ = ["MAX_DEPTH", "json_call_reader", "load", "missing_brackets", "shaper", "stopped_at"]
 
 MAX_DEPTH: Final = 128
 """Arguments nested deeper than this are refused, so that nothing downstream meets a recursion limit."""
@@ -50,20 +50,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _careful = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def json_call_reader(
-    *, name_key: str, arguments_key: str, arguments_as_text: bool = False
-) -> Callable[[str], tuple[str, dict[str, Any]] | str]:
+def json_call_reader(*, name_key: str, arguments_key: str) -> Callable[[str], tuple[str, dict[str, Any]] | str]:
     """A function of a call's body to the tool's name and its arguments, or to the reason why it has none.
 
     The function never raises and takes linear time; reasons are written for the model. Integers keep every digit, up
     to the 308 that a double's range allows. Refused are duplicate keys anywhere, NaN and infinities, numbers out of
     range, lone surrogates, more than `MAX_DEPTH` levels, a missing or empty name, and arguments that are no object.
     Keys beside the two are ignored.
-
-    Args:
-        arguments_as_text: also accept arguments given as a JSON text, as OpenAI's wire format has them.
     """
-    shaped = shaper(name_key=name_key, arguments_keys=(arguments_key,), arguments_as_text=arguments_as_text)
+    shaped = shaper(name_key=name_key, arguments_keys=(arguments_key,))
 
     def read_call(body: str) -> tuple[str, dict[str, Any]] | str:
         try:
@@ -98,7 +93,11 @@ def json_call_reader(
 def shaper(
     *, name_key: str, arguments_keys: Sequence[str], arguments_as_text: bool = False
 ) -> Callable[[Any], tuple[str, dict[str, Any]] | str]:
-    """A function of a JSON value to the tool's name and its arguments, or to the reason why it has none."""
+    """A function of a JSON value to the tool's name and its arguments, or to the reason why it has none.
+
+    Args:
+        arguments_as_text: also accept arguments given as a JSON text, as OpenAI's wire format has them.
+    """
     shown = arguments_keys[0]
     expected = f'{{"{name_key}": …, "{shown}": {{…}}}}'
 
@@ -149,6 +148,15 @@ def load(body: str) -> tuple[Any] | str:
     except orjson.JSONDecodeError as error:
         return _reason(body, error.pos)
     return _exact(body, read)
+
+
+def stopped_at(body: str) -> int:
+    """Where a strict parser of `body` stops; -1 where it does not."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return error.pos
+    return -1
 
 
 def _has_keys(body: str, keys: int) -> bool:

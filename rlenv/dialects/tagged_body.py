@@ -9,7 +9,7 @@ from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import load
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, refusal, typed
 from rlenv.messages import ToolCall
 
 __all__ = ["TaggedForm"]
@@ -20,10 +20,12 @@ _NAME: Final = re.compile(r"[^\s<>{}\"'=()\[\]]{1,256}")
 
 
 class _Fault(Exception):
-    def __init__(self, reason: str, at: int) -> None:
+    def __init__(self, reason: str, at: int, *, is_open: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.at = at
+        self.is_open = is_open
+        """Whether a section of plain text goes on to the text's end: all behind it is in it."""
 
 
 class TaggedForm:
@@ -70,7 +72,8 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            end, is_cut = reading.recover(max(fault.at, begin), self._closes, self._stops)
+            closes = () if fault.is_open else self._closes
+            end, is_cut = reading.recover(max(fault.at, begin), closes, self._stops)
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
         unwrapped = self._unwrapped(reading, arguments, properties)
         reason = self._unknown(reading, name, unwrapped)
@@ -137,7 +140,10 @@ class TaggedForm:
         value, at = self._value(reading, key, at)
         if key in arguments:
             raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
-        arguments[key] = self._typed(reading, name, key, value, how, kind)
+        try:
+            arguments[key] = self._typed(reading, name, key, value, how, kind)
+        except Refused as error:
+            raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
         return at
 
     def _value(self, reading: Reading, key: str, at: int) -> tuple[str, int]:
@@ -148,7 +154,11 @@ class TaggedForm:
                 place = reading.find(_CDATA[1], inner)
                 close = _skip(text, place + 3) if place >= 0 else -1
                 if place < 0 or not text.startswith(spec.value_close, close):
-                    raise _Fault(f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}", inner)
+                    raise _Fault(
+                        f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}",
+                        inner,
+                        is_open=place < 0,
+                    )
                 return text[inner + len(_CDATA[0]) : place], close + len(spec.value_close)
         close_mark = spec.value_close.replace("{key}", key)
         place = reading.find(close_mark, at)
@@ -184,8 +194,7 @@ class TaggedForm:
                     return changed
             return value
         if how == "json" and schema is None:
-            loaded = load(value)
-            return value if isinstance(loaded, str) else loaded[0]
+            return typed(value, None, untyped="json")
         return typed(value, schema, untyped=self._spec.untyped)
 
     def _unwrapped(self, reading: Reading, arguments: dict[str, Any], properties: Any) -> dict[str, Any]:
