@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from rlenv._strict_json import missing_brackets, stopped_at
 from rlenv.dialect_spec import CallSpec
-from rlenv.dialects.json_call import json_call_reader, load, missing_brackets, shaper, stopped_at
+from rlenv.dialects.json_call import json_call_reader, load, shaper
 from rlenv.dialects.literals import Broken, value_at
 from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, typed
 from rlenv.messages import MalformedCall, ToolCall

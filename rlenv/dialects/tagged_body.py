@@ -9,7 +9,7 @@ from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import load
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, refusal, typed
+from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
 from rlenv.messages import ToolCall
 
 __all__ = ["TaggedForm"]
