@@ -13,6 +13,7 @@ from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.python_body import PythonForm
 from rlenv.dialects.quick import parsed_action, tool_call
 from rlenv.dialects.reading import Form, Outcome, Reading, malformed
+from rlenv.dialects.rewriting import rewritten
 from rlenv.dialects.tagged_body import TaggedForm
 from rlenv.dialects.writing import Writer
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
@@ -68,6 +69,8 @@ class TextDialect:
         # what a call starts with.
         others = {spec.section_open, spec.section_close, *spec.drop}
         self._sure = {m: fs[0] for m, fs in self._forms.items() if fs and m[-1] in ">]" and m not in others}
+        usual = {mark for call in calls for mark in marks_of(call.open)}
+        self._spellings = {mark for call in calls for mark in call.spellings} - usual
         self._simple: JsonForm | None = None
         if len(self._marks) == 1 and len(forms) == 1 and not self._bare and not self._lenient:
             form = forms[0]
@@ -189,6 +192,8 @@ class TextDialect:
                     at = begin
                     continue
                 else:
+                    if mark in self._spellings:
+                        reading.used.append("spellings")
                     outcome = form.read(reading, place, begin)
                     if not in_section and mark != self.spec.section_open and not reading.allows("bare_calls"):
                         _, end, is_open = outcome
@@ -304,8 +309,11 @@ class TextDialect:
     def render_action(self, message: Message) -> str:
         """An assistant message as its family would write it: content, then its calls.
 
-        A call that could not be read is written between the marks as it came, so that it reads as malformed again.
+        A call that could not be read is written so that it reads as one malformed call again: as it came, with the
+        marks that it came with, or between marks where it came as data.
         """
+        if any(isinstance(call, MalformedCall) for call in message.tool_calls):
+            return rewritten(message, self.writer, self.parse)
         return self.writer.action(message)
 
     def render_observation(self, messages: Sequence[Message]) -> str:

@@ -62,9 +62,9 @@ class GemmaForm:
             if close is None and not (at >= len(text) and reading.allows("open_calls")):
                 raise Broken(f"the call is not closed; expected {' or '.join(self._closes)}", at)
         except Broken as error:
-            # A string that the text's end leaves open holds whatever follows, a closing mark too.
-            closes = () if error.is_open else self._closes
-            end, is_cut = reading.recover(max(error.at, begin), closes, self._stops)
+            # A string that the text's end leaves open holds whatever follows, marks too.
+            closes, opens = ((), ()) if error.is_open else (self._closes, self._stops)
+            end, is_cut = reading.recover(max(error.at, begin), closes, opens)
             return [malformed(text, error.reason, start, end, name)], end, is_cut
         end = at + len(close or "")
         return [ToolCall(name, arguments, None, start, end)], end, close is None

@@ -116,10 +116,11 @@ class JsonForm:
             return [malformed(text, reason, start, stop, self._named(text, begin, stop))], stop, False
         if stop < len(text):
             # A string was broken off: the first closing mark behind the break ends the call. Where the text's end broke
-            # it off, that mark may stand in the string, and what follows too: all is the call's.
-            is_inside = _OPEN_STRING.match(text, stop) is not None
-            close, mark = (-1, "") if is_inside else reading.first(self._closes, stop)
-            again, opened = reading.first(self._stops, stop)
+            # it off, marks may stand in the string, and what follows too: all is the call's.
+            close, again, mark, opened = -1, -1, "", ""
+            if _OPEN_STRING.match(text, stop) is None:
+                close, mark = reading.first(self._closes, stop)
+                again, opened = reading.first(self._stops, stop)
             if close < 0 and again < 0:
                 stop = len(text)
             elif again >= 0 and (close < 0 or again < close):
@@ -177,7 +178,7 @@ class JsonForm:
                 # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
                 # would if strings could hold all, or at the next call.
                 again, _ = reading.first(self._stops, stop)
-                stop = again if again >= 0 else len(text)
+                stop = again if again >= 0 and _OPEN_STRING.match(text, stop) is None else len(text)
                 whole = _value_end(text, head, stop, raw=True)
                 stop = whole if whole >= 0 else stop
             is_cut = False

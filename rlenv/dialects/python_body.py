@@ -70,9 +70,9 @@ class PythonForm:
                 if at >= len(text) or any(text.startswith(mark, at) for mark in (*self._closes, *self._stops)):
                     break
         except Broken as error:
-            # A string that the text's end leaves open holds whatever follows, a closing mark too.
-            closes = () if error.is_open else self._closes
-            end, is_cut = reading.recover(max(error.at, begin), closes, self._stops)
+            # A string that the text's end leaves open holds whatever follows, marks too.
+            closes, opens = ((), ()) if error.is_open else (self._closes, self._stops)
+            end, is_cut = reading.recover(max(error.at, begin), closes, opens)
             reason = error.reason
             if is_cut:
                 missing = missing_closes(text, begin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
@@ -20,12 +20,12 @@ _NAME: Final = re.compile(r"[^\s<>{}\"'=()\[\]]{1,256}")
 
 
 class _Fault(Exception):
-    def __init__(self, reason: str, at: int, *, is_open: bool = False) -> None:
+    def __init__(self, reason: str, at: int, *, behind: Literal["marks", "calls", "nothing"] = "marks") -> None:
         super().__init__(reason)
         self.reason = reason
         self.at = at
-        self.is_open = is_open
-        """Whether a section of plain text goes on to the text's end: all behind it is in it."""
+        self.behind = behind
+        """What ends the call: its closing mark, the next call alone, or the text's end alone."""
 
 
 class TaggedForm:
@@ -41,6 +41,7 @@ class TaggedForm:
         self._spec = spec
         self._closes = marks_of(spec.close)
         self._keys = marks_of(spec.key_open) + (spec.key_spellings if loose else ())
+        self._key_spellings = frozenset(spec.key_spellings) - frozenset(marks_of(spec.key_open))
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
         self._value_opens = sorted(spec.value_open.items(), key=lambda item: -len(item[0]))
 
@@ -64,6 +65,8 @@ class TaggedForm:
                 mark = next((mark for mark in self._keys if text.startswith(mark, at)), None)
                 if mark is None:
                     break
+                if mark in self._key_spellings:
+                    reading.used.append("spellings")
                 at = self._parameter(reading, name, at + len(mark), arguments)
             close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
             end = at + len(close or "")
@@ -72,8 +75,9 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            closes = () if fault.is_open else self._closes
-            end, is_cut = reading.recover(max(fault.at, begin), closes, self._stops)
+            closes = self._closes if fault.behind == "marks" else ()
+            opens = self._stops if fault.behind != "nothing" else ()
+            end, is_cut = reading.recover(max(fault.at, begin), closes, opens)
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
         unwrapped = self._unwrapped(reading, arguments, properties)
         reason = self._unknown(reading, name, unwrapped)
@@ -154,11 +158,8 @@ class TaggedForm:
                 place = reading.find(_CDATA[1], inner)
                 close = _skip(text, place + 3) if place >= 0 else -1
                 if place < 0 or not text.startswith(spec.value_close, close):
-                    raise _Fault(
-                        f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}",
-                        inner,
-                        is_open=place < 0,
-                    )
+                    reason = f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}"
+                    raise _Fault(reason, inner, behind="nothing" if place < 0 else "marks")
                 return text[inner + len(_CDATA[0]) : place], close + len(spec.value_close)
         close_mark = spec.value_close.replace("{key}", key)
         place = reading.find(close_mark, at)
@@ -171,7 +172,8 @@ class TaggedForm:
             if reading.allows("open_calls"):
                 end = reading.without_cut_mark((close_mark, *self._closes), at)
                 return self._trimmed(text[at:end]), len(text)
-            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at)
+            # Such a value goes on to the text's end, and may hold the marks that close calls.
+            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at, behind="calls")
         if any(0 <= (other := reading.find(mark, at)) < place for mark in self._stops):
             raise _Fault(f"the value of {key[:40]!r} is not closed before the next call; expected {close_mark}", at)
         return self._trimmed(text[at:place]), place + len(close_mark)
