@@ -65,6 +65,7 @@ class JsonForm:
         self._spec = spec
         self._closes = marks_of(spec.close)
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+        self._others = tuple(mark for mark in self._stops if mark not in self.opens)
         self._extent = until((*self._closes, *self._stops), raw="raw_strings" in lenient)
         keys = marks_of(spec.arguments_key)
         as_text = "arguments_as_text" in lenient
@@ -107,10 +108,9 @@ class JsonForm:
         if opened:
             if self._spec.close_is_optional:
                 return self._calls(reading, start, begin, stop, stop), stop, False
-            # Not closed before the next call. Where several stand unclosed, the last one before the closing mark is
-            # read; reading each of them would take time for marks that a model repeats without end.
+            # Not closed before the next call.
             close, _ = reading.first(self._closes, stop)
-            again = max(text.rfind(mark, stop, close if close >= 0 else len(text)) for mark in self._stops)
+            again = self._last_open(reading, stop, close)
             stop = max(stop, again)
             reason = f"the call is not closed; expected {wanted} before the next {opened}"
             return [malformed(text, reason, start, stop, self._named(text, begin, stop))], stop, False
@@ -124,8 +124,7 @@ class JsonForm:
             if close < 0 and again < 0:
                 stop = len(text)
             elif again >= 0 and (close < 0 or again < close):
-                if close >= 0:
-                    again = max(text.rfind(opened, stop, close) for opened in self._stops)
+                again = max(again, self._last_open(reading, again, close))
                 reason = f"the call is not closed; expected {wanted} before the next {opened}"
                 return [malformed(text, reason, start, again, self._named(text, begin, again))], again, False
             else:
@@ -148,6 +147,17 @@ class JsonForm:
         """Whether the end of the body leaves a bracket, a string or what stands before the arguments open."""
         head = begin + self._split(text[begin:stop])[3] if self._spec.body == "name_json" else begin
         return not text[head:stop].strip() or missing_brackets(text[head:stop]) != ""
+
+    def _last_open(self, reading: Reading, at: int, close: int) -> int:
+        """Where reading goes on behind a call that is not closed before the mark at `at`.
+
+        Where several stand unclosed, the last one before the closing mark is read; reading each of them would take
+        time for marks that a model repeats without end.
+        """
+        other, _ = reading.first(self._others, at)
+        ends = [place for place in (close, other) if place >= 0]
+        end = min(ends, default=len(reading.text))
+        return max((reading.text.rfind(mark, at, end) for mark in self.opens), default=at)
 
     def _marks_inside(self) -> tuple[str, ...]:
         spec = self._spec

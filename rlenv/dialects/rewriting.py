@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rlenv.dialects.writing import Writer
@@ -16,8 +16,8 @@ Call = ToolCall | MalformedCall
 def rewritten(message: Message, writer: Writer, read: Callable[[str], ParsedAction]) -> str:
     """A message with malformed calls as text: of the ways to write them, the first that reads back kind by kind.
 
-    One that was read from a text is written as it came, with the marks that it came with; one that came as data
-    stands between marks, or, where anything between them is a call, behind an opening mark that nothing closes.
+    One that was read from a text is written as it came, with the marks that it came with. One that came as data
+    stands between marks; where a call could be anything between them, behind a mark that nothing closes.
     """
     wanted = [type(call) for call in message.tool_calls]
     ways = list(_ways(message, writer))
@@ -28,41 +28,38 @@ def rewritten(message: Message, writer: Writer, read: Callable[[str], ParsedActi
 
 
 def _ways(message: Message, writer: Writer) -> Iterator[str]:
-    calls = message.tool_calls
-    behind = writer.chat.calls_behind if message.content else ""
-    between = writer.row.between or "\n"
-
-    def together(parts: Sequence[str]) -> str:
-        return message.content + behind + between.join(parts)
-
-    def whole(call: Call) -> str:
-        return writer.calls((call,))
-
-    def came(call: Call) -> str:
-        return call.text if isinstance(call, MalformedCall) and call.start >= 0 else whole(call)
-
-    def element(call: Call) -> str:
-        """An item of a list, with the marks of a list of its own."""
-        if not isinstance(call, MalformedCall) or call.start < 0:
-            return whole(call)
-        mark, close = writer.marks
-        inner = call.text.strip().removeprefix(mark).removesuffix(close).strip(" \t\r\n,")
-        inner = inner if inner.startswith("[") else f"[{inner}"
-        return mark + (inner if inner.endswith("]") else f"{inner}]") + close
-
-    def left_open(call: Call) -> str:
-        if not isinstance(call, MalformedCall):
-            return whole(call)
-        return writer.spec.section_open + writer.marks[0] + (call.text if call.start < 0 else "")
-
-    if any(isinstance(call, MalformedCall) and call.start >= 0 for call in calls):
-        yield together([came(call) for call in calls])
-        yield together([element(call) for call in calls])
-    yield writer.action(message)
-    yield writer.action(replace(message, tool_calls=tuple(map(_without_text, calls))))
-    yield together([left_open(call) for call in calls])
+    calls, row = message.tool_calls, writer.row
+    mark, close = writer.marks
+    head = message.content + (writer.chat.calls_behind if message.content else "")
+    between = row.between or "\n"
+    if any(map(_came, calls)):
+        yield head + between.join(_came(call) or writer.calls((call,)) for call in calls)
+        if row.shape != "object":
+            yield f"{head}{mark}[{', '.join(_item(call, writer) for call in calls)}]{close}"
+    if not row.plain:  # any text is a call there, for a tool that takes one
+        yield writer.action(message)
+    for opened in ("{", "NAME("):
+        given = [call if _came(call) else _behind(opened, call) for call in calls]
+        yield writer.action(replace(message, tool_calls=tuple(given)))
+    opened = writer.spec.section_open + mark
+    yield head + between.join(
+        opened + call.text if isinstance(call, MalformedCall) else writer.calls((call,)) for call in calls
+    )
 
 
-def _without_text(call: Call) -> Call:
-    """A call that came as data with text that no JSON is, whatever stands around it."""
-    return replace(call, text="{" + call.text) if isinstance(call, MalformedCall) and call.start < 0 else call
+def _came(call: Call) -> str:
+    """The text of a malformed call that was read from a text, so that its marks are in it; "" for any other."""
+    return call.text if isinstance(call, MalformedCall) and call.start >= 0 else ""
+
+
+def _item(call: Call, writer: Writer) -> str:
+    """A call as it stands in a list, without what the list has around it."""
+    text = call.text if isinstance(call, MalformedCall) else writer.calls((call,))
+    return text[max(text.find("{"), 0) : text.rfind("}") + 1] or text
+
+
+def _behind(opened: str, call: Call) -> Call:
+    """A call that came as data, behind what opens one and is not closed."""
+    if not isinstance(call, MalformedCall):
+        return call
+    return replace(call, text=opened.replace("NAME", call.name or "call") + call.text)

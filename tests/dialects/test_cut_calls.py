@@ -29,8 +29,8 @@ def test_no_character_behind_an_opening_mark_becomes_content(name: str) -> None:
                 continue
             action = reader.parse(text, TOOLS)
             assert set(action.content) <= set(CONTENT), (text, action)
-            ended = [call for call in one.whole.calls if call.end <= end]
-            if is_one_list(name) and len(ended) < len(one.whole.calls):
+            ended = [call for call in one.whole.calls if isinstance(call, ToolCall) and call.end <= end]
+            if reader.spec.section_must_close or (is_one_list(name) and len(ended) < len(one.whole.calls)):
                 ended = []
             inside = len(ended) < len(one.whole.calls)
             read = [call for call in action.calls if isinstance(call, ToolCall)]
@@ -48,8 +48,8 @@ def test_no_character_behind_an_opening_mark_becomes_content(name: str) -> None:
 
 def is_one_list(name: str) -> bool:
     """Whether several calls stand between one pair of marks, and none is a call before the second."""
-    row, spec = dialect(name).writer.row, dialect(name).spec
-    return spec.section_must_close or row.body == "pythonic" or row.shape != "object"
+    row = dialect(name).writer.row
+    return row.body == "pythonic" or row.shape != "object"
 
 
 def is_between(reader: TextDialect, text: str, ended: list[ToolCall]) -> bool:

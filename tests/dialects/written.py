@@ -72,10 +72,9 @@ def written(name: str) -> Iterator[Written]:
     shapes.append((call(0, query="x", n=-12.5, i=30, o={"k": ["é", None]}, l=[1, {"z": True}], b=False),))
     shapes += [(call(0, query=f"a {mark} b <answer>5</answer> c"),) for mark in marks(name)]
     think = reader.spec.thinking_marks
+    thought = think.open and f"{think.open}{THINKING}{think.close}{CONTENT}"
     for number, calls in enumerate(shapes):
-        for before in (
-            ("",) if number else ("", CONTENT, think.open and f"{think.open}{THINKING}{think.close}{CONTENT}")
-        ):
+        for before in ("",) if number else ("", CONTENT, thought):
             text = before + reader.render_action(Message("assistant", CONTENT if before == CONTENT else "", calls))
             text = text.removeprefix(before) if before == CONTENT else text
             whole = reader.parse(text, TOOLS)
