@@ -78,6 +78,8 @@ class Writer:
         self._spec = spec
         self._chat = spec.chat
         self._call = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
+        if self._call.close_is_optional:  # what may be left out is not taught
+            self._call = self._call.model_copy(update={"close": ()})
         self._turns = {
             role: spec.chat.turns.get(role, spec.chat.turn).replace("{role}", spec.chat.roles.get(role, role))
             for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
