@@ -253,9 +253,9 @@ class Environment:
         read = dialect.parse(action.content, self.parts.tools)
         if not action.tool_calls:
             return action.content, read
-        text = dialect.render_action(action)
         # Structured calls win over text that looks like a call: the server has already split the two.
         calls = tuple(map(_sound, action.tool_calls))
+        text = dialect.render_action(replace(action, tool_calls=calls))
         return text, ParsedAction(read.content, read.thinking, calls, read.is_cut)
 
     async def open_resource(self, resource: Resource, context: ResourceContext, stack: AsyncExitStack) -> Any:

@@ -126,6 +126,7 @@ class TextDialect:
         in_section = not self.spec.section_open
         may_be_inside = self._thinking_open is None and bool(think_open)
         is_start = bool(self._bare)
+        blank = 0  # how many parts of the content from the first on are blank, looked at once each
         behind = 0  # how many parts of the content stood before the end of the last call
         section: tuple[int, int, int] | None = None  # where an open section stands, with the calls and content before
         while at < length:
@@ -153,13 +154,14 @@ class TextDialect:
                     reading = reading or Reading(text, tools, self._lenient)
                     start = at
                     outcome = bare.read(reading, at, at)
+                    is_start = True  # another one may stand right behind it
             if outcome is None:
                 if which < 0 or place >= horizon:
                     if horizon == length:
                         break
                     if closes:
                         # A block is closed that this message has not opened: all so far was thinking.
-                        thinking, content, calls, section = [text[:next_close]], [], [], None
+                        thinking, content, calls, section, blank = [text[:next_close]], [], [], None, 0
                         in_section = not self.spec.section_open
                         at = next_close + len(think_close)
                     else:
@@ -170,7 +172,9 @@ class TextDialect:
                         thinking.append(text[begin:] if is_cut else text[begin:end])
                         at = length if is_cut else end + len(think_close)
                     may_be_inside = False
-                    is_start = bool(self._bare) and not any(part.strip() for part in content)
+                    while blank < len(content) and not content[blank].strip():
+                        blank += 1
+                    is_start = bool(self._bare) and blank >= len(content)
                     continue
                 mark = marks[which]
                 begin = place + len(mark)
@@ -204,7 +208,7 @@ class TextDialect:
                 found_calls = [_checked(text, call) for call in found_calls]
             if closes and end > next_close and any(type(call) is MalformedCall for call in found_calls):
                 # Not a call but the mention of one, in thinking that ends here.
-                thinking, content, calls, section = [text[:next_close]], [], [], None
+                thinking, content, calls, section, blank = [text[:next_close]], [], [], None, 0
                 in_section = not self.spec.section_open
                 at = next_close + len(think_close)
                 may_be_inside = False

@@ -95,8 +95,7 @@ class JsonForm:
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text = reading.text
-        match = self._extent.match(text, begin)
-        stop = match.end() if match is not None else begin
+        stop = self._stop(reading, begin)
         if not self._closes:
             return self._until_value_ends(reading, start, begin, stop)
         for mark in self._closes:
@@ -142,6 +141,16 @@ class JsonForm:
         if not isinstance(read, str):
             reason = f"the call is not closed; expected {wanted} after the JSON"
         return [malformed(text, reason, start, len(text), self._named(text, begin, len(text)))], len(text), True
+
+    def _stop(self, reading: Reading, begin: int) -> int:
+        """Where the body at `begin` ends at the latest: at a mark, or at a string that is broken off."""
+        if self.at_start and reading.extent[0] <= begin <= reading.extent[1]:
+            return reading.extent[1]  # several calls follow each other, and the text behind all of them is read once
+        match = self._extent.match(reading.text, begin)
+        stop = match.end() if match is not None else begin
+        if self.at_start:
+            reading.extent = (begin, stop)
+        return stop
 
     def _is_left_open(self, text: str, begin: int, stop: int) -> bool:
         """Whether the end of the body leaves a bracket, a string or what stands before the arguments open."""

@@ -47,7 +47,7 @@ class Form(Protocol):
 class Reading:
     """One message while it is read; used by one parse."""
 
-    __slots__ = ("_found", "has_surrogates", "lenient", "limit", "text", "tools", "used")
+    __slots__ = ("_found", "extent", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
     def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
         self.text = text
@@ -59,6 +59,8 @@ class Reading:
         self.limit = len(text)
         # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
         self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
+        # What a form without marks has looked over, from a call that stood there: to the next mark outside strings.
+        self.extent = (0, -1)
         self._found: dict[str, tuple[int, int]] = {}
 
     def find(self, mark: str, at: int) -> int:
