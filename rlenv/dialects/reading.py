@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from rlenv.dialects.json_call import load
 from rlenv.messages import MalformedCall, ToolCall
 
-__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "malformed", "refusal", "typed"]
+__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "typed"]
 
 Call = ToolCall | MalformedCall
 Outcome = tuple[list[Call], int, bool]
@@ -108,7 +108,7 @@ class Reading:
 
     def properties(self, name: str) -> Mapping[str, Any] | None:
         """The parameters of a tool by name, None where the tool is not known."""
-        tool = (self.tools or {}).get(name)
+        tool = by_name(self.tools).get(name)
         if tool is None:
             return None
         schema = getattr(tool, "parameters", tool)
@@ -126,12 +126,21 @@ class Reading:
             return None
         if len(properties) == 1:
             return str(next(iter(properties)))
-        tool = (self.tools or {})[name]
+        tool = by_name(self.tools)[name]
         schema = getattr(tool, "parameters", tool)
         while isinstance(schema, Mapping) and "required" not in schema:
             schema = schema.get("function", schema.get("parameters"))
         required = schema.get("required") if isinstance(schema, Mapping) else None
         return str(required[0]) if isinstance(required, (list, tuple)) and len(required) == 1 else None
+
+
+def by_name(tools: Any) -> Mapping[str, Any]:
+    """Tools by name; a list of them is what chat templates take."""
+    if isinstance(tools, Mapping):
+        return tools
+    listed = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, (list, tuple)) else []
+    functions = [tool["function"] if isinstance(tool.get("function"), Mapping) else tool for tool in listed]
+    return {one["name"]: one for one in functions if isinstance(one.get("name"), str)}
 
 
 def malformed(text: str, reason: str, start: int, end: int, name: str | None = None) -> MalformedCall:

@@ -9,7 +9,7 @@ from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import load
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, Refused, by_name, malformed, typed
 from rlenv.messages import ToolCall
 
 __all__ = ["TaggedForm"]
@@ -239,7 +239,7 @@ class TaggedForm:
 
 
 def _requires(reading: Reading, name: str) -> bool:
-    tool = (reading.tools or {}).get(name)
+    tool = by_name(reading.tools).get(name)
     schema = getattr(tool, "parameters", tool)
     for key in ("function", "parameters"):
         if isinstance(schema, dict) and isinstance(schema.get(key), dict):
