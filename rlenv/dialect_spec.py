@@ -200,7 +200,7 @@ class DialectSpec(Spec):
     section_each: Bool = False
     """Each call is written in a section of its own."""
     section_must_close: Bool = False
-    """A section that is not closed is text."""
+    """A section that is not closed is one malformed call, whatever it holds."""
     section_pad: Text = ""
     """Written inside the section's marks."""
     drop: tuple[Text, ...] = ()

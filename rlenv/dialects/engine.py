@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec, DialectSpec
@@ -13,6 +13,7 @@ from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.python_body import PythonForm
 from rlenv.dialects.quick import parsed_action, tool_call
 from rlenv.dialects.reading import Form, Outcome, Reading, malformed
+from rlenv.dialects.rewriting import rewritten
 from rlenv.dialects.tagged_body import TaggedForm
 from rlenv.dialects.writing import Writer
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
@@ -64,6 +65,12 @@ class TextDialect:
         # The longest first: where one mark is the beginning of another, the longer one stands there.
         self._marks = tuple(sorted(opens, key=len, reverse=True))
         self._forms = {mark: tuple(opens[mark]) for mark in self._marks}
+        # A mark that no text holds by chance is a call's, whatever follows; a word or a code fence is it only before
+        # what a call starts with.
+        others = {spec.section_open, spec.section_close, *spec.drop}
+        self._sure = {m: fs[0] for m, fs in self._forms.items() if fs and m[-1] in ">]" and m not in others}
+        usual = {mark for call in calls for mark in marks_of(call.open)}
+        self._spellings = {mark for call in calls for mark in call.spellings} - usual
         self._simple: JsonForm | None = None
         if len(self._marks) == 1 and len(forms) == 1 and not self._bare and not self._lenient:
             form = forms[0]
@@ -124,6 +131,8 @@ class TextDialect:
         in_section = not self.spec.section_open
         may_be_inside = self._thinking_open is None and bool(think_open)
         is_start = bool(self._bare)
+        blank = 0  # how many parts of the content from the first on are blank, looked at once each
+        behind = 0  # how many parts of the content stood before the end of the last call
         section: tuple[int, int, int] | None = None  # where an open section stands, with the calls and content before
         while at < length:
             # Each mark is looked up again only once it lies behind, so that no text is searched for it twice.
@@ -150,13 +159,14 @@ class TextDialect:
                     reading = reading or Reading(text, tools, self._lenient)
                     start = at
                     outcome = bare.read(reading, at, at)
+                    is_start = True  # another one may stand right behind it
             if outcome is None:
                 if which < 0 or place >= horizon:
                     if horizon == length:
                         break
                     if closes:
                         # A block is closed that this message has not opened: all so far was thinking.
-                        thinking, content, calls, section = [text[:next_close]], [], [], None
+                        thinking, content, calls, section, blank = [text[:next_close]], [], [], None, 0
                         in_section = not self.spec.section_open
                         at = next_close + len(think_close)
                     else:
@@ -167,15 +177,20 @@ class TextDialect:
                         thinking.append(text[begin:] if is_cut else text[begin:end])
                         at = length if is_cut else end + len(think_close)
                     may_be_inside = False
-                    is_start = bool(self._bare) and not any(part.strip() for part in content)
+                    while blank < len(content) and not content[blank].strip():
+                        blank += 1
+                    is_start = bool(self._bare) and blank >= len(content)
                     continue
                 mark = marks[which]
                 begin = place + len(mark)
                 content.append(text[at:place])
                 reading = reading or Reading(text, tools, self._lenient)
-                form = next((form for form in self._forms[mark] if form.begins(text, begin)), None)
-                if form is None:
-                    in_section, is_text = self._section(reading, mark, place, in_section)
+                form = next((form for form in self._forms[mark] if form.begins(text, begin)), self._sure.get(mark))
+                if form is None and self._is_lost(reading, mark, place):
+                    reason = f"the section of calls is not closed; expected {self.spec.section_close}"
+                    outcome = [malformed(text, reason, place, length)], length, True
+                elif form is None:
+                    in_section, is_text = self._section(mark, in_section)
                     if is_text:
                         content.append(mark)
                     elif mark == self.spec.section_open:
@@ -185,17 +200,20 @@ class TextDialect:
                         section = None
                     at = begin
                     continue
-                if not in_section and mark != self.spec.section_open and not reading.allows("bare_calls"):
-                    content.append(mark)
-                    at = begin
-                    continue
-                outcome = form.read(reading, place, begin)
+                else:
+                    if mark in self._spellings:
+                        reading.used.append("spellings")
+                    outcome = form.read(reading, place, begin)
+                    if not in_section and mark != self.spec.section_open and not reading.allows("bare_calls"):
+                        _, end, is_open = outcome
+                        reason = f"the call stands outside its section; expected {self.spec.section_open} before it"
+                        outcome = [malformed(text, reason, place, max(end, begin))], end, is_open
             found_calls, end, is_open = outcome
             if reading is not None and reading.has_surrogates:
                 found_calls = [_checked(text, call) for call in found_calls]
             if closes and end > next_close and any(type(call) is MalformedCall for call in found_calls):
                 # Not a call but the mention of one, in thinking that ends here.
-                thinking, content, calls, section = [text[:next_close]], [], [], None
+                thinking, content, calls, section, blank = [text[:next_close]], [], [], None, 0
                 in_section = not self.spec.section_open
                 at = next_close + len(think_close)
                 may_be_inside = False
@@ -204,7 +222,11 @@ class TextDialect:
             calls += found_calls
             is_cut = is_open
             at = max(end, start + 1)
-        content.append(text[at:])
+            behind = len(content)
+        rest = text[at:]
+        if calls and _is_beginning(rest.strip(), self._marks) and not any(map(str.strip, content[behind:])):
+            rest, is_cut = "", True  # nothing but a mark of the next call, or of the section's end, that was cut
+        content.append(rest)
         if section is not None and self._end_section(text, section, length, calls, content):
             is_cut = True
         used = tuple(reading.used) if reading is not None else ()
@@ -249,6 +271,8 @@ class TextDialect:
             calls.append(tool_call(read[0], read[1], place, at))
             place = find(call_open, at)
         if at < len(text):
+            if calls and _is_beginning(text[at:].strip(), (call_open,)):
+                return None
             content.append(text[at:])
         return parsed_action("".join(content).strip(), thinking, tuple(calls))
 
@@ -272,12 +296,16 @@ class TextDialect:
         del content[content_before:]
         return True
 
-    def _section(self, reading: Reading, mark: str, place: int, in_section: bool) -> tuple[bool, bool]:
+    def _is_lost(self, reading: Reading, mark: str, place: int) -> bool:
+        """Whether a section begins here that has to be closed and is not."""
+        spec = self.spec
+        is_open = mark == spec.section_open and spec.section_must_close
+        return is_open and reading.find(spec.section_close, place) < 0
+
+    def _section(self, mark: str, in_section: bool) -> tuple[bool, bool]:
         """Whether calls may follow a mark that opens none, and whether the mark is plain text."""
         spec = self.spec
         if mark == spec.section_open:
-            if spec.section_must_close and reading.find(spec.section_close, place) < 0:
-                return in_section, True
             return True, False
         if mark == spec.section_close:
             return False, False
@@ -290,8 +318,11 @@ class TextDialect:
     def render_action(self, message: Message) -> str:
         """An assistant message as its family would write it: content, then its calls.
 
-        A call that could not be read is written between the marks as it came, so that it reads as malformed again.
+        A call that could not be read is written so that it reads as one malformed call again: as it came, with the
+        marks that it came with, or between marks where it came as data.
         """
+        if any(isinstance(call, MalformedCall) for call in message.tool_calls):
+            return rewritten(message, self.writer, self.parse)
         return self.writer.action(message)
 
     def render_observation(self, messages: Sequence[Message]) -> str:
@@ -307,6 +338,11 @@ def _checked(text: str, call: ToolCall | MalformedCall) -> ToolCall | MalformedC
         except UnicodeEncodeError:
             return malformed(text, "the call is not valid Unicode (a lone surrogate)", call.start, call.end)
     return call
+
+
+def _is_beginning(text: str, marks: Iterable[str]) -> bool:
+    """Whether `text` is the beginning of one of `marks`, and not all of it."""
+    return bool(text) and any(len(text) < len(mark) and mark.startswith(text) for mark in marks)
 
 
 def _common_end(one: str, other: str) -> str:

@@ -536,7 +536,8 @@ ROWS: Final[Mapping[str, Row]] = {
         "calls": {
             "body": "name_json",
             "open": "Action:",
-            "after_name": "Action Input:",
+            "before_name": " ",
+            "after_name": ["\nAction Input: ", "Action Input:"],
             "plain": True,
             "close": "\nObservation:",
             "close_is_optional": True,

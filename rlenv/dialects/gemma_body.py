@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.json_call import MAX_DEPTH, load
+from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.literals import Broken
-from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
 from rlenv.messages import ToolCall
 
 __all__ = ["GemmaForm", "TextForm"]
@@ -62,7 +62,9 @@ class GemmaForm:
             if close is None and not (at >= len(text) and reading.allows("open_calls")):
                 raise Broken(f"the call is not closed; expected {' or '.join(self._closes)}", at)
         except Broken as error:
-            end, is_cut = reading.recover(max(error.at, begin), self._closes, self._stops)
+            # A string that the text's end leaves open holds whatever follows, marks too.
+            closes, opens = ((), ()) if error.is_open else (self._closes, self._stops)
+            end, is_cut = reading.recover(max(error.at, begin), closes, opens)
             return [malformed(text, error.reason, start, end, name)], end, is_cut
         end = at + len(close or "")
         return [ToolCall(name, arguments, None, start, end)], end, close is None
@@ -73,11 +75,14 @@ class GemmaForm:
         properties = reading.properties(name) or {}
         out: dict[str, Any] = {}
         for key, (item, is_quoted) in value.items():
-            if isinstance(item, str) and not is_quoted:
-                schema = properties.get(key)
-                out[key] = typed(item, schema, untyped="json") if item != "None" else None
-            else:
-                out[key] = _plain(item)
+            try:
+                if isinstance(item, str) and not is_quoted:
+                    schema = properties.get(key)
+                    out[key] = typed(item, schema, untyped="json") if item != "None" else None
+                else:
+                    out[key] = _plain(item)
+            except Refused as error:
+                raise Broken(f"in the value of {key[:40]!r}: {error}", at) from error
         return out, end
 
     def _value(self, reading: Reading, at: int) -> tuple[Any, int]:
@@ -101,7 +106,7 @@ class GemmaForm:
                     end = reading.find(quote, at + len(quote))
                     if end < 0:
                         if not reading.allows("open_bodies"):
-                            raise Broken(f"a string is not closed; expected {quote}", at)
+                            raise Broken(f"a string is not closed; expected {quote}", at, is_open=True)
                         end = len(text)
                     value, at = (text[at + len(quote) : end], True), min(end + len(quote), len(text))
                 else:
@@ -136,8 +141,10 @@ class GemmaForm:
         if colon < 0 or colon - at > 512:
             raise Broken("a key has no value; expected : after it", at)
         key = text[at:colon].strip().replace(self._spec.quote, "")
-        if not key or any(sign in key for sign in "{}[],") or key in inner:
-            raise Broken(f"{key[:40]!r} is no key, or stands twice", at)
+        if not key or any(sign in key for sign in "{}[],"):
+            raise Broken(f"{key[:40]!r} is no key; expected a name before the colon", at)
+        if key in inner:
+            raise Broken(f"the key {key[:40]!r} stands twice in one object; expected it once", at)
         stack[-1] = (close, inner, key)
         return colon + 1
 
@@ -161,8 +168,7 @@ def _plain(value: Any) -> Any:
 def _unmarked(item: tuple[Any, bool]) -> Any:
     value, is_quoted = item
     if isinstance(value, str) and not is_quoted:
-        loaded = load(value)
-        return value if isinstance(loaded, str) else loaded[0]
+        return typed(value, None, untyped="json")
     return _plain(value)
 
 
@@ -197,7 +203,11 @@ class TextForm:
             reason = f"the call is empty; expected the text of {key!r}"
             return [malformed(text, reason, start, end, spec.tool)], end, False
         schema = (reading.properties(spec.tool) or {}).get(key)
-        return [ToolCall(spec.tool, {key: typed(value, schema)}, None, start, end)], end, False
+        try:
+            given = typed(value, schema)
+        except Refused as error:
+            return [malformed(text, f"in the value of {key!r}: {error}", start, end, spec.tool)], end, False
+        return [ToolCall(spec.tool, {key: given}, None, start, end)], end, mark == ""
 
 
 def _skip(text: str, at: int) -> int:

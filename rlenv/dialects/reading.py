@@ -10,15 +10,23 @@ from typing import Any, Final, Protocol
 from rlenv.dialects.json_call import load
 from rlenv.messages import MalformedCall, ToolCall
 
-__all__ = ["Call", "Form", "Outcome", "Reading", "malformed", "typed"]
+__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "typed"]
 
 Call = ToolCall | MalformedCall
 Outcome = tuple[list[Call], int, bool]
 """The calls, where reading goes on, and whether the text's end left the call open."""
 
-_INTEGER: Final = re.compile(r"[+-]?\d{1,308}")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _LONE: Final = re.compile(r"[\ud800-\udfff]")
-_NUMBER: Final = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,3})?")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NOT_FINITE: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_MOST_DIGITS: Final = 308
+_MOST_CHARS: Final = 400
+"""No number that is meant is written longer."""
+
+
+class Refused(ValueError):
+    """A value that JSON cannot hold; the message is the reason, written for the model."""
 
 
 class Form(Protocol):
@@ -39,7 +47,7 @@ class Form(Protocol):
 class Reading:
     """One message while it is read; used by one parse."""
 
-    __slots__ = ("_found", "has_surrogates", "lenient", "limit", "text", "tools", "used")
+    __slots__ = ("_found", "extent", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
     def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
         self.text = text
@@ -51,6 +59,8 @@ class Reading:
         self.limit = len(text)
         # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
         self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
+        # What a form without marks has looked over, from a call that stood there: to the next mark outside strings.
+        self.extent = (0, -1)
         self._found: dict[str, tuple[int, int]] = {}
 
     def find(self, mark: str, at: int) -> int:
@@ -98,7 +108,7 @@ class Reading:
 
     def properties(self, name: str) -> Mapping[str, Any] | None:
         """The parameters of a tool by name, None where the tool is not known."""
-        tool = (self.tools or {}).get(name)
+        tool = by_name(self.tools).get(name)
         if tool is None:
             return None
         schema = getattr(tool, "parameters", tool)
@@ -116,12 +126,21 @@ class Reading:
             return None
         if len(properties) == 1:
             return str(next(iter(properties)))
-        tool = (self.tools or {})[name]
+        tool = by_name(self.tools)[name]
         schema = getattr(tool, "parameters", tool)
         while isinstance(schema, Mapping) and "required" not in schema:
             schema = schema.get("function", schema.get("parameters"))
         required = schema.get("required") if isinstance(schema, Mapping) else None
         return str(required[0]) if isinstance(required, (list, tuple)) and len(required) == 1 else None
+
+
+def by_name(tools: Any) -> Mapping[str, Any]:
+    """Tools by name; a list of them is what chat templates take."""
+    if isinstance(tools, Mapping):
+        return tools
+    listed = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, (list, tuple)) else []
+    functions = [tool["function"] if isinstance(tool.get("function"), Mapping) else tool for tool in listed]
+    return {one["name"]: one for one in functions if isinstance(one.get("name"), str)}
 
 
 def malformed(text: str, reason: str, start: int, end: int, name: str | None = None) -> MalformedCall:
@@ -155,20 +174,26 @@ def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
 
     Args:
         untyped: how a value without a type is read: "text", or "json" where it is JSON.
+
+    Raises:
+        Refused: it is meant as JSON and is what no value may be (see `refusal`), where the schema asks for no text.
     """
     kinds = _types(schema)
     if not kinds:
         if untyped == "text":
             return text
         value = load(text)
-        return text if isinstance(value, str) else value[0]
+        if isinstance(value, str):
+            _refuse(text)
+            return text
+        return value[0]
     bare = text.strip()
     for kind in sorted(kinds, key=lambda kind: kind == "string"):
         if kind == "null" and bare.lower() in ("null", "none"):
             return None
-        if kind == "integer" and _INTEGER.fullmatch(bare):
+        if kind == "integer" and _INTEGER.fullmatch(bare) and _is_small(bare, kinds):
             return int(bare)
-        if kind == "number" and _NUMBER.fullmatch(bare):
+        if kind == "number" and _NUMBER.fullmatch(bare) and _is_small(bare, kinds):
             return int(bare) if _INTEGER.fullmatch(bare) else float(bare)
         if kind == "boolean" and bare.lower() in ("true", "false"):
             return bare.lower() == "true"
@@ -176,7 +201,49 @@ def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
             value = load(bare)
             if not isinstance(value, str) and isinstance(value[0], dict if kind == "object" else list):
                 return value[0]
+    if "string" not in kinds:
+        if "number" in kinds and _NOT_FINITE.fullmatch(bare):
+            raise Refused(f"{bare[:12]!r} is not JSON; expected a finite number")
+        _refuse(bare)
     return text
+
+
+def _is_small(number: str, kinds: tuple[str, ...]) -> bool:
+    """Whether a double's range holds the number; one that it does not is a text where the schema allows texts."""
+    if len(number) <= _MOST_CHARS and (
+        len(number.lstrip("+-")) <= _MOST_DIGITS if _INTEGER.fullmatch(number) else abs(float(number)) != float("inf")
+    ):
+        return True
+    if "string" not in kinds:
+        raise Refused(f"the number {number[:12]!r} is out of range, or longer than {_MOST_DIGITS} digits")
+    return False
+
+
+def _refuse(text: str) -> None:
+    """Raises `Refused` where `text` is JSON but for what no value may be."""
+    reason = refusal(text)
+    if reason:
+        raise Refused(reason)
+
+
+def refusal(text: str) -> str:
+    """Why a value is refused that a careless reader would take for JSON; "" where such a reader takes none either.
+
+    That is NaN, infinities, numbers out of range, keys that stand twice, lone surrogates and too many levels.
+    """
+    bare = text.strip()
+    if not bare or bare[0] not in '{["0123456789-NI':
+        return ""
+    reason = load(bare)
+    if not isinstance(reason, str):
+        return ""
+    try:
+        json.loads(bare)
+    except RecursionError:
+        return reason
+    except ValueError as error:
+        return reason if str(error).startswith("Exceeds the limit") else ""
+    return reason
 
 
 def as_text(value: Any) -> str:

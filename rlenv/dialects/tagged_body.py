@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import load
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, Refused, by_name, malformed, typed
 from rlenv.messages import ToolCall
 
 __all__ = ["TaggedForm"]
@@ -20,10 +20,12 @@ _NAME: Final = re.compile(r"[^\s<>{}\"'=()\[\]]{1,256}")
 
 
 class _Fault(Exception):
-    def __init__(self, reason: str, at: int) -> None:
+    def __init__(self, reason: str, at: int, *, behind: Literal["marks", "calls", "nothing"] = "marks") -> None:
         super().__init__(reason)
         self.reason = reason
         self.at = at
+        self.behind = behind
+        """What ends the call: its closing mark, the next call alone, or the text's end alone."""
 
 
 class TaggedForm:
@@ -39,6 +41,7 @@ class TaggedForm:
         self._spec = spec
         self._closes = marks_of(spec.close)
         self._keys = marks_of(spec.key_open) + (spec.key_spellings if loose else ())
+        self._key_spellings = frozenset(spec.key_spellings) - frozenset(marks_of(spec.key_open))
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
         self._value_opens = sorted(spec.value_open.items(), key=lambda item: -len(item[0]))
 
@@ -62,6 +65,8 @@ class TaggedForm:
                 mark = next((mark for mark in self._keys if text.startswith(mark, at)), None)
                 if mark is None:
                     break
+                if mark in self._key_spellings:
+                    reading.used.append("spellings")
                 at = self._parameter(reading, name, at + len(mark), arguments)
             close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
             end = at + len(close or "")
@@ -70,7 +75,9 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            end, is_cut = reading.recover(max(fault.at, begin), self._closes, self._stops)
+            closes = self._closes if fault.behind == "marks" else ()
+            opens = self._stops if fault.behind != "nothing" else ()
+            end, is_cut = reading.recover(max(fault.at, begin), closes, opens)
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
         unwrapped = self._unwrapped(reading, arguments, properties)
         reason = self._unknown(reading, name, unwrapped)
@@ -137,7 +144,10 @@ class TaggedForm:
         value, at = self._value(reading, key, at)
         if key in arguments:
             raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
-        arguments[key] = self._typed(reading, name, key, value, how, kind)
+        try:
+            arguments[key] = self._typed(reading, name, key, value, how, kind)
+        except Refused as error:
+            raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
         return at
 
     def _value(self, reading: Reading, key: str, at: int) -> tuple[str, int]:
@@ -148,7 +158,8 @@ class TaggedForm:
                 place = reading.find(_CDATA[1], inner)
                 close = _skip(text, place + 3) if place >= 0 else -1
                 if place < 0 or not text.startswith(spec.value_close, close):
-                    raise _Fault(f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}", inner)
+                    reason = f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}"
+                    raise _Fault(reason, inner, behind="nothing" if place < 0 else "marks")
                 return text[inner + len(_CDATA[0]) : place], close + len(spec.value_close)
         close_mark = spec.value_close.replace("{key}", key)
         place = reading.find(close_mark, at)
@@ -161,7 +172,8 @@ class TaggedForm:
             if reading.allows("open_calls"):
                 end = reading.without_cut_mark((close_mark, *self._closes), at)
                 return self._trimmed(text[at:end]), len(text)
-            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at)
+            # Such a value goes on to the text's end, and may hold the marks that close calls.
+            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at, behind="calls")
         if any(0 <= (other := reading.find(mark, at)) < place for mark in self._stops):
             raise _Fault(f"the value of {key[:40]!r} is not closed before the next call; expected {close_mark}", at)
         return self._trimmed(text[at:place]), place + len(close_mark)
@@ -184,8 +196,7 @@ class TaggedForm:
                     return changed
             return value
         if how == "json" and schema is None:
-            loaded = load(value)
-            return value if isinstance(loaded, str) else loaded[0]
+            return typed(value, None, untyped="json")
         return typed(value, schema, untyped=self._spec.untyped)
 
     def _unwrapped(self, reading: Reading, arguments: dict[str, Any], properties: Any) -> dict[str, Any]:
@@ -228,7 +239,7 @@ class TaggedForm:
 
 
 def _requires(reading: Reading, name: str) -> bool:
-    tool = (reading.tools or {}).get(name)
+    tool = by_name(reading.tools).get(name)
     schema = getattr(tool, "parameters", tool)
     for key in ("function", "parameters"):
         if isinstance(schema, dict) and isinstance(schema.get(key), dict):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec
 from rlenv.dialects.base import SameTurn
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.reading import as_text
@@ -78,6 +78,8 @@ class Writer:
         self._spec = spec
         self._chat = spec.chat
         self._call = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
+        if self._call.close_is_optional:  # what may be left out is not taught
+            self._call = self._call.model_copy(update={"close": ()})
         self._turns = {
             role: spec.chat.turns.get(role, spec.chat.turn).replace("{role}", spec.chat.roles.get(role, role))
             for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
@@ -101,6 +103,26 @@ class Writer:
             calls = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
             closes = tuple(mark for call in calls for mark in marks_of(call.close))
             self.same_turn = SameTurn(_around(spec.chat.result), _around(spec.chat.reply), closes)
+
+    @property
+    def spec(self) -> DialectSpec:
+        """The row."""
+        return self._spec
+
+    @property
+    def chat(self) -> ChatSpec:
+        """How the family writes conversations."""
+        return self._chat
+
+    @property
+    def row(self) -> CallSpec:
+        """How the family writes a call."""
+        return self._call
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What opens and closes a call where it is written; "" where nothing does."""
+        return _first(self._call.open), _first(self._call.close)
 
     # Calls
 

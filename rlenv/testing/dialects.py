@@ -31,6 +31,7 @@ TOOLS: Final[Mapping[str, Any]] = {
             "properties": {
                 "query": {"type": "string"},
                 "limit": {"type": "integer"},
+                "score": {"type": "number"},
                 "exact": {"type": "boolean"},
                 "tags": {"type": "array"},
                 "filter": {"type": "object"},
@@ -157,6 +158,7 @@ def check_dialect(
         assert len(read) == 1, f"law: what is written reads back as one call; {dialect.name}: {text!r} as {calls}"
         assert read[0].name == name, f"law: the name reads back; {dialect.name}: {text!r}"
         assert same(read[0].arguments, given), f"law: arguments read back; {dialect.name}: {text!r} as {read[0]}"
+        _check_cuts(dialect, text, tools)
     several = tuple(ToolCall(name, given) for given in arguments[:2])
     text = dialect.render_action(Message("assistant", "", several))
     count = len(check_reading(dialect, text, tools).calls)
@@ -173,6 +175,24 @@ def check_dialect(
         assert check_reading(dialect, fuzzed, tools) == dialect.parse(fuzzed, tools), (
             f"law: the same text reads the same; {dialect.name}: {fuzzed!r}"
         )
+
+
+def _check_cuts(dialect: Dialect, text: str, tools: Mapping[str, Any]) -> None:
+    """The laws of a call that the text's end cuts; `text` is a whole one."""
+    has_begun = False
+    for end in range(1, len(text)):
+        action = check_reading(dialect, text[:end], tools)
+        has_begun = has_begun or bool(action.calls)
+        broken = [call for call in action.calls if isinstance(call, MalformedCall)]
+        assert not (has_begun and action.content), (
+            f"law: nothing of a call that has begun is content; {dialect.name}: {text[:end]!r} as {action.content!r}"
+        )
+        assert action.is_cut or not broken, f"law: a cut call is said to be cut; {dialect.name}: {text[:end]!r}"
+        if broken:
+            again = dialect.parse(dialect.render_action(Message("assistant", "", tuple(broken))), tools).calls
+            assert [type(call) for call in again] == [MalformedCall] * len(broken), (
+                f"law: a malformed call is written as one; {dialect.name}: {text[:end]!r} as {again}"
+            )
 
 
 def _check_rendering(dialect: Dialect, name: str) -> None:
