@@ -248,9 +248,11 @@ class Environment:
             action = replace(action, content=action.content[:_MAX_ACTION])
         if isinstance(action, str):
             return action, dialect.parse(action, self.parts.tools)
-        read = dialect.parse(action.content, self.parts.tools)
+        # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.
+        content = dialect.render_action(Message("assistant", action.content))
+        read = dialect.parse(content, self.parts.tools)
         if not action.tool_calls:
-            return action.content, read
+            return content, read
         text = dialect.render_action(action)
         # Structured calls win over text that looks like a call: the server has already split the two.
         calls: tuple[ToolCall | MalformedCall, ...] = tuple(action.tool_calls)

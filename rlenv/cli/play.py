@@ -55,7 +55,7 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
                 break
             message = action if isinstance(action, Message) else Message("assistant", action)
             if session is not None:
-                text = environment.parts.dialect.render_action(message) if message.tool_calls else message.content
+                text = environment.parts.dialect.render_action(message)
                 console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
             messages.append(message)
             step = await episode.step(action)
