@@ -147,9 +147,10 @@ def _values(schema: Mapping[str, Any]) -> frozenset[str]:
 
 def _implied(schema: Mapping[str, Any]) -> frozenset[str]:
     """The type that keywords stand for which only one type has."""
-    if "properties" in schema or isinstance(schema.get("additionalProperties"), Mapping):
+    if isinstance(schema.get("properties"), Mapping) or isinstance(schema.get("additionalProperties"), Mapping):
         return frozenset(("object",))
-    return frozenset(("array",)) if "items" in schema or "prefixItems" in schema else frozenset()
+    is_list = isinstance(schema.get("items"), Mapping) or isinstance(schema.get("prefixItems"), (list, tuple))
+    return frozenset(("array",)) if is_list else frozenset()
 
 
 def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:

@@ -78,6 +78,8 @@ class ValueWriter:
         row = self._call
         if isinstance(value, str):
             in_cdata = row.cdata and any(sign in value for sign in "<&\n") and "]]>" not in value
+            if row.trim == "lines" and value[:1] == value[-1:] == "\n":
+                return f"\n{value}\n"
             return f"<![CDATA[{value}]]>" if in_cdata else value
         if row.nested:
             return self._nested(value)

@@ -32,8 +32,11 @@ TOOLS: Final[Mapping[str, Any]] = {
                 "query": {"type": "string"},
                 "limit": {"type": "integer"},
                 "exact": {"type": "boolean"},
-                "tags": {"type": "array"},
-                "filter": {"type": "object"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "filter": {
+                    "type": "object",
+                    "properties": {"year": {"type": "integer"}, "lang": {"type": "string"}},
+                },
             },
             "required": ["query"],
         },
