@@ -42,9 +42,9 @@ class Reading:
 
     __slots__ = ("_found", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
-    def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
+    def __init__(self, text: str, tools: Any, lenient: frozenset[str]) -> None:
         self.text = text
-        self.tools = tools
+        self.tools = tools  # by name, or as they were given until a tool is looked for
         self.lenient = lenient
         self.used: list[str] = []
         # Where a lenient reading of a string ends at the latest: at the next call, or it would read to the text's end

@@ -38,8 +38,9 @@ GEMMA = (
     "{{ v | quoted }}{{ '' if loop.last else ',' }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}"
 )
 HY = (
-    "<tool_calls>\n{% for c in calls %}<tool_call>{{ c.name }}<tool_sep>\n{% for k, v in c.arguments.items() %}<arg_key>"
-    "{{ k }}</arg_key>\n<arg_value>{{ v | text }}</arg_value>\n{% endfor %}</tool_call>\n{% endfor %}</tool_calls>"
+    "<tool_calls>\n{% for c in calls %}<tool_call>{{ c.name }}<tool_sep>\n{% for k, v in c.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v | text }}</arg_value>\n{% endfor %}</tool_call>\n{% endfor %}"
+    "</tool_calls>"
 )
 FORMS: Mapping[str, str] = {
     "qwen3_coder": QWEN,
@@ -59,11 +60,13 @@ FORMS: Mapping[str, str] = {
         '<parameter name="{{ k }}">{{ v | text }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>'
     ),
     "minimax_m3": (
-        '{% set m = "]<]minimax[>[" %}{% macro inner(v) %}{% if v is mapping %}{% for k, i in v.items() %}{{ m }}<{{ k }}>'
-        "{{ inner(i) }}{{ m }}</{{ k }}>{% endfor %}{% elif v is sequence and v is not string %}{% for i in v %}{{ m }}"
-        "<item>{{ inner(i) }}{{ m }}</item>{% endfor %}{% else %}{{ v | text }}{% endif %}{% endmacro %}{{ m }}<tool_call>"
-        '\n{% for c in calls %}{{ m }}<invoke name="{{ c.name }}">{{ inner(c.arguments) }}{{ m }}</invoke>\n{% endfor %}'
-        "{{ m }}</tool_call>"
+        '{% set m = "]<]minimax[>[" %}{% macro inner(v) %}{% if v is mapping %}{% for k, i in v.items() %}{{ m }}'
+        "<{{ k }}>{{ inner(i) }}{{ m }}</{{ k }}>{% endfor %}"
+        "{% elif v is sequence and v is not string %}{% for i in v %}"
+        "{{ m }}"
+        "<item>{{ inner(i) }}{{ m }}</item>{% endfor %}{% else %}{{ v | text }}{% endif %}{% endmacro %}{{ m }}"
+        '<tool_call>\n{% for c in calls %}{{ m }}<invoke name="{{ c.name }}">{{ inner(c.arguments) }}{{ m }}</invoke>'
+        "\n{% endfor %}{{ m }}</tool_call>"
     ),
     "glm45": LINES,
     "glm47": PAIRS,
@@ -80,9 +83,10 @@ FORMS: Mapping[str, str] = {
 TAGGED = sorted(FORMS)
 OTHERS = ("deepseek_v41", "step3", "dots", "k2_horizon", "xml")
 TEXTS = (
-    "", "a", "two words", " before", "behind ", "\nline", "line\n", "\n\nlines\n\n", "5", "-3.5", "true", "None", "null",
-    "[1, 2]", '{"a": 1}', 'say "hi"', "it's", "a < b & c > d", "<b>x</b>", "\\n", "é 世界 🎉", "a\tb", "{x}", "{{ y }}",
-    "a,b:c", "[", "}", "#!/bin/sh\necho 1\n", "  \n ", "\u2028", "a" * 300, "&amp;", "q=1;--", "about <tool_call>",
+    "", "a", "two words", " before", "behind ", "\nline", "line\n", "\n\nlines\n\n", "5", "-3.5", "true", "None",
+    "null", "[1, 2]", '{"a": 1}', 'say "hi"', "it's", "a < b & c > d", "<b>x</b>", "\\n", "é 世界 🎉", "a\tb", "{x}",
+    "{{ y }}", "a,b:c", "[", "}", "#!/bin/sh\necho 1\n", "  \n ", "\u2028", "a" * 300, "&amp;", "q=1;--",
+    "about <tool_call>",
     "<arg_key>", "<think>hm</think>", "f(x=1)",
 )  # fmt: skip
 
@@ -302,8 +306,9 @@ def test_a_value_has_the_type_of_its_schema(name: str, schema: Any, text: str, r
 
 
 @pytest.mark.parametrize(
-    "schema", [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/none"}, {"$ref": "other.json"}, {"$ref": 5}, {"type": 5}, True,
-               None, [], {"anyOf": 5}, {"enum": 3}, {"properties": 3}, {"type": "str"}, {"const": "5"}, {"pattern": "5"}]
+    "schema",
+    [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/none"}, {"$ref": "other.json"}, {"$ref": 5}, {"type": 5}, True, None,
+     [], {"anyOf": 5}, {"enum": 3}, {"properties": 3}, {"type": "str"}, {"const": "5"}, {"pattern": "5"}],
 )  # fmt: skip
 def test_a_schema_that_gives_no_other_type_leaves_a_text(schema: Any) -> None:
     assert typed_value(schema, "5", **{"$defs": DEFS}) == "5"
@@ -351,9 +356,10 @@ def test_tools_come_by_name_or_as_a_list(name: str) -> None:
     as_list = dialect.parse(text, [{"type": "function", "function": function}])
     assert said(as_list) == [("search", call.arguments)]
     assert dialect.parse(text, [function]) == dialect.parse(text, {"search": function}) == as_list
-    for odd in ([None], ["search"], [{}], [{"function": None}], [{"name": 5}], "search", 5, {"search": None},
-                {"search": {"parameters": 5}}, {"search": {"parameters": {"properties": 5}}}, {"search": [1]}):  # fmt: skip
-        dialect.parse(text, odd)  # type: ignore[arg-type]
+    lists: list[Any] = [[None], ["search"], [{}], [{"function": None}], [{"name": 5}], "search", 5]
+    by_name: list[Any] = [None, {"parameters": 5}, {"parameters": {"properties": 5}}, [1]]
+    for odd in lists + [{"search": tool} for tool in by_name]:
+        dialect.parse(text, odd)
 
 
 def test_without_a_type_a_value_is_what_the_family_makes_of_it() -> None:
