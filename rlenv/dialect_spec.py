@@ -22,8 +22,10 @@ Leniency = Literal[
     "open_calls",
     "open_parameters",
     "open_tags",
+    "open_thinking",
     "python_literals",
     "raw_strings",
+    "repeated_tags",
     "schema_over_mark",
     "sets_as_lists",
     "spellings",
@@ -40,8 +42,10 @@ LENIENCIES: Mapping[str, str] = {
     "open_calls": "closing marks that the text's end leaves out",
     "open_parameters": "a parameter that ends where the next one begins",
     "open_tags": "an opening tag that ends with its line",
+    "open_thinking": "a call in thinking that the prompt has opened and nothing closes ends the thinking",
     "python_literals": "single quotes, True, False and None where JSON is expected",
     "raw_strings": "line breaks and control characters inside strings",
+    "repeated_tags": "a tag that stands several times in one object is a list",
     "schema_over_mark": "a tool's schema decides the type against the mark beside the value",
     "sets_as_lists": "a Python set is a list",
     "spellings": "other spellings of the marks, as some tokenizers decode them",
@@ -111,10 +115,17 @@ class CallSpec(Spec):
     """With `tagged`: what ends the value; `{key}` stands for the key."""
     untyped: Literal["text", "json"] = "text"
     """With `tagged`: how a value is read for which the tool's schema has no type."""
-    trim: Literal["nothing", "newline", "space"] = "nothing"
-    """With `tagged`: what is cut from both ends of a value."""
+    trim: Literal["nothing", "newline", "lines", "space"] = "nothing"
+    """With `tagged`: what is cut from both ends of a value: a line break from each, a line break from each where both
+    have one, or all white space."""
     cdata: Bool = False
     """With `tagged`: a value may stand in a CDATA section."""
+    values: Literal["json", "scalars", "python"] = "json"
+    """With `tagged`: how what is no text is written: as JSON; as JSON but for True, False and None; or as Python's
+    `repr`. With `gemma`: `python` where numbers, lists and objects may stand between quote marks."""
+    nested: Bool = False
+    """With `tagged`: objects are written as tags inside the value's tag, lists as tags called `item`; `value_close` has
+    `{key}`."""
     quote: Text = ""
     """With `gemma`: the mark around strings."""
     tool: Text = ""
@@ -122,7 +133,7 @@ class CallSpec(Spec):
     argument: Text = ""
     """With `text`: the argument that the text is; the tool's only required parameter where it is empty."""
     known: Literal["anything", "tools", "parameters"] = "anything"
-    """What has to exist for the text to be a call: nothing, the tool, or its parameters too."""
+    """What has to exist for the text to be a call: nothing, the tool, or its parameters too, required ones given."""
     pad: Text = ""
     """Written inside the marks, at both ends."""
     name_pad: Text = ""
@@ -203,6 +214,9 @@ class DialectSpec(Spec):
     """A section that is not closed is one malformed call, whatever it holds."""
     section_pad: Text = ""
     """Written inside the section's marks."""
+    suffixes: tuple[Text, ...] = ()
+    """What stands behind the name in each mark, as :opensource in <tool_call:opensource>, where checkpoints of a family
+    differ; the first is written, each is read. "" stands for none."""
     drop: tuple[Text, ...] = ()
     """Marks that are neither calls nor content."""
     thinking_marks: ThinkingSpec = ThinkingSpec()

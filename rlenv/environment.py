@@ -259,9 +259,11 @@ class Environment:
             action = replace(action, content=action.content[:_MAX_ACTION])
         if isinstance(action, str):
             return action, dialect.parse(action, self.parts.tools)
-        read = dialect.parse(action.content, self.parts.tools)
+        # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.
+        content = dialect.render_action(Message("assistant", action.content))
+        read = dialect.parse(content, self.parts.tools)
         if not action.tool_calls:
-            return action.content, read
+            return content, read
         # Structured calls win over text that looks like a call: the server has already split the two.
         calls = tuple(map(_sound, action.tool_calls))
         text = dialect.render_action(replace(action, tool_calls=calls))

@@ -14,6 +14,8 @@ from rlenv.dialects.python_body import PythonForm
 from rlenv.dialects.quick import parsed_action, tool_call
 from rlenv.dialects.reading import Form, Outcome, Reading, malformed
 from rlenv.dialects.rewriting import rewritten
+from rlenv.dialects.schema import schema_of
+from rlenv.dialects.suffixes import suffixed
 from rlenv.dialects.tagged_body import TaggedForm
 from rlenv.dialects.writing import Writer
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
@@ -24,7 +26,6 @@ _FORMS: Final[dict[str, Any]] = {
     "json": JsonForm,
     "name_json": JsonForm,
     "pythonic": PythonForm,
-    "tagged": TaggedForm,
     "gemma": GemmaForm,
     "text": TextForm,
 }
@@ -43,16 +44,26 @@ class TextDialect:
 
     def __init__(self, name: str, spec: DialectSpec) -> None:
         self.name = name
+        self._others = tuple(TextDialect(name, suffixed(spec, suffix)) for suffix in spec.suffixes[1:])
+        """The same for the other suffixes that the family's marks may have."""
+        spec = suffixed(spec, spec.suffixes[0]) if spec.suffixes else spec
         self.spec = spec
-        self.writer = Writer(spec)
-        self._thinking_open = spec.thinking_open
+        self.writer = Writer(spec, self._reads_back)
+        # A prompt that turns thinking off has closed the block that it opens.
+        self._thinking_open = None if spec.thinking_open and not spec.thinking else spec.thinking_open
         self._thinking = spec.thinking_marks
         self._lenient = frozenset(spec.lenient)
         calls = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
         stops = [mark for call in calls for mark in marks_of(call.open)]
         stops += [mark for mark in (spec.section_close, spec.section_open, *spec.drop) if mark]
         forms: list[Form] = [
-            _FORMS[call.body](call, stops=tuple(dict.fromkeys(stops)), lenient=self._lenient) for call in calls
+            _form(
+                call,
+                stops=tuple(dict.fromkeys(stops)),
+                lenient=self._lenient,
+                section=(spec.section_open, spec.section_close),
+            )
+            for call in calls
         ]
         self._bare = tuple(form for form in forms if form.at_start)
         opens: dict[str, list[Form]] = {}
@@ -93,16 +104,21 @@ class TextDialect:
         """How observations go on in the assistant's turn; None where they have turns of their own."""
         return self.writer.same_turn
 
-    def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
-        """The message's content, thinking and calls; never raises, whatever `text` holds.
+    def parse(self, text: str, tools: Mapping[str, Any] | Sequence[Any] | None = None) -> ParsedAction:
+        """The message's content, thinking and calls; never raises, whatever `text` and `tools` hold.
 
         A call ends at the first closing mark outside its strings. One that is followed by another opening mark
         first, or by nothing, is malformed. Marks inside thinking are thinking. `content` and `thinking` have no
         white space around them.
 
         Args:
-            tools: the tools by name, for families whose values are typed by their schemas.
+            tools: the tools, by name or as a list as OpenAI's interface has it, for families whose values are typed
+                by their schemas. A schema that was given once is not to be changed: it is resolved once.
         """
+        if self._others:
+            reader = min((self, *self._others), key=lambda one: one._begins_at(text))
+            if reader is not self:
+                return reader.parse(text, tools)
         if self._simple is not None:
             quick = self._quick(text)
             if quick is not None:
@@ -114,12 +130,18 @@ class TextDialect:
         thinking: list[str] = []
         calls: list[ToolCall | MalformedCall] = []
         is_cut = False
+        reading: Reading | None = None
         if self._thinking_open:
-            end = find(think_close)
-            if end < 0:
-                return ParsedAction("", text.strip(), (), True)
-            thinking.append(text[:end])
+            begin = len(think_open) if text.startswith(think_open) else 0
+            end = find(think_close, begin)
             at = end + len(think_close)
+            if end < 0:
+                end = at = self._call_at(text) if "open_thinking" in self._lenient else -1
+                if at < 0:
+                    return ParsedAction("", text[begin:].strip(), (), True)
+                reading = Reading(text, tools, self._lenient)
+                reading.used.append("open_thinking")
+            thinking.append(text[begin:end])
         marks = self._marks
         places = [find(mark, at) for mark in marks]
         next_open = find(think_open, at) if think_open else -1
@@ -127,7 +149,6 @@ class TextDialect:
         if next_open < 0 and next_close < 0 and not at and not self._bare and max(places, default=-1) < 0:
             return ParsedAction(text.strip())
         length = len(text)
-        reading: Reading | None = None
         in_section = not self.spec.section_open
         may_be_inside = self._thinking_open is None and bool(think_open)
         is_start = bool(self._bare)
@@ -249,7 +270,7 @@ class TextDialect:
                 at = close + len(self._think_close)
                 if find(self._think_close, at) >= 0 or find(self._think_open, at) >= 0:
                     return None
-                thinking = text[0 if self._thinking_open else len(self._think_open) : close].strip()
+                thinking = text[len(self._think_open) if text.startswith(self._think_open) else 0 : close].strip()
             elif self._thinking_open:
                 return None
         place = find(call_open, at)
@@ -311,6 +332,25 @@ class TextDialect:
             return False, False
         return in_section, mark not in spec.drop
 
+    def _begins_at(self, text: str) -> int:
+        """Where the first mark of the family stands, the text's end where there is none."""
+        marks = (*self._marks, self._thinking.open, self._thinking.close)
+        return min((place for mark in marks if mark and (place := text.find(mark)) >= 0), default=len(text))
+
+    def _call_at(self, text: str) -> int:
+        """Where the first call or section of calls stands, -1 where there is none."""
+        marks = (mark for mark in self._marks if self._forms[mark] or mark == self.spec.section_open)
+        return min((place for mark in marks if (place := text.find(mark)) >= 0), default=-1)
+
+    def _reads_back(self, text: str, call: ToolCall) -> bool:
+        """Whether `text` is read as `call`, and as nothing else."""
+        tools = {call.name: {"parameters": schema_of(dict(call.arguments))}}
+        read = self.parse(self.writer.closing + text, tools)
+        if len(read.calls) != 1 or read.content or read.leniencies:
+            return False
+        found = read.calls[0]
+        return isinstance(found, ToolCall) and found.name == call.name and found.arguments == dict(call.arguments)
+
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """The conversation as the family writes it, the generation prompt at its end."""
         return self.writer.prompt(messages, tools)
@@ -328,6 +368,15 @@ class TextDialect:
     def render_observation(self, messages: Sequence[Message]) -> str:
         """What follows the policy's last character: the end of its turn, the messages and a new generation prompt."""
         return self.writer.observation(messages)
+
+
+def _form(call: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str], section: tuple[str, str]) -> Form:
+    made: Form
+    if call.body == "tagged":
+        made = TaggedForm(call, stops=stops, lenient=lenient, section=section)
+    else:
+        made = _FORMS[call.body](call, stops=stops, lenient=lenient)
+    return made
 
 
 def _checked(text: str, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:

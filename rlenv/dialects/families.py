@@ -9,77 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlenv.dialects.tagged_families import DEEPSEEK as _DEEPSEEK
+from rlenv.dialects.tagged_families import TAGGED_ROWS
+
 __all__ = ["ROWS"]
 
 Row = Mapping[str, Any]
 
 # Pieces that several families share.
-_TAGS: Final[Row] = {
-    "body": "tagged",
-    "open": "<function=",
-    "name_close": ">",
-    "close": "</function>",
-    "key_open": "<parameter=",
-    "key_close": ">",
-    "value_close": "</parameter>",
-    "trim": "newline",
-    "name_pad": "\n",
-    "value_pad": "\n",
-    "between": "\n",
-}
-_PAIRS: Final[Row] = {
-    "body": "tagged",
-    "open": "<tool_call>",
-    "close": "</tool_call>",
-    "key_open": "<arg_key>",
-    "key_close": "</arg_key>",
-    "value_open": {"<arg_value>": "schema"},
-    "value_close": "</arg_value>",
-    "untyped": "json",
-    "name_pad": "\n",
-    "between": "\n",
-}
-
-
-def _dsml(section: str, space: str = "") -> Row:
-    """DeepSeek's markup from V3.2 on: the mark before each name, and whether a value is a string beside it."""
-    tag = f"<｜DSML｜{space}"
-    end = f"</｜DSML｜{space}"
-    return {
-        "calls": {
-            "body": "tagged",
-            "open": f'{tag}invoke name="',
-            "name_close": '">',
-            "close": f"{end}invoke>",
-            "key_open": f'{tag}parameter name="',
-            "key_close": '"',
-            "value_open": {' string="true">': "text", ' string="false">': "json", ">": "schema"},
-            "value_close": f"{end}parameter>",
-            "name_pad": "\n",
-            "between": "\n",
-        },
-        "section_open": f"<｜DSML｜{section}>",
-        "section_close": f"</｜DSML｜{section}>",
-        "section_pad": "\n",
-        "chat": _DEEPSEEK,
-        "offers": ["unwrap", "schema_over_mark", "bare_calls", "open_calls", "python_literals"],
-    }
-
-
-_DEEPSEEK: Final[Row] = {
-    "begin": "<｜begin▁of▁sentence｜>",
-    "turn": "<｜{role}｜>{content}",
-    "roles": {"user": "User", "assistant": "Assistant"},
-    "turns": {
-        "system": "{content}",
-        "assistant": "<｜Assistant｜>{content}<｜end▁of▁sentence｜>",
-        "tool": "<｜tool▁output▁begin｜>{content}<｜tool▁output▁end｜>",
-    },
-    "result": "{content}",
-    "result_role": "tool",
-    "results_joined": None,
-    "calls_behind": "",
-}
 _LLAMA: Final[Row] = {
     "begin": "<|begin_of_text|>",
     "turn": "<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>",
@@ -92,15 +29,6 @@ _LLAMA: Final[Row] = {
 _LLAMA4: Final[Row] = {
     **_LLAMA,
     "turn": "<|header_start|>{role}<|header_end|>\n\n{content}<|eot|>",
-}
-_GEMMA: Final[Row] = {
-    "begin": "<bos>",
-    "turn": "<start_of_turn>{role}\n{content}<end_of_turn>\n",
-    "roles": {"assistant": "model", "system": "developer"},
-    "result": "<start_function_response>response:{name}{value:<escape>{content}<escape>}<end_function_response>",
-    "result_role": "user",
-    "results_joined": "",
-    "strips": True,
 }
 _GRANITE: Final[Row] = {
     "turn": "<|start_of_role|>{role}<|end_of_role|>{content}<|end_of_text|>\n",
@@ -356,169 +284,7 @@ ROWS: Final[Mapping[str, Row]] = {
         },
         "offers": ["raw_strings", "sets_as_lists", "inner_quotes", "open_calls"],
     },
-    # Tags around each parameter, values typed by the tool's schema.
-    "qwen3_coder": {
-        "calls": _TAGS,
-        "section_open": "<tool_call>",
-        "section_close": "</tool_call>",
-        "section_each": True,
-        "section_pad": "\n",
-        "chat": {"results_joined": "\n", "calls_behind": "\n"},
-        "offers": ["open_parameters", "open_tags", "bare_calls", "open_calls"],
-    },
-    "step3p5": {
-        "calls": _TAGS,
-        "section_open": "<tool_call>",
-        "section_close": "</tool_call>",
-        "section_each": True,
-        "section_pad": "\n",
-        "offers": ["open_parameters", "open_tags", "bare_calls", "open_calls"],
-    },
-    "deepseek_v32": _dsml("function_calls"),
-    "deepseek_v4": _dsml("tool_calls"),
-    "deepseek_v41": _dsml(" calls", " "),
-    "minicpm5": {
-        "calls": {
-            "body": "tagged",
-            "open": '<function name="',
-            "spellings": ['<functionname="', '<functionĠname="'],
-            "name_close": '">',
-            "close": "</function>",
-            "key_open": '<param name="',
-            "key_spellings": ['<paramname="', '<paramĠname="'],
-            "key_close": '">',
-            "value_close": "</param>",
-            "cdata": True,
-            "known": "parameters",
-            "between": "\n",
-        },
-        "offers": ["spellings", "unwrap", "python_literals", "extra_parameters"],
-    },
-    "step3": {
-        "calls": {
-            "body": "tagged",
-            "open": '<steptml:invoke name="',
-            "name_close": '">',
-            "close": "</steptml:invoke>",
-            "key_open": '<steptml:parameter name="',
-            "key_close": '">',
-            "value_close": "</steptml:parameter>",
-        },
-        "section_open": "<｜tool_calls_begin｜>",
-        "section_close": "<｜tool_calls_end｜>",
-        "drop": ["<｜tool_call_begin｜>", "<｜tool_call_end｜>", "function<｜tool_sep｜>"],
-        "chat": {
-            "begin": "<｜begin▁of▁sentence｜>",
-            "turn": "<|BOT|>{role}\n{content}<|EOT|>",
-            "result": "<tool_output>\n{content}\n</tool_output>",
-            "result_role": "user",
-        },
-    },
-    "dots": {
-        "calls": [
-            {
-                "body": "tagged",
-                "open": '<invoke name="',
-                "name_close": '">',
-                "close": "</invoke>",
-                "key_open": '<parameter name="',
-                "key_close": '">',
-                "value_close": "</parameter>",
-                "known": "tools",
-            },
-            {"open": "<dots_function_call>", "close": "</dots_function_call>", "starts": "[{", "shape": "either"},
-        ],
-        "section_open": "<dots_function_call>",
-        "section_close": "</dots_function_call>",
-    },
-    "minimax_m3": {
-        "calls": {
-            "body": "tagged",
-            "open": ']<]minimax[>[<invoke name="',
-            "name_close": '">',
-            "close": "]<]minimax[>[</invoke>",
-            "key_open": "]<]minimax[>[<",
-            "key_close": ">",
-            "value_close": "]<]minimax[>[</{key}>",
-            "between": "\n",
-        },
-        "section_open": "]<]minimax[>[<tool_call>",
-        "section_close": "]<]minimax[>[</tool_call>",
-        "section_pad": "\n",
-    },
-    # Pairs of key and value.
-    "glm45": {
-        "calls": {**_PAIRS, "trim": "space", "known": "tools"},
-        "chat": {
-            "begin": "[gMASK]<sop>",
-            "turn": "<|{role}|>\n{content}",
-            "result": "<tool_response>\n{content}\n</tool_response>",
-            "result_role": "observation",
-        },
-    },
-    "ling3": {"calls": _PAIRS},
-    "poolside_v1": {"calls": _PAIRS},
-    "hy_v3": {
-        "calls": {**_PAIRS, "name_close": "<tool_sep>"},
-        "section_open": "<tool_calls>",
-        "section_close": "</tool_calls>",
-        "section_pad": "\n",
-    },
-    "k2_horizon": {
-        "calls": [
-            {
-                "open": "<ifm|tool_call>",
-                "close": "</ifm|tool_call>",
-                "starts": "{",
-            },
-            {
-                "body": "tagged",
-                "open": "<ifm|tool_call>",
-                "close": "</ifm|tool_call>",
-                "key_open": "<ifm|arg_key>",
-                "key_close": "</ifm|arg_key>",
-                "type_open": "<ifm|arg_type>",
-                "type_close": "</ifm|arg_type>",
-                "value_open": {"<ifm|arg_value>": "schema"},
-                "value_close": "</ifm|arg_value>",
-                "untyped": "json",
-                "known": "parameters",
-            },
-        ],
-        "section_open": "<ifm|tool_calls>",
-        "section_close": "</ifm|tool_calls>",
-        "section_must_close": True,
-        "offers": ["typed_strings"],
-    },
-    # Gemma's own.
-    "gemma4": {
-        "calls": {
-            "body": "gemma",
-            "open": "<|tool_call>",
-            "close": "<tool_call|>",
-            "before_name": "call:",
-            "quote": '<|"|>',
-        },
-        "chat": {
-            **_GEMMA,
-            "turn": "<|turn>{role}\n{content}<turn|>\n",
-            "result": '<|tool_response>response:{name}{value:<|"|>{content}<|"|>}<tool_response|>',
-        },
-        "thinking_marks": {"open": "<|channel>thought\n", "close": "<channel|>"},
-        "offers": ["spellings", "missing_arguments", "open_calls", "open_bodies"],
-    },
-    "functiongemma": {
-        "calls": {
-            "body": "gemma",
-            "open": "<start_function_call>",
-            "close": "<end_function_call>",
-            "before_name": "call:",
-            "quote": "<escape>",
-        },
-        "chat": _GEMMA,
-        "thinking_marks": _OFF,
-        "offers": ["open_calls", "open_bodies", "missing_arguments"],
-    },
+    **TAGGED_ROWS,
     # Not tied to one model.
     "search_r1": {
         "calls": {"body": "text", "open": "<search>", "close": "</search>", "tool": "search"},

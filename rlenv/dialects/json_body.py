@@ -340,7 +340,7 @@ class JsonForm:
             key = reading.only_parameter(name)
             if key is not None:
                 try:
-                    given = typed(rest, (reading.properties(name) or {}).get(key))
+                    given = typed(rest, reading.parameter(name, key))
                 except Refused as error:
                     return f"in the value of {key!r}: {error}"
                 return [((name, {key: given}), call_id)]
@@ -370,6 +370,8 @@ class JsonForm:
         if isinstance(value, str):
             return malformed(reading.text, value, start, end)
         name, arguments = value
+        if self._spec.known != "anything" and reading.tools and reading.shape(name) is None:
+            return malformed(reading.text, f"there is no tool {name[:40]!r}", start, end, name)
         if "typed_strings" in reading.lenient and arguments:
             arguments = _typed_strings(reading, name, arguments)
         return ToolCall(name, arguments, call_id, start, end)

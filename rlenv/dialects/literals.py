@@ -8,7 +8,7 @@ from typing import Any, Final
 from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.reading import Reading
 
-__all__ = ["NAME", "Broken", "call_at", "missing_closes", "value_at"]
+__all__ = ["NAME", "Broken", "call_at", "literal", "missing_closes", "value_at"]
 
 NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -106,6 +106,15 @@ def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
                 reading.used.append("inner_quotes")
                 return _unescaped(match[1], start), after
     raise Broken(f"expected , or ) after the value; found {_near(text, end)}", end)
+
+
+def literal(text: str) -> tuple[Any] | str:
+    """The Python literal that `text` is, in a tuple of one, or the reason why it is none; never raises."""
+    try:
+        value, end = value_at(Reading(text, None, frozenset()), 0)
+    except Broken as error:
+        return error.reason
+    return "something stands behind the value" if text[end:].strip() else (value,)
 
 
 def value_at(reading: Reading, at: int) -> tuple[Any, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from rlenv.dialects.json_call import load
+from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
 __all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "typed"]
@@ -49,9 +50,9 @@ class Reading:
 
     __slots__ = ("_found", "extent", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
-    def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
+    def __init__(self, text: str, tools: Any, lenient: frozenset[str]) -> None:
         self.text = text
-        self.tools = tools
+        self.tools = tools  # by name, or as they were given until a tool is looked for
         self.lenient = lenient
         self.used: list[str] = []
         # Where a lenient reading of a string ends at the latest: at the next call, or it would read to the text's end
@@ -106,41 +107,34 @@ class Reading:
                     break
         return end
 
-    def properties(self, name: str) -> Mapping[str, Any] | None:
-        """The parameters of a tool by name, None where the tool is not known."""
-        tool = by_name(self.tools).get(name)
-        if tool is None:
+    def shape(self, name: str) -> Shape | None:
+        """What the schema of a tool's parameters says, None where the tool is not known."""
+        if not self.tools:
             return None
-        schema = getattr(tool, "parameters", tool)
-        if isinstance(schema, Mapping) and isinstance(schema.get("function"), Mapping):
-            schema = schema["function"]
-        if isinstance(schema, Mapping) and isinstance(schema.get("parameters"), Mapping):
-            schema = schema["parameters"]
-        found = schema.get("properties") if isinstance(schema, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+        if not isinstance(self.tools, Mapping):
+            self.tools = by_name(self.tools)
+        tool = self.tools.get(name)
+        return None if tool is None else shape_of(parameters_of(tool))
+
+    def parameter(self, name: str, key: str) -> Shape | None:
+        """What a tool's schema says of a parameter, None where it does not."""
+        shape = self.shape(name)
+        return None if shape is None else shape.at_key(key)
+
+    def properties(self, name: str) -> Mapping[str, Shape | None] | None:
+        """The parameters of a tool by name, None where the tool is not known."""
+        shape = self.shape(name)
+        return None if shape is None else {key: shape.at_key(key) for key in shape.keys}
 
     def only_parameter(self, name: str) -> str | None:
         """The tool's only parameter, or the only one that it requires."""
-        properties = self.properties(name)
-        if not properties:
+        shape = self.shape(name)
+        if shape is None:
             return None
-        if len(properties) == 1:
-            return str(next(iter(properties)))
-        tool = by_name(self.tools)[name]
-        schema = getattr(tool, "parameters", tool)
-        while isinstance(schema, Mapping) and "required" not in schema:
-            schema = schema.get("function", schema.get("parameters"))
-        required = schema.get("required") if isinstance(schema, Mapping) else None
-        return str(required[0]) if isinstance(required, (list, tuple)) and len(required) == 1 else None
-
-
-def by_name(tools: Any) -> Mapping[str, Any]:
-    """Tools by name; a list of them is what chat templates take."""
-    if isinstance(tools, Mapping):
-        return tools
-    listed = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, (list, tuple)) else []
-    functions = [tool["function"] if isinstance(tool.get("function"), Mapping) else tool for tool in listed]
-    return {one["name"]: one for one in functions if isinstance(one.get("name"), str)}
+        for keys in (shape.keys, shape.required):
+            if len(keys) == 1:
+                return keys[0]
+        return None
 
 
 def malformed(text: str, reason: str, start: int, end: int, name: str | None = None) -> MalformedCall:
@@ -149,31 +143,30 @@ def malformed(text: str, reason: str, start: int, end: int, name: str | None = N
 
 
 def _types(schema: Any) -> tuple[str, ...]:
-    """The types that a parameter's schema allows, in its order; () where it does not say."""
-    if not isinstance(schema, Mapping):
+    """The types that a parameter's schema allows, in the order in which they are tried; () where it does not say."""
+    if schema is None:
         return ()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return (kind,)
-    if isinstance(kind, (list, tuple)):
-        return tuple(item for item in kind if isinstance(item, str))
-    for key in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(key)
-        if isinstance(options, (list, tuple)):
-            return tuple(item for option in options for item in _types(option))
-    values = schema.get("enum")
-    if isinstance(values, (list, tuple)) and values and all(isinstance(value, str) for value in values):
-        return ("string",)
-    return ()
+    return schema.kinds if isinstance(schema, Shape) else shape_of(schema).kinds
 
 
-def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
+def typed(
+    text: str,
+    schema: Any,
+    *,
+    untyped: str = "text",
+    none: bool = False,
+    other: Callable[[str], tuple[Any] | str] | None = None,
+) -> Any:
     """A value written as text, in the type that the parameter's schema asks for; the text itself where it fits none.
 
-    Whether it then fits the schema is not decided here: the call's arguments are checked before a tool runs.
+    Where the schema allows no text, a value that is JSON is what the JSON says. Whether it then fits the schema is not
+    decided here: the call's arguments are checked before a tool runs.
 
     Args:
+        schema: a schema, or its shape.
         untyped: how a value without a type is read: "text", or "json" where it is JSON.
+        none: `None` stands for null, also where the schema allows a text.
+        other: reads what is no JSON, as `load` does.
 
     Raises:
         Refused: it is meant as JSON and is what no value may be (see `refusal`), where the schema asks for no text.
@@ -182,14 +175,14 @@ def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
     if not kinds:
         if untyped == "text":
             return text
-        value = load(text)
+        value = _loaded(text, other)
         if isinstance(value, str):
             _refuse(text)
             return text
         return value[0]
     bare = text.strip()
-    for kind in sorted(kinds, key=lambda kind: kind == "string"):
-        if kind == "null" and bare.lower() in ("null", "none"):
+    for kind in kinds:
+        if kind == "null" and (bare.lower() == "null" or (bare.lower() == "none" and (none or "string" not in kinds))):
             return None
         if kind == "integer" and _INTEGER.fullmatch(bare) and _is_small(bare, kinds):
             return int(bare)
@@ -198,10 +191,13 @@ def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
         if kind == "boolean" and bare.lower() in ("true", "false"):
             return bare.lower() == "true"
         if kind in ("object", "array"):
-            value = load(bare)
+            value = _loaded(bare, other)
             if not isinstance(value, str) and isinstance(value[0], dict if kind == "object" else list):
                 return value[0]
     if "string" not in kinds:
+        value = load(bare)
+        if not isinstance(value, str):
+            return value[0]
         if "number" in kinds and _NOT_FINITE.fullmatch(bare):
             raise Refused(f"{bare[:12]!r} is not JSON; expected a finite number")
         _refuse(bare)
@@ -244,6 +240,11 @@ def refusal(text: str) -> str:
     except ValueError as error:
         return reason if str(error).startswith("Exceeds the limit") else ""
     return reason
+
+
+def _loaded(text: str, other: Callable[[str], tuple[Any] | str] | None) -> tuple[Any] | str:
+    value = load(text)
+    return other(text) if other is not None and isinstance(value, str) else value
 
 
 def as_text(value: Any) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec
 from rlenv.dialects.base import SameTurn
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.reading import as_text
+from rlenv.dialects.values import ValueWriter
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 __all__ = ["Writer"]
@@ -72,9 +72,16 @@ def _around(turn: str) -> tuple[str, str]:
 
 
 class Writer:
-    """How one family writes; what it writes its own reader reads back."""
+    """How one family writes. What it writes its own reader reads back, given the types of the values.
 
-    def __init__(self, spec: DialectSpec) -> None:
+    A call that the family's format cannot hold, because a text in it has the format's own marks, is written so that it
+    reads as malformed, never as another call.
+
+    Args:
+        reads_back: whether a text is read as a call and as nothing else.
+    """
+
+    def __init__(self, spec: DialectSpec, reads_back: Callable[[str, ToolCall], bool]) -> None:
         self._spec = spec
         self._chat = spec.chat
         self._call = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
@@ -97,6 +104,11 @@ class Writer:
             elif spec.thinking_open:
                 generation += written.partition("{thinking}")[0]
         self._generation = generation
+        self._opened, _, self.closing = written.partition("{thinking}")
+        if not (spec.thinking_marks.open and spec.thinking and spec.thinking_open):
+            self._opened = self.closing = ""
+        self._values = ValueWriter(spec)
+        self._reads_back = reads_back
         self.same_turn: SameTurn | None = None
         """How observations go on in the assistant's turn, for a family where they do."""
         if spec.chat.same_turn:
@@ -140,13 +152,22 @@ class Writer:
                 joined = f"[{joined}]"
             text = _first(row.open) + row.pad + joined + row.pad + _first(row.close)
             return opened + text + closed if spec.section_open else text
-        written = [_first(row.open) + self._padded(call) + _first(row.close) for call in calls]
+        written = [self._one(call) for call in calls]
         if spec.section_each:
             return row.between.join(opened + call + closed for call in written)
         return opened + row.between.join(written) + closed if spec.section_open else row.between.join(written)
 
-    def _padded(self, call: ToolCall | MalformedCall) -> str:
-        return self._call.pad + self._body(call) + self._call.pad
+    def _one(self, call: ToolCall | MalformedCall) -> str:
+        """A call between its marks."""
+        spec, row = self._spec, self._call
+        text = _first(row.open) + row.pad + self._body(call) + row.pad + _first(row.close)
+        if isinstance(call, MalformedCall) or row.body in ("json", "name_json", "pythonic"):
+            return text
+        if self._values.may_be_broken(call):
+            opened, closed = spec.section_open + spec.section_pad, spec.section_pad + spec.section_close
+            if not self._reads_back(opened + text + closed if spec.section_open else text, call):
+                return _first(row.open) + self._values.as_broken(call) + _first(row.close)
+        return text
 
     def _body(self, call: ToolCall | MalformedCall) -> str:
         row = self._call
@@ -169,35 +190,17 @@ class Writer:
         assert isinstance(call, ToolCall)
         if row.body == "pythonic":
             return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
-        if row.body == "gemma":
-            inside = ",".join(f"{key}:{self._gemma(value)}" for key, value in call.arguments.items())
-            return f"{row.before_name}{name}{{{inside}}}"
-        if row.body == "text":
-            return as_text(next(iter(call.arguments.values()), ""))
-        mark = next(iter(row.value_open), "")
-        parts = [row.before_name, name, row.name_close, row.name_pad]
-        for key, value in call.arguments.items():
-            opened = mark
-            if len(row.value_open) > 1:
-                wanted = "text" if isinstance(value, str) else "json"
-                opened = next((text for text, how in row.value_open.items() if how == wanted), mark)
-            close = row.value_close.replace("{key}", key)
-            parts += [_first(row.key_open), key, row.key_close, opened, row.value_pad, as_text(value)]
-            parts += [row.value_pad, close, row.name_pad]
-        return "".join(parts)
-
-    def _gemma(self, value: Any) -> str:
-        quote = self._call.quote
-        if isinstance(value, str):
-            return quote + value + quote
-        if isinstance(value, Mapping):
-            return "{" + ",".join(f"{key}:{self._gemma(item)}" for key, item in value.items()) + "}"
-        if isinstance(value, (list, tuple)):
-            return "[" + ",".join(map(self._gemma, value)) + "]"
-        return _json(value)
+        return self._values.body(call)
 
     def action(self, message: Message) -> str:
-        """Content, then calls."""
+        """Content, then calls; the thinking that the prompt has opened is closed first, where the content does not."""
+        return self.before(message) + self._said(message)
+
+    def before(self, message: Message) -> str:
+        """What closes the thinking that the prompt has opened, "" where the message's own content does."""
+        return self.closing if self._spec.thinking_marks.close not in message.content else ""
+
+    def _said(self, message: Message) -> str:
         text = message.content
         calls = self.calls(message.tool_calls)
         return text + (self._chat.calls_behind if text and calls else "") + calls
@@ -256,7 +259,7 @@ class Writer:
 
     def _in_turn(self, message: Message, same_turn: SameTurn) -> str:
         if message.role == "assistant":
-            return self.action(message)
+            return self._said(message)
         head, tail = same_turn.around(message.role)
         return head + message.content + tail
 
@@ -302,9 +305,9 @@ class Writer:
             thinking = text.split(row.close)[0].rstrip("\n").split(row.open)[-1].strip("\n")
             text = text.split(row.close)[-1].lstrip("\n")
             if keeps_thinking and thinking:
-                return row.written.replace("{thinking}", thinking) + self.action(replace(message, content=text))
-            return self.action(replace(message, content=text))
-        return self.action(message)
+                return row.written.replace("{thinking}", thinking) + self._said(replace(message, content=text))
+            message = replace(message, content=text)
+        return self._opened + self.closing + self._said(message)
 
     def _listed(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         form = self._spec.tool_schemas

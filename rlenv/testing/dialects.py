@@ -33,8 +33,11 @@ TOOLS: Final[Mapping[str, Any]] = {
                 "limit": {"type": "integer"},
                 "score": {"type": "number"},
                 "exact": {"type": "boolean"},
-                "tags": {"type": "array"},
-                "filter": {"type": "object"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "filter": {
+                    "type": "object",
+                    "properties": {"year": {"type": "integer"}, "lang": {"type": "string"}},
+                },
             },
             "required": ["query"],
         },
@@ -148,7 +151,8 @@ def check_dialect(
     """
     name = next(iter(tools))
     assert dialect.name, "law: a dialect has a name"
-    assert check_reading(dialect, "Just words.", tools).content == "Just words.", "law: text without a call is content"
+    words = dialect.render_action(Message("assistant", "Just words."))
+    assert check_reading(dialect, words, tools).content == "Just words.", "law: text without a call is content"
     assert not check_reading(dialect, "", tools).calls, "law: an empty message has no calls"
     for given in arguments:
         text = dialect.render_action(Message("assistant", "", (ToolCall(name, given),)))
@@ -204,5 +208,6 @@ def _check_rendering(dialect: Dialect, name: str) -> None:
     assert 0 <= first < second, f"law: results stand in the order of their calls; {dialect.name}: {observed!r}"
     said = Message("assistant", "So.")
     whole = dialect.render_prompt([user, said, Message("user", "next")], ())
-    parts = dialect.render_prompt([user], ()) + "So." + dialect.render_observation([Message("user", "next")])
+    parts = dialect.render_prompt([user], ()) + dialect.render_action(said)
+    parts += dialect.render_observation([Message("user", "next")])
     assert whole == parts, f"law: a prompt grows by what is said and observed; {dialect.name}: {whole!r}, {parts!r}"

@@ -39,7 +39,9 @@ def test_no_character_behind_an_opening_mark_becomes_content(name: str) -> None:
             for broken in action.calls[len(read) :]:
                 assert isinstance(broken, MalformedCall)
                 assert SAYS.search(broken.reason), (text, broken.reason)
-                assert action.is_cut, (text, action)
+                assert action.is_cut or one.holds_marks, (text, action)
+            if one.holds_marks:
+                continue
             if inside and len(read) == len(ended) and not is_between(reader, text, ended):
                 assert len(action.calls) == len(ended) + 1, (text, action)
                 assert action.calls[-1].end == len(text), (text, action)

