@@ -84,10 +84,14 @@ def written(name: str) -> Iterator[Written]:
 
 
 def _begin(reader: TextDialect, text: str, whole: ParsedAction) -> int:
-    """Behind the first opening mark; for calls without one, behind their first character."""
+    """Behind the first opening mark; for calls without one, where the text shows that one has begun."""
     start = whole.calls[0].start
     section = text.find(reader.spec.section_open) if reader.spec.section_open else -1
     if 0 <= section < start:
         return section + len(reader.spec.section_open)
     opened = max((len(mark) for mark in reader._marks if text.startswith(mark, start)), default=1)
-    return start + opened
+    if opened > 1:
+        return start + opened
+    begin = next(end for end in range(start + 1, len(text)) if reader.parse(text[:end], TOOLS).calls)
+    assert begin <= start + (len('{"name": "s') if text[:start].strip() else 1)
+    return begin
