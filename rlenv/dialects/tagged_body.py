@@ -75,9 +75,8 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            closes = self._closes if fault.behind == "marks" else ()
-            opens = self._stops if fault.behind != "nothing" else ()
-            end, is_cut = reading.recover(max(fault.at, begin), closes, opens)
+            ends = {"marks": (self._closes, self._stops), "calls": ((), self.opens), "nothing": ((), ())}
+            end, is_cut = reading.recover(max(fault.at, begin), *ends[fault.behind])
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
         unwrapped = self._unwrapped(reading, arguments, properties)
         reason = self._unknown(reading, name, unwrapped)

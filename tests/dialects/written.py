@@ -72,9 +72,10 @@ def written(name: str) -> Iterator[Written]:
     shapes.append((call(0, query="x", n=-12.5, i=30, o={"k": ["é", None]}, l=[1, {"z": True}], b=False),))
     shapes += [(call(0, query=f"a {mark} b <answer>5</answer> c"),) for mark in marks(name)]
     think = reader.spec.thinking_marks
-    thought = think.open and f"{think.open}{THINKING}{think.close}{CONTENT}"
+    # Where the prompt opens the thinking, what is written closes it.
+    thought = think.open and not reader.spec.thinking_open and f"{think.open}{THINKING}{think.close}{CONTENT}"
     for number, calls in enumerate(shapes):
-        for before in ("",) if number else ("", CONTENT, thought):
+        for before in ("",) if number else ("", CONTENT, thought or ""):
             text = before + reader.render_action(Message("assistant", CONTENT if before == CONTENT else "", calls))
             text = text.removeprefix(before) if before == CONTENT else text
             whole = reader.parse(text, TOOLS)
