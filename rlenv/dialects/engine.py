@@ -26,6 +26,7 @@ _FORMS: Final[dict[str, Any]] = {
     "json": JsonForm,
     "name_json": JsonForm,
     "pythonic": PythonForm,
+    "tagged": TaggedForm,
     "gemma": GemmaForm,
     "text": TextForm,
 }
@@ -57,13 +58,7 @@ class TextDialect:
         stops = [mark for call in calls for mark in marks_of(call.open)]
         stops += [mark for mark in (spec.section_close, spec.section_open, *spec.drop) if mark]
         forms: list[Form] = [
-            _form(
-                call,
-                stops=tuple(dict.fromkeys(stops)),
-                lenient=self._lenient,
-                section=(spec.section_open, spec.section_close),
-            )
-            for call in calls
+            _FORMS[call.body](call, stops=tuple(dict.fromkeys(stops)), lenient=self._lenient) for call in calls
         ]
         self._bare = tuple(form for form in forms if form.at_start)
         opens: dict[str, list[Form]] = {}
@@ -368,15 +363,6 @@ class TextDialect:
     def render_observation(self, messages: Sequence[Message]) -> str:
         """What follows the policy's last character: the end of its turn, the messages and a new generation prompt."""
         return self.writer.observation(messages)
-
-
-def _form(call: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str], section: tuple[str, str]) -> Form:
-    made: Form
-    if call.body == "tagged":
-        made = TaggedForm(call, stops=stops, lenient=lenient, section=section)
-    else:
-        made = _FORMS[call.body](call, stops=stops, lenient=lenient)
-    return made
 
 
 def _checked(text: str, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:

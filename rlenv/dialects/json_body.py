@@ -132,7 +132,7 @@ class JsonForm:
         end = reading.without_cut_mark((*self._closes, self._spec.after_arguments, *self._marks_inside()), begin)
         if self._spec.close_is_optional:
             calls = self._calls(reading, start, begin, end, len(text))
-            is_cut = type(calls[-1]) is MalformedCall and self._is_left_open(text, begin, len(text))
+            is_cut = type(calls[-1]) is MalformedCall and self._is_left_open(text, begin, end)
             return calls, len(text), is_cut
         if reading.allows("open_calls"):
             return self._calls(reading, start, begin, end, len(text)), len(text), True

@@ -30,7 +30,7 @@ def rewritten(message: Message, writer: Writer, read: Callable[[str], ParsedActi
 def _ways(message: Message, writer: Writer) -> Iterator[str]:
     calls, row = message.tool_calls, writer.row
     mark, close = writer.marks
-    head = writer.before(message) + message.content + (writer.chat.calls_behind if message.content else "")
+    head = writer.action(replace(message, tool_calls=())) + (writer.chat.calls_behind if message.content else "")
     between = row.between or "\n"
     if any(map(_came, calls)):
         yield head + between.join(_came(call) or writer.calls((call,)) for call in calls)

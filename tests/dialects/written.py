@@ -74,11 +74,11 @@ def written(name: str) -> Iterator[Written]:
     shapes.append((call(0, query="x", n=-12.5, i=30, o={"k": ["é", None]}, l=[1, {"z": True}], b=False),))
     shapes += [(call(0, query=f"a {mark} b <answer>5</answer> c"),) for mark in marks(name)]
     think = reader.spec.thinking_marks
-    thought = think.open and f"{think.open}{THINKING}{think.close}{CONTENT}"
+    # Where the prompt opens the thinking, what is written closes it.
+    thought = think.open and not reader.spec.thinking_open and f"{think.open}{THINKING}{think.close}{CONTENT}"
     for number, calls in enumerate(shapes):
-        for before in ("",) if number else ("", CONTENT, thought):
-            action = reader.render_action(Message("assistant", CONTENT if before == CONTENT else "", calls))
-            text = before + (action.removeprefix(reader.writer.closing) if before == thought else action)
+        for before in ("",) if number else ("", CONTENT, thought or ""):
+            text = before + reader.render_action(Message("assistant", CONTENT if before == CONTENT else "", calls))
             text = text.removeprefix(before) if before == CONTENT else text
             whole = reader.parse(text, TOOLS)
             if [getattr(found, "arguments", None) for found in whole.calls] != [given.arguments for given in calls]:
@@ -88,10 +88,14 @@ def written(name: str) -> Iterator[Written]:
 
 
 def _begin(reader: TextDialect, text: str, whole: ParsedAction) -> int:
-    """Behind the first opening mark; for calls without one, behind their first character."""
+    """Behind the first opening mark; for calls without one, where the text shows that one has begun."""
     start = whole.calls[0].start
     section = text.find(reader.spec.section_open) if reader.spec.section_open else -1
     if 0 <= section < start:
         return section + len(reader.spec.section_open)
     opened = max((len(mark) for mark in reader._marks if text.startswith(mark, start)), default=1)
-    return start + opened
+    if opened > 1:
+        return start + opened
+    begin = next(end for end in range(start + 1, len(text)) if reader.parse(text[:end], TOOLS).calls)
+    assert begin <= start + (len('{"name": "s') if text[:start].strip() else 1)
+    return begin
