@@ -11,6 +11,7 @@ from rlenv import dialects, registry
 from rlenv._arguments import ArgumentCheck
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault, UsageError
+from rlenv.messages import Message
 from rlenv.rewards import answer as answers
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.source import nearest
@@ -102,7 +103,7 @@ def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
     except (KeyError, UsageError):
         return  # reported with the dialect
     for text in (f"<{tag}>1</{tag}>", f'<{tag}>{{"name": "x", "arguments": {{}}}}</{tag}>'):
-        read = dialect.parse(text, subject.tools)
+        read = dialect.parse(dialect.render_action(Message("assistant", text)), subject.tools)
         if answers.extract(subject.loaded.spec.answer, read) is None:
             what = "a call" if read.calls else "thinking"
             place = "answer.tag" if subject.document.has("answer.tag") else "answer"

@@ -81,7 +81,8 @@ class TextDialect:
         if len(self._marks) == 1 and len(forms) == 1 and not self._bare and not self._lenient:
             form = forms[0]
             closes = marks_of(calls[0].close)
-            if isinstance(form, JsonForm) and form.body_of is not None and len(closes) == 1 and not calls[0].starts:
+            is_plain = not calls[0].starts and calls[0].known == "anything"
+            if isinstance(form, JsonForm) and form.body_of is not None and len(closes) == 1 and is_plain:
                 self._simple = form
                 self._body_of = form.body_of
                 self._open, self._close = form.opens[0], closes[0]

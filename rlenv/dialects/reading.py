@@ -48,7 +48,7 @@ class Form(Protocol):
 class Reading:
     """One message while it is read; used by one parse."""
 
-    __slots__ = ("_found", "extent", "has_surrogates", "lenient", "limit", "text", "tools", "used")
+    __slots__ = ("_found", "_shapes", "extent", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
     def __init__(self, text: str, tools: Any, lenient: frozenset[str]) -> None:
         self.text = text
@@ -63,6 +63,7 @@ class Reading:
         # What a form without marks has looked over, from a call that stood there: to the next mark outside strings.
         self.extent = (0, -1)
         self._found: dict[str, tuple[int, int]] = {}
+        self._shapes: dict[str, Shape | None] = {}
 
     def find(self, mark: str, at: int) -> int:
         """The first place of `mark` from `at` on, -1 where there is none; no text is searched twice for one mark."""
@@ -111,10 +112,13 @@ class Reading:
         """What the schema of a tool's parameters says, None where the tool is not known."""
         if not self.tools:
             return None
+        if name in self._shapes:
+            return self._shapes[name]
         if not isinstance(self.tools, Mapping):
             self.tools = by_name(self.tools)
         tool = self.tools.get(name)
-        return None if tool is None else shape_of(parameters_of(tool))
+        shape = self._shapes[name] = None if tool is None else shape_of(parameters_of(tool))
+        return shape
 
     def parameter(self, name: str, key: str) -> Shape | None:
         """What a tool's schema says of a parameter, None where it does not."""

@@ -292,7 +292,7 @@ class Writer:
         form = chat.tools if chat.tools is not None else _TOOLS
         if alone and chat.tools_alone is not None:
             form = chat.tools_alone
-        example = self.calls((ToolCall("NAME", {self._call.argument or "KEY": "VALUE"}),))
+        example = self.calls((ToolCall(self._call.tool or "NAME", {self._call.argument or "KEY": "VALUE"}),))
         return _fill(form, tools="\n".join(_json(self._listed(tool)) for tool in tools), example=example)
 
     def _written(self, message: Message, keeps_thinking: bool) -> str:

@@ -464,6 +464,25 @@ def test_a_value_may_speak_of_a_mark_and_a_lost_end_is_still_told() -> None:
     assert (second.name, getattr(second, "arguments", None)) == ("look", {"x": "b"})
 
 
+def test_json_calls_of_a_family_that_knows_its_tools_need_one() -> None:
+    text = '<ifm|tool_calls><ifm|tool_call>{"name": "none", "arguments": {}}</ifm|tool_call></ifm|tool_calls>'
+    (call,) = dialects.get("k2_horizon").parse(text, {"look": {"parameters": {}}}).calls
+    assert isinstance(call, MalformedCall)
+    assert "no tool 'none'" in call.reason
+    own = dialects.get("hermes", calls={"open": "<do>", "close": "</do>", "known": "tools"})
+    given = '<do>{"name": "look", "arguments": {}}</do><do>{"name": "none", "arguments": {}}</do>'
+    first, second = own.parse(given, [{"name": "look", "parameters": {}}]).calls
+    assert isinstance(first, ToolCall)
+    assert isinstance(second, MalformedCall)
+
+
+def test_the_example_of_a_text_dialect_shows_a_call() -> None:
+    dialect = dialects.get("hermes", calls={"body": "text", "open": "<sum>", "close": "</sum>", "tool": "calculate"},
+                           chat={"tools": "{tools} {example}"})  # fmt: skip
+    prompt = dialect.render_prompt([Message("user", "Q")], [{"name": "calculate", "parameters": {}}])
+    assert "<sum>VALUE</sum>" in prompt
+
+
 # Thinking
 
 
