@@ -60,6 +60,9 @@ class TextDialect:
         forms: list[Form] = [
             _FORMS[call.body](call, stops=tuple(dict.fromkeys(stops)), lenient=self._lenient) for call in calls
         ]
+        for form in forms:
+            if isinstance(form, TaggedForm) and spec.section_open:
+                form.next_calls = (*form.opens, spec.section_open)
         self._bare = tuple(form for form in forms if form.at_start)
         opens: dict[str, list[Form]] = {}
         for form in forms:

@@ -39,6 +39,8 @@ class TaggedForm:
     def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
         loose = "spellings" in lenient
         self.opens = marks_of(spec.open) + (spec.spellings if loose else ())
+        self.next_calls = self.opens
+        """What begins the next call: an opening mark, or that of a section, which whoever knows of one adds."""
         self.at_start = spec.at_start
         self._spec = spec
         self._closes = marks_of(spec.close)
@@ -80,7 +82,7 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            ends = {"marks": (self._closes, self._stops), "calls": ((), self.opens), "nothing": ((), ())}
+            ends = {"marks": (self._closes, self._stops), "calls": ((), self.next_calls), "nothing": ((), ())}
             end, is_cut = reading.recover(max(fault.at, begin), *ends[fault.behind])
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
         unwrapped = self._unwrapped(reading, arguments, reading.shape(name))
