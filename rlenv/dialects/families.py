@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlenv.dialects.json_families import JSON_ROWS
+
 __all__ = ["ROWS"]
 
 Row = Mapping[str, Any]
@@ -116,11 +118,13 @@ _MISTRAL: Final[Row] = {
         "assistant": "{content}</s>",
         "tool": "[TOOL_RESULTS]{content}[/TOOL_RESULTS]",
     },
-    "result": "{id}[TOOL_CONTENT]{content}",
+    "result": "{content}",
     "result_role": "tool",
     "results_joined": None,
     "calls_behind": "",
 }
+_NAMES: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.$"
+_MISTRAL_LIST: Final[Row] = {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either", "id_key": "id"}
 _QWEN_TOOLS: Final = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n</tools>\n\n"
@@ -220,7 +224,7 @@ ROWS: Final[Mapping[str, Row]] = {
     },
     "llama3_json": {
         "calls": [
-            {"at_start": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
+            {"at_start": True, "anywhere": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
             {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";", "starts": "{"},
         ],
         "chat": {**_LLAMA, "tools_role": "user"},
@@ -239,7 +243,7 @@ ROWS: Final[Mapping[str, Row]] = {
             {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either"},
             {"open": "<tool_call>", "close": "</tool_call>", "starts": "[{", "shape": "either"},
         ],
-        "chat": _LLAMA,
+        "chat": {**_LLAMA, "content_behind": True},
     },
     # A name, then JSON.
     "deepseek_v3": {
@@ -291,19 +295,31 @@ ROWS: Final[Mapping[str, Row]] = {
         },
         "offers": ["open_calls"],
     },
+    # Tokenizers from v11 on: a name and its arguments behind each mark, up to v13 with an id between.
     "mistral": {
         "calls": [
             {
                 "body": "name_json",
                 "open": "[TOOL_CALLS]",
+                "starts": _NAMES,
                 "after_name": ["[ARGS]", "{"],
                 "id_mark": "[CALL_ID]",
             },
-            {"open": "[TOOL_CALLS]", "starts": "[", "shape": "list"},
+            _MISTRAL_LIST,
         ],
         "chat": _MISTRAL,
         "thinking_marks": {"open": "[THINK]", "close": "[/THINK]", "written": "[THINK]{thinking}[/THINK]"},
         "offers": ["missing_arguments"],
+    },
+    # Tokenizers before v11 (7B v0.3, Nemo, Small 3.1): one list of objects, each with its id.
+    "mistral_v3": {
+        "calls": [
+            {**_MISTRAL_LIST, "pad": " "},
+            {"body": "name_json", "open": "[TOOL_CALLS]", "after_name": ["[ARGS]", "{"], "id_mark": "[CALL_ID]"},
+        ],
+        "chat": {**_MISTRAL, "result": '{"content": {content}, "call_id": "{id}"}'},
+        "thinking_marks": _OFF,
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     "plamo3": {
         "calls": {
@@ -322,13 +338,14 @@ ROWS: Final[Mapping[str, Row]] = {
     # Calls as Python writes them.
     "pythonic": {
         "calls": {"body": "pythonic", "at_start": True},
-        "chat": _LLAMA,
+        # The templates that write content beside calls write it behind them.
+        "chat": {**_LLAMA, "content_behind": True},
         "thinking_marks": _OFF,
         "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
     },
     "llama4_pythonic": {
         "calls": [
-            {"body": "pythonic", "at_start": True},
+            {"body": "pythonic", "at_start": True, "anywhere": True},
             {"body": "pythonic", "open": "<|python_start|>", "close": "<|python_end|>", "close_is_optional": True},
         ],
         "drop": ["<|python_end|>"],
@@ -565,4 +582,5 @@ ROWS: Final[Mapping[str, Row]] = {
         "chat": {"result": "<result>\n{content}\n</result>"},
         "offers": _JSON_OFFERS,
     },
+    **JSON_ROWS,
 }

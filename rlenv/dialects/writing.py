@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.dialects.base import SameTurn
@@ -104,29 +104,68 @@ class Writer:
     # Calls
 
     def calls(self, calls: Sequence[ToolCall | MalformedCall]) -> str:
-        """Several calls, in the marks of their section where the family has one."""
+        """Several calls, in the marks of their section where the family has one.
+
+        A broken call that was read from a text is written as it stood there, within the marks that it had.
+        """
         spec, row = self._spec, self._call
-        if not calls:
-            return ""
-        opened, closed = spec.section_open + spec.section_pad, spec.section_pad + spec.section_close
         is_list = row.shape in ("list", "either") or (row.body == "pythonic" and row.separator != "\n")
-        if is_list or row.separator:
-            bodies = [self._body(call) for call in calls]
-            joined = (row.separator or ", ").join(bodies) if row.separator else ", ".join(bodies)
-            if is_list:
-                joined = f"[{joined}]"
-            text = _first(row.open) + row.pad + joined + row.pad + _first(row.close)
-            return opened + text + closed if spec.section_open else text
-        written = [_first(row.open) + self._padded(call) + _first(row.close) for call in calls]
-        if spec.section_each:
-            return row.between.join(opened + call + closed for call in written)
-        return opened + row.between.join(written) + closed if spec.section_open else row.between.join(written)
+        out: list[str] = []
+        section: list[str] = []  # blocks that share one section
+        joined: list[str] = []  # calls that share one block
+        for index, call in enumerate(calls):
+            marks = self._marks_of(call)
+            if marks:
+                section += self._joined(joined, is_list)
+                if marks == "section":
+                    out += self._in_section(section)
+                    out.append(call.text if isinstance(call, MalformedCall) else "")
+                else:
+                    section.append(call.text if isinstance(call, MalformedCall) else "")
+            elif is_list or row.separator:
+                joined.append(self._body(call, index))
+            else:
+                section.append(_first(row.open) + row.pad + self._body(call, index) + row.pad + _first(row.close))
+                if spec.section_each:
+                    out += self._in_section(section, call.name or "")
+        section += self._joined(joined, is_list)
+        return row.between.join(out + self._in_section(section, next((call.name or "" for call in calls), "")))
 
-    def _padded(self, call: ToolCall | MalformedCall) -> str:
-        return self._call.pad + self._body(call) + self._call.pad
+    def _in_section(self, blocks: list[str], name: str = "") -> list[str]:
+        """The blocks in one section, where the family has one; the list is then empty."""
+        spec = self._spec
+        text = self._call.between.join(blocks)
+        if not blocks:
+            return []
+        blocks.clear()
+        if not spec.section_open:
+            return [text]
+        head = spec.section_head.replace("{name}", name) + spec.section_open
+        return [head + spec.section_pad + text + spec.section_pad + spec.section_close]
 
-    def _body(self, call: ToolCall | MalformedCall) -> str:
+    def _joined(self, bodies: list[str], is_list: bool) -> list[str]:
+        """The calls of one list in its marks; the list is then empty."""
         row = self._call
+        text = (row.separator or ", ").join(bodies)
+        if not bodies:
+            return []
+        bodies.clear()
+        return [_first(row.open) + row.pad + (f"[{text}]" if is_list else text) + row.pad + _first(row.close)]
+
+    def _marks_of(self, call: ToolCall | MalformedCall) -> Literal["", "call", "section"]:
+        """The marks that a broken call has around it, which was read from a text: its own, or a section's too."""
+        if not isinstance(call, MalformedCall) or call.start < 0:
+            return ""
+        if self._spec.section_open and call.text.startswith(self._spec.section_open):
+            return "section"
+        calls = (self._spec.calls,) if isinstance(self._spec.calls, CallSpec) else self._spec.calls
+        marks = tuple(mark for row in calls for mark in (*marks_of(row.open), *row.spellings))
+        return "call" if call.text.startswith(marks) or any(row.at_start for row in calls) else ""
+
+    def _body(self, call: ToolCall | MalformedCall, index: int) -> str:
+        row = self._call
+        if isinstance(call, MalformedCall) and call.start >= 0:
+            return call.text
         name = call.name or ""
         if isinstance(call, MalformedCall) and row.body not in ("json", "name_json"):
             return call.text
@@ -135,13 +174,20 @@ class Writer:
             if row.by_name:
                 return f"{{{_json(name)}: {arguments}}}"
             key = marks_of(row.arguments_key)[0]
-            return f"{{{_json(row.name_key)}: {_json(name)}, {_json(key)}: {arguments}}}"
+            text = f"{_json(row.name_key)}: {_json(name)}, {_json(key)}: {arguments}"
+            if row.id_key and (call.id or row.id_first):
+                number = f"{_json(row.id_key)}: {_json(call.id or str(index))}"
+                text = f"{number}, {text}" if row.id_first else f"{text}, {number}"
+            return f"{{{text}}}"
         if row.body == "name_json":
             number = ""
             if row.indexed:
                 tail = (call.id or "").rpartition(":")[2]
-                number = f":{tail if tail.isdigit() else 0}"
+                number = f":{tail if tail.isdigit() else index}"
+            elif row.id_close:
+                name = (call.id or f"call_{index}") + row.id_close + name
             after = next((mark for mark in marks_of(row.after_name) if mark != "{"), "")
+            after = row.skipped.replace("{index}", str(index + 1)) + row.skip_to if row.skip_to else after
             return row.before_name + name + number + after + row.before_arguments + arguments + row.after_arguments
         assert isinstance(call, ToolCall)
         if row.body == "pythonic":
@@ -152,12 +198,14 @@ class Writer:
         if row.body == "text":
             return as_text(next(iter(call.arguments.values()), ""))
         mark = next(iter(row.value_open), "")
-        parts = [row.before_name, name, row.name_close, row.name_pad]
+        skipped = row.skipped.replace("{index}", str(index + 1)) + row.skip_to
+        parts = [row.before_name, name, row.name_close, skipped, row.name_pad]
         for key, value in call.arguments.items():
             opened = mark
             if len(row.value_open) > 1:
                 wanted = "text" if isinstance(value, str) else "json"
-                opened = next((text for text, how in row.value_open.items() if how == wanted), mark)
+                fitting = [text for text, how in row.value_open.items() if how == wanted]
+                opened = next((text for text in fitting if _kind(value) in text), fitting[0] if fitting else mark)
             close = row.value_close.replace("{key}", key)
             parts += [_first(row.key_open), key, row.key_close, opened, row.value_pad, as_text(value)]
             parts += [row.value_pad, close, row.name_pad]
@@ -174,10 +222,16 @@ class Writer:
         return _json(value)
 
     def action(self, message: Message) -> str:
-        """Content, then calls."""
-        text = message.content
+        """Content and calls, in the order in which the family has them."""
+        chat, text = self._chat, message.content
         calls = self.calls(message.tool_calls)
-        return text + (self._chat.calls_behind if text and calls else "") + calls
+        if not text:
+            return calls
+        form = chat.said if not calls or chat.said_before is None else chat.said_before
+        text = _fill(form, content=text)
+        if not calls:
+            return text
+        return calls + chat.calls_behind + text if chat.content_behind else text + chat.calls_behind + calls
 
     # Conversations
 
@@ -290,6 +344,12 @@ class Writer:
         if form == "bare" and isinstance(tool.get("function"), Mapping):
             return dict(tool["function"])
         return dict(tool)
+
+
+def _kind(value: Any) -> str:
+    """The type of a JSON value, as schemas name it."""
+    kinds = {bool: "boolean", int: "number", float: "number", type(None): "null", str: "string", list: "array"}
+    return kinds.get(type(value), "array" if isinstance(value, tuple) else "object")
 
 
 def _gap(blocks: list[str], shown: str) -> str:

@@ -184,5 +184,6 @@ def _check_rendering(dialect: Dialect, name: str) -> None:
     assert 0 <= first < second, f"law: results stand in the order of their calls; {dialect.name}: {observed!r}"
     said = Message("assistant", "So.")
     whole = dialect.render_prompt([user, said, Message("user", "next")], ())
-    parts = dialect.render_prompt([user], ()) + "So." + dialect.render_observation([Message("user", "next")])
+    parts = dialect.render_prompt([user], ()) + dialect.render_action(said)
+    parts += dialect.render_observation([Message("user", "next")])
     assert whole == parts, f"law: a prompt grows by what is said and observed; {dialect.name}: {whole!r}, {parts!r}"
