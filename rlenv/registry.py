@@ -112,7 +112,7 @@ def names(group: Group) -> tuple[str, ...]:
 
 
 def get(group: Group, name: str) -> Kind:
-    """The kind called `name`.
+    """The kind called `name`; a dialect also by another name that people know it by (see `rlenv.dialects.aliases`).
 
     Raises:
         KeyError: no kind has that name; `names(group)` lists those that exist.
@@ -133,4 +133,10 @@ def get(group: Group, name: str) -> Kind:
         if not isinstance(kind, Kind):
             raise UsageError(f"{group} kind '{name}' of {distribution} is a {type(kind).__name__}, not a Kind")
         return kind
+    if group == "dialects":
+        from rlenv.dialects.aliases import row_name  # found late: it is looked at only for names that are no rows
+
+        row = row_name(name, BUILT_IN[group])
+        if row != name:
+            return get(group, row)
     raise KeyError(name)

@@ -138,7 +138,7 @@ _JSON_OFFERS: Final = ["arguments_as_text", "open_calls", "open_bodies", "python
 
 ROWS: Final[Mapping[str, Row]] = {
     # JSON between marks. Source of the chat: chat_template of Qwen/Qwen3-8B, tokenizer_config.json (April 2025).
-    "hermes": {"calls": _HERMES_CALL, "chat": {"tools": _QWEN_TOOLS}, "offers": _JSON_OFFERS},
+    "hermes": {"calls": _HERMES_CALL, "chat": {"tools": _QWEN_TOOLS}, "offers": ["open_calls"]},
     "qwen2_5": {
         "calls": _HERMES_CALL,
         "chat": {
@@ -147,27 +147,39 @@ ROWS: Final[Mapping[str, Row]] = {
             "drops_thinking": False,
         },
         "thinking_marks": _OFF,
-        "offers": _JSON_OFFERS,
+        "offers": ["open_calls"],
     },
-    "granite4": {"calls": _HERMES_CALL, "chat": _GRANITE, "thinking_marks": _OFF, "offers": _JSON_OFFERS},
-    "ernie45": {"calls": _HERMES_CALL, "offers": _JSON_OFFERS},
+    "granite4": {
+        "calls": _HERMES_CALL,
+        "chat": _GRANITE,
+        "thinking_marks": _OFF,
+        "offers": ["arguments_as_text"],
+    },
+    "ernie45": {"calls": _HERMES_CALL, "offers": ["missing_arguments"]},
     "longcat": {
         "calls": {"open": "<longcat_tool_call>", "close": "</longcat_tool_call>", "between": "\n"},
-        "thinking_marks": {"open": "<longcat_think>", "close": "</longcat_think>"},
-        "offers": _JSON_OFFERS,
+        "thinking_marks": {
+            "open": "<longcat_think>",
+            "close": "</longcat_think>",
+            "written": "<longcat_think>\n{thinking}\n</longcat_think>\n",
+        },
+        "offers": ["open_calls"],
     },
     "jamba": {
         "calls": {"open": "<tool_calls>", "close": "</tool_calls>", "shape": "list"},
         "thinking_marks": _OFF,
-        "offers": _JSON_OFFERS,
     },
     "hunyuan_a13b": {
         "calls": {"open": "<tool_calls>", "close": "</tool_calls>", "shape": "list"},
-        "offers": _JSON_OFFERS,
+        "offers": ["arguments_as_text"],
     },
     "apertus": {
         "calls": {"open": "<|tools_prefix|>", "close": "<|tools_suffix|>", "shape": "list", "by_name": True},
-        "thinking_marks": {"open": "<|inner_prefix|>", "close": "<|inner_suffix|>"},
+        "thinking_marks": {
+            "open": "<|inner_prefix|>",
+            "close": "<|inner_suffix|>",
+            "written": "<|inner_prefix|>{thinking}<|inner_suffix|>",
+        },
         "offers": ["open_calls", "open_bodies"],
     },
     "internlm": {
@@ -177,7 +189,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "arguments_key": ["parameters", "arguments"],
         },
         "chat": {"result": "{content}", "result_role": "environment", "results_joined": None},
-        "offers": _JSON_OFFERS,
+        "offers": ["open_calls"],
     },
     "inkling": {
         "calls": {
@@ -186,14 +198,19 @@ ROWS: Final[Mapping[str, Row]] = {
             "arguments_key": "args",
         },
         "drop": ["<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"],
-        "thinking_marks": {"open": "<|content_thinking|>", "close": "<|end_message|>"},
+        "thinking_marks": {
+            "open": "<|content_thinking|>",
+            "close": "<|end_message|>",
+            "written": "<|content_thinking|>{thinking}<|end_message|>",
+        },
         "thinking_open": False,
+        "offers": ["arguments_as_text", "open_calls"],
     },
     # JSON behind a mark; it ends where the JSON ends.
     "granite": {
         "calls": {"open": ["<|tool_call|>", "<tool_call>"], "starts": "[", "shape": "list"},
         "chat": _GRANITE,
-        "offers": ["raw_strings"],
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     "granite-20b-fc": {
         "calls": {"open": "<function_call>", "pad": " ", "between": "\n"},
@@ -221,6 +238,7 @@ ROWS: Final[Mapping[str, Row]] = {
         },
         "drop": ["</s>"],
         "thinking_marks": _OFF,
+        "offers": ["raw_strings"],
     },
     "llama3_json": {
         "calls": [
@@ -244,6 +262,7 @@ ROWS: Final[Mapping[str, Row]] = {
             {"open": "<tool_call>", "close": "</tool_call>", "starts": "[{", "shape": "either"},
         ],
         "chat": {**_LLAMA, "content_behind": True},
+        "offers": ["arguments_as_text"],
     },
     # A name, then JSON.
     "deepseek_v3": {
@@ -259,7 +278,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "section_open": "<｜tool▁calls▁begin｜>",
         "section_close": "<｜tool▁calls▁end｜>",
         "chat": _DEEPSEEK,
-        "offers": ["bare_calls", "open_calls"],
     },
     "deepseek_v31": {
         "calls": {
@@ -271,7 +289,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "section_open": "<｜tool▁calls▁begin｜>",
         "section_close": "<｜tool▁calls▁end｜>",
         "chat": _DEEPSEEK,
-        "offers": ["bare_calls", "open_calls"],
     },
     "kimi_k2": {
         "calls": {
@@ -293,7 +310,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "results_joined": None,
             "calls_behind": "",
         },
-        "offers": ["open_calls"],
+        "offers": ["open_calls", "missing_arguments"],
     },
     # Tokenizers from v11 on: a name and its arguments behind each mark, up to v13 with an id between.
     "mistral": {
@@ -309,12 +326,12 @@ ROWS: Final[Mapping[str, Row]] = {
         ],
         "chat": _MISTRAL,
         "thinking_marks": {"open": "[THINK]", "close": "[/THINK]", "written": "[THINK]{thinking}[/THINK]"},
-        "offers": ["missing_arguments"],
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     # Tokenizers before v11 (7B v0.3, Nemo, Small 3.1): one list of objects, each with its id.
     "mistral_v3": {
         "calls": [
-            {**_MISTRAL_LIST, "pad": " "},
+            _MISTRAL_LIST,
             {"body": "name_json", "open": "[TOOL_CALLS]", "after_name": ["[ARGS]", "{"], "id_mark": "[CALL_ID]"},
         ],
         "chat": {**_MISTRAL, "result": '{"content": {content}, "call_id": "{id}"}'},
@@ -341,7 +358,7 @@ ROWS: Final[Mapping[str, Row]] = {
         # The templates that write content beside calls write it behind them.
         "chat": {**_LLAMA, "content_behind": True},
         "thinking_marks": _OFF,
-        "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
+        "offers": ["sets_as_lists"],
     },
     "llama4_pythonic": {
         "calls": [
@@ -351,7 +368,7 @@ ROWS: Final[Mapping[str, Row]] = {
         "drop": ["<|python_end|>"],
         "chat": _LLAMA4,
         "thinking_marks": _OFF,
-        "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
+        "offers": ["sets_as_lists"],
     },
     "olmo3": {
         "calls": {
@@ -361,7 +378,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "separator": "\n",
         },
         "chat": {"result": "{content}", "result_role": "environment"},
-        "offers": ["raw_strings", "open_calls"],
+        "offers": ["sets_as_lists"],
     },
     "lfm2": {
         "calls": {"body": "pythonic", "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"},
@@ -487,6 +504,7 @@ ROWS: Final[Mapping[str, Row]] = {
                 "open": "<ifm|tool_call>",
                 "close": "</ifm|tool_call>",
                 "starts": "{",
+                "known": "tools",
             },
             {
                 "body": "tagged",
@@ -553,7 +571,8 @@ ROWS: Final[Mapping[str, Row]] = {
         "calls": {
             "body": "name_json",
             "open": "Action:",
-            "after_name": "Action Input:",
+            "before_name": " ",
+            "after_name": ["\nAction Input: ", "Action Input:"],
             "plain": True,
             "close": "\nObservation:",
             "close_is_optional": True,

@@ -19,6 +19,7 @@ _DECODER: Final = json.JSONDecoder()
 _RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{},]', re.DOTALL)
+_ID: Final = re.compile(r"[\w.\-/: ]{0,128}")
 _NAME: Final = re.compile(r"[\w.\-/:]{1,256}")
 
 
@@ -238,17 +239,16 @@ class JsonForm:
         spec = self._spec
         lead = len(body) - len(body.lstrip())
         given = body[lead:]
-        given_id = ""
-        if spec.id_close and spec.id_close in given:
-            given_id, _, behind = given.partition(spec.id_close)
-            lead, given = lead + len(given) - len(behind), behind
+        call_id: str | None = None
+        before, mark, behind = given.partition(spec.id_close) if spec.id_close else ("", "", "")
+        if mark and _ID.fullmatch(before):
+            lead, given, call_id = lead + len(given) - len(behind), behind, before.strip() or None
         skipped = len(spec.before_name) if spec.before_name and given.startswith(spec.before_name) else 0
         at, size = len(given), 0
         for mark in (*self._after_name, *((spec.id_mark,) if spec.id_mark else ())):
             place = given.find(mark, skipped)
             if 0 <= place < at:
                 at, size = place, 0 if mark == "{" else len(mark)
-        call_id = given_id.strip() or None
         name = given[skipped:at].strip()
         if spec.id_mark and given.startswith(spec.id_mark, at):
             ends = [place for mark in self._after_name if (place := given.find(mark, at)) >= 0]
@@ -298,6 +298,8 @@ class JsonForm:
         """The calls of a body that is whole; each has a place of its own."""
         text = reading.text
         read = self._body(reading, begin, stop)
+        if self._spec.body == "json" and "missing_arguments" in reading.lenient:
+            read = self._without_arguments(reading, text[begin:stop], read)
         if isinstance(read, str):
             return [malformed(text, read, start, end, self._named(text, begin, stop))]
         if self._spec.id_key:
@@ -314,11 +316,34 @@ class JsonForm:
             spans[-1] = (spans[-1][0], end)
         return [self._call(reading, item, *span) for item, span in zip(read, spans, strict=True)]
 
+    def _without_arguments(
+        self, reading: Reading, body: str, read: list[tuple[Any, str | None]] | str
+    ) -> list[tuple[Any, str | None]] | str:
+        """The calls, where one that has a name alone is a call without arguments."""
+        if not isinstance(read, str) and not any(isinstance(value, str) for value, _ in read):
+            return read
+        loaded = load(body)
+        items = loaded[0] if isinstance(loaded, tuple) else ()
+        items = [items] if isinstance(items, dict) else items
+        if not items or (isinstance(read, list) and len(items) != len(read)):
+            return read
+        pairs = [(read, None)] * len(items) if isinstance(read, str) else read
+        keys = marks_of(self._spec.arguments_key)
+        out: list[tuple[Any, str | None]] = []
+        for item, (value, call_id) in zip(items, pairs, strict=True):
+            name = item.get(self._spec.name_key) if isinstance(item, dict) else None
+            is_bare = isinstance(name, str) and name and not any(item.get(key) is not None for key in keys)
+            is_read = isinstance(value, str) and is_bare and reading.allows("missing_arguments")
+            out.append(((name, {}) if is_read else value, call_id))
+        return out if any(not isinstance(value, str) for value, _ in out) else read
+
     def _call(self, reading: Reading, item: tuple[Any, str | None], start: int, end: int) -> Call:
         value, call_id = item
         if isinstance(value, str):
             return malformed(reading.text, value, start, end)
         name, arguments = value
+        if self._spec.known != "anything" and reading.tools and reading.properties(name) is None:
+            return malformed(reading.text, f"there is no tool {name[:40]!r}", start, end, name)
         if "typed_strings" in reading.lenient and arguments:
             arguments = _typed_strings(reading, name, arguments)
         return ToolCall(name, arguments, call_id, start, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -114,14 +115,14 @@ class Writer:
         section: list[str] = []  # blocks that share one section
         joined: list[str] = []  # calls that share one block
         for index, call in enumerate(calls):
-            marks = self._marks_of(call)
-            if marks:
+            if isinstance(call, MalformedCall) and (marks := self._marks_of(call)):
+                # Behind a string that it leaves open, a line break keeps the next call out of it.
+                broken = call.text + ("\n" if index + 1 < len(calls) else "")
                 section += self._joined(joined, is_list)
                 if marks == "section":
-                    out += self._in_section(section)
-                    out.append(call.text if isinstance(call, MalformedCall) else "")
+                    out += [*self._in_section(section), broken]
                 else:
-                    section.append(call.text if isinstance(call, MalformedCall) else "")
+                    section.append(broken)
             elif is_list or row.separator:
                 joined.append(self._body(call, index))
             else:
@@ -152,15 +153,18 @@ class Writer:
         bodies.clear()
         return [_first(row.open) + row.pad + (f"[{text}]" if is_list else text) + row.pad + _first(row.close)]
 
-    def _marks_of(self, call: ToolCall | MalformedCall) -> Literal["", "call", "section"]:
+    def _marks_of(self, call: MalformedCall) -> Literal["", "call", "section"]:
         """The marks that a broken call has around it, which was read from a text: its own, or a section's too."""
-        if not isinstance(call, MalformedCall) or call.start < 0:
+        if call.start < 0:
             return ""
         if self._spec.section_open and call.text.startswith(self._spec.section_open):
             return "section"
         calls = (self._spec.calls,) if isinstance(self._spec.calls, CallSpec) else self._spec.calls
-        marks = tuple(mark for row in calls for mark in (*marks_of(row.open), *row.spellings))
-        return "call" if call.text.startswith(marks) or any(row.at_start for row in calls) else ""
+        if call.text.startswith(tuple(mark for row in calls for mark in (*marks_of(row.open), *row.spellings))):
+            return "call"
+        # Without marks a call begins with its bracket, which an object in a list has not.
+        is_item = self._call.shape != "object" and not call.text.lstrip().startswith("[")
+        return "call" if any(row.at_start for row in calls) and not is_item else ""
 
     def _body(self, call: ToolCall | MalformedCall, index: int) -> str:
         row = self._call
@@ -191,7 +195,7 @@ class Writer:
             return row.before_name + name + number + after + row.before_arguments + arguments + row.after_arguments
         assert isinstance(call, ToolCall)
         if row.body == "pythonic":
-            return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
+            return f"{name}({', '.join(_argument(key, value) for key, value in call.arguments.items())})"
         if row.body == "gemma":
             inside = ",".join(f"{key}:{self._gemma(value)}" for key, value in call.arguments.items())
             return f"{row.before_name}{name}{{{inside}}}"
@@ -250,6 +254,7 @@ class Writer:
         if chat.tools_role == "user" and shown:
             first = next((i for i, message in enumerate(rest) if message.role == "user"), -1)
             if first >= 0:
+                shown += "" if shown.endswith("\n") else "\n\n"
                 rest[first] = replace(rest[first], content=shown + self._strip(rest[first].content))
                 shown = ""
         if system is not None or shown:
@@ -358,6 +363,13 @@ def _gap(blocks: list[str], shown: str) -> str:
 
 def _first(marks: str | tuple[str, ...]) -> str:
     return next(iter(marks_of(marks)), "")
+
+
+def _argument(key: str, value: Any) -> str:
+    """An argument of a Python call; a name that Python could not write stands in a dict."""
+    if re.fullmatch(r"[^\W\d]\w*", key):
+        return f"{key}={_literal(value)}"
+    return f"**{{{_quoted(key)}: {_literal(value)}}}"
 
 
 def _literal(value: Any) -> str:
