@@ -36,11 +36,11 @@ class Kind:
 
 
 _DIALECTS = """
-    apertus apriel cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots
-    ernie45 functionary_v31 functiongemma gemma4 gigachat3 glm45 gpt_oss granite granite-20b-fc granite4 hermes
-    hunyuan_a13b hy_v3 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json llama4_json
-    llama4_pythonic longcat minicpm5 minimax_m3 mistral mistral_v3 muse nemotron olmo3 phi4_mini_json plamo3
-    poolside_v1 pythonic qwen2_5 qwen3_coder react search_r1 solar_open step3 step3p5 xlam xml xml_json
+    apertus apriel cohere_command3 cohere_command4 command_r_plus deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
+    deepseek_v41 dots ernie45 functionary_v31 functiongemma gemma4 gigachat3 glm45 gpt_oss granite granite-20b-fc
+    granite4 hermes hunyuan_a13b hy_v3 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json
+    llama4_json llama4_pythonic longcat minicpm5 minimax_m3 mistral mistral_v3 muse nemotron olmo3 phi4_mini_json
+    plamo3 poolside_v1 pythonic qwen2_5 qwen3_coder react search_r1 solar_open step3 step3p5 xlam xml xml_json
 """.split()
 
 BUILT_IN: dict[Group, dict[str, str]] = {

@@ -14,7 +14,6 @@ ALIASES: Final[Mapping[str, str]] = {
     # JSON between <tool_call> marks.
     "bielik": "hermes",
     "exaone4": "hermes",
-    "falcon_h1": "hermes",
     "hermes2_pro": "hermes",
     "hermes3": "hermes",
     "hermes4": "hermes",
@@ -36,6 +35,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "cohere": "cohere_command3",
     "command_a": "cohere_command3",
     "command_r7b": "cohere_command3",
+    "command_r": "command_r_plus",
     "cohere2_moe": "cohere_command4",
     "functionary_v3_1": "functionary_v31",
     "gigachat3_1": "gigachat3",

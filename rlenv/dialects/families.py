@@ -218,12 +218,16 @@ ROWS: Final[Mapping[str, Row]] = {
         "thinking_marks": _OFF,
     },
     "phi4_mini_json": {
-        "calls": {
-            "open": "functools",
-            "starts": "[",
-            "shape": "list",
-            "arguments_key": ["arguments", "parameters"],
-        },
+        "calls": [
+            {"open": "functools", "starts": "[", "shape": "list", "arguments_key": ["arguments", "parameters"]},
+            {
+                "open": "<|tool_call|>",
+                "close": "<|/tool_call|>",
+                "close_is_optional": True,
+                "shape": "either",
+                "arguments_key": ["arguments", "parameters"],
+            },
+        ],
         "chat": {"turn": "<|{role}|>{content}<|end|>", "result": "{content}", "result_role": "tool"},
         "thinking_marks": _OFF,
     },

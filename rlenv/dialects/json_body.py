@@ -111,7 +111,7 @@ class JsonForm:
                 stop = len(text)
             elif again >= 0 and (close < 0 or again < close):
                 if close >= 0:
-                    again = max(text.rfind(opened, stop, close) for opened in self._stops)
+                    again = max(again, *(text.rfind(opened, stop, close) for opened in self._stops))
                 reason = f"the call is not closed; expected {wanted} before the next {opened}"
                 return [malformed(text, reason, start, again, self._named(text, begin, again))], again, False
             else:

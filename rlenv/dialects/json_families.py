@@ -108,6 +108,27 @@ JSON_ROWS: Final[Mapping[str, Row]] = {
     # Source: templates of c4ai-command-r7b-12-2024 and of the Cohere2-MoE models.
     "cohere_command3": _cohere("<|START_RESPONSE|>"),
     "cohere_command4": _cohere("<|START_TEXT|>"),
+    # Source: tool-use template of c4ai-command-r-plus (2024).
+    "command_r_plus": {
+        "calls": {
+            "open": ["Action:\n```json", "Action: ```json"],
+            "close": "```",
+            "shape": "list",
+            "name_key": "tool_name",
+            "arguments_key": "parameters",
+            "pad": "\n",
+        },
+        "thinking_marks": _OFF,
+        "chat": {
+            "begin": "<BOS_TOKEN>",
+            "turn": "<|START_OF_TURN_TOKEN|><|{role}_TOKEN|>{content}<|END_OF_TURN_TOKEN|>",
+            "roles": {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT", "tool": "SYSTEM"},
+            "result": "<results>\n{content}</results>",
+            "result_role": "tool",
+            "results_joined": "",
+            "calls_behind": "\n",
+        },
+    },
     # Source: template of NVIDIA-Nemotron-Nano-9B-v2; Llama-Nemotron writes its calls in the same marks.
     "nemotron": {
         "calls": {"open": "<TOOLCALL>", "close": "</TOOLCALL>", "shape": "list"},

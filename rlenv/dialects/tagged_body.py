@@ -106,10 +106,10 @@ class TaggedForm:
             raise _Fault(f"{name[:40]!r} is no name; expected the name of a tool", at)
         end = place + (len(mark) if spec.name_close else 0)
         if spec.skip_to:
-            found = text.find(spec.skip_to, end, end + 128)
-            if found < 0 or "\n" in text[end:found]:
+            skipped = text.find(spec.skip_to, end, end + 128)
+            if skipped < 0 or "\n" in text[end:skipped]:
                 raise _Fault(f"the name is not closed; expected {spec.skip_to} behind it", end)
-            end = found + len(spec.skip_to)
+            end = skipped + len(spec.skip_to)
         return name, end
 
     def _parameter(self, reading: Reading, name: str, at: int, arguments: dict[str, Any]) -> int:

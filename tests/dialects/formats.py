@@ -98,7 +98,11 @@ FORMATS: Final[Mapping[str, Sequence[Format]]] = {
     "inkling": [Format('<|content_invoke_tool_json|>{"name": "@NAME", "args": @ARGS}<|end_message|>')],
     "granite": [Format(_CALL, ", ", "<|tool_call|>[@CALLS]"), Format(_CALL, ",\n", "<tool_call> [@CALLS]")],
     "granite-20b-fc": [Format(f"<function_call> {_CALL}", "\n")],
-    "phi4_mini_json": [Format(_CALL, ", ", " functools[@CALLS]"), Format(_LLAMA, ",", "functools[@CALLS]")],
+    "phi4_mini_json": [
+        Format(_CALL, ", ", " functools[@CALLS]"),
+        Format(_LLAMA, ",", "functools[@CALLS]"),
+        Format(_CALL, ", ", "<|tool_call|>[@CALLS]<|/tool_call|>"),
+    ],
     "gigachat3": [
         Format(f"<|function_call|>{_CALL}", most=1),
         Format(f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_CALL}", most=1),
@@ -159,6 +163,13 @@ FORMATS: Final[Mapping[str, Sequence[Format]]] = {
     ],
     "cohere_command3": [_COHERE],
     "cohere_command4": [_COHERE],
+    "command_r_plus": [
+        Format(
+            '    {\n        "tool_name": "@NAME",\n        "parameters": @ARGS\n    }',
+            ",\n",
+            "\nAction:\n```json\n[\n@CALLS\n]```\n",
+        ),
+    ],
     "solar_open": [
         Format(
             "<|tool_call:begin|>callid@I<|tool_call:name|>@NAME<|tool_call:args|>@ARGS<|tool_call:end|>",
