@@ -16,6 +16,7 @@ __all__ = ["AnywhereForm"]
 
 _DECODER: Final = json.JSONDecoder()
 _RAW_DECODER: Final = json.JSONDecoder(strict=False)
+_PART: Final = 4096
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
@@ -76,13 +77,24 @@ class AnywhereForm:
             start = at = after
 
     def _value(self, text: str, at: int) -> tuple[Any, int]:
-        """The JSON value at `at` and its end; None and how far reading came where there is none."""
-        try:
-            return self._decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            return None, max(error.pos, at + 1)
-        except (ValueError, RecursionError):
-            return None, len(text)
+        """The JSON value at `at` and its end; None and how far reading came where there is none.
+
+        A decoder's error costs time linear in what it was given, so that it is given a part, and more where that was
+        too short.
+        """
+        size = _PART
+        while True:
+            part = text[at : at + size]
+            try:
+                value, end = self._decoder.raw_decode(part)
+                return value, at + end
+            except json.JSONDecodeError as error:
+                is_short = error.pos > len(part) - 16 or error.msg.startswith("Unterminated")
+                if not is_short or at + size >= len(text):
+                    return None, at + max(error.pos, 1)
+            except (ValueError, RecursionError):
+                return None, len(text)
+            size *= 4
 
 
 def _skip(text: str, at: int) -> int:
