@@ -133,10 +133,8 @@ def get(group: Group, name: str) -> Kind:
         if not isinstance(kind, Kind):
             raise UsageError(f"{group} kind '{name}' of {distribution} is a {type(kind).__name__}, not a Kind")
         return kind
-    if group == "dialects":
-        from rlenv.dialects.aliases import row_name  # found late: it is looked at only for names that are no rows
-
-        row = row_name(name, BUILT_IN[group])
-        if row != name:
-            return get(group, row)
+    if group == "dialects":  # another name of a built-in one; looked for last, since it imports all of them
+        other = getattr(importlib.import_module("rlenv.dialects.built_in"), name, None)
+        if isinstance(other, Kind):
+            return other
     raise KeyError(name)

@@ -48,8 +48,8 @@ KINDS: Mapping[str, Kind] = {name: _kind(name) for name in ROWS}
 
 
 def __getattr__(name: str) -> Kind:
-    # The registry names each kind by an attribute of a module.
+    # The registry names each kind by an attribute of a module, and by any name that people know it by.
     try:
-        return KINDS[name]
+        return KINDS[row_name(name, ROWS)]
     except KeyError as error:
         raise AttributeError(name) from error
