@@ -71,6 +71,8 @@ class CallSpec(Spec):
     """One of these characters has to follow the opening mark (white space aside), or it is no call."""
     at_start: Bool = False
     """A call without marks, where the message (thinking aside) starts with one."""
+    anywhere: Bool = False
+    """With `json` or `pythonic`: a call as `at_start` has it may also stand behind text, and one behind another."""
     spellings: tuple[Text, ...] = ()
     """Other opening marks, with the leniency `spellings`."""
     name_key: Text = "name"
@@ -81,14 +83,24 @@ class CallSpec(Spec):
     """With `json` and `pythonic`: one call, or a list of calls, between the marks."""
     by_name: Bool = False
     """With `json`: {name: arguments}."""
+    id_key: Text = ""
+    """With `json`: the key of the call's id, where the family gives one; it is written where the call has one."""
+    id_first: Bool = False
+    """With `json`: the id stands before the name, and a call without one is given its number in the message."""
     separator: Text = ""
-    """With `json` without marks: what stands between calls. With `pythonic`: a line break for a call a line."""
+    """With `json` or `pythonic`: what stands between several JSON calls; a line break for a Python call a line."""
     before_name: Text = ""
     """What may stand before the name."""
     after_name: Marks = ()
     """With `name_json`: what ends the name; "{" where the arguments follow at once."""
     id_mark: Text = ""
     """With `name_json`: stands between the name and the call's id."""
+    id_close: Text = ""
+    """With `name_json`: the call's id stands before the name, and this mark behind it."""
+    skip_to: Text = ""
+    """With `name_json` or `tagged`: what stands between the mark behind the name and this one is left out."""
+    skipped: Text = ""
+    """With `name_json` or `tagged`: what is written before `skip_to`; `{index}` is the call's number, from 1."""
     indexed: Bool = False
     """With `name_json`: the name ends with a colon and a number, and with `before_name` it is the call's id."""
     before_arguments: Text = ""
@@ -189,6 +201,12 @@ class ChatSpec(Spec):
     """With `same_turn`: how a user's reply is written, with `{content}`; results are written as `result` says."""
     calls_behind: Text = "\n"
     """What stands between content and the first call."""
+    content_behind: Bool = False
+    """Content stands behind the calls: the family reads calls only where a message starts with them."""
+    said: Text = "{content}"
+    """How content is written that an assistant's turn ends with."""
+    said_before: Text | None = None
+    """How content is written before calls; by default as `said`."""
     drops_thinking: Bool = True
     """Thinking before the last user message is left out of the prompt."""
     strips: Bool = False
@@ -210,6 +228,8 @@ class DialectSpec(Spec):
     """Closes it."""
     section_each: Bool = False
     """Each call is written in a section of its own."""
+    section_head: Text = ""
+    """Written before a section, with `{name}` for the name of its first call."""
     section_must_close: Bool = False
     """A section that is not closed is one malformed call, whatever it holds."""
     section_pad: Text = ""
@@ -219,6 +239,9 @@ class DialectSpec(Spec):
     differ; the first is written, each is read. "" stands for none."""
     drop: tuple[Text, ...] = ()
     """Marks that are neither calls nor content."""
+    headers: Mapping[Text, Text] = Field(default_factory=dict)
+    """Marks that open a header of at most 128 characters of one line, with the mark that closes it; all of it is
+    neither call nor content."""
     thinking_marks: ThinkingSpec = ThinkingSpec()
     chat: ChatSpec = ChatSpec()
     chat_template: Text | None = None

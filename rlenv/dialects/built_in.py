@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from rlenv.dialect_spec import DialectSpec
+from rlenv.dialects.aliases import row_name
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.families import ROWS
 from rlenv.registry import Kind
@@ -16,11 +17,12 @@ __all__ = ["KINDS", "build", "row_of"]
 
 @cache
 def row_of(name: str) -> DialectSpec:
-    """The whole row of a built-in family.
+    """The whole row of a built-in family, which any of its names gives.
 
     Raises:
         KeyError: there is no such family.
     """
+    name = row_name(name, ROWS)
     return DialectSpec.model_validate({"base": name, **ROWS[name]})
 
 
@@ -46,8 +48,8 @@ KINDS: Mapping[str, Kind] = {name: _kind(name) for name in ROWS}
 
 
 def __getattr__(name: str) -> Kind:
-    # The registry names each kind by an attribute of a module.
+    # The registry names each kind by an attribute of a module, and by any name that people know it by.
     try:
-        return KINDS[name]
+        return KINDS[row_name(name, ROWS)]
     except KeyError as error:
         raise AttributeError(name) from error

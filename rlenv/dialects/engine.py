@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialects.anywhere import AnywhereForm
 from rlenv.dialects.base import SameTurn
 from rlenv.dialects.gemma_body import GemmaForm, TextForm
 from rlenv.dialects.json_body import JsonForm, marks_of
@@ -58,7 +59,7 @@ class TextDialect:
         stops = [mark for call in calls for mark in marks_of(call.open)]
         stops += [mark for mark in (spec.section_close, spec.section_open, *spec.drop) if mark]
         forms: list[Form] = [
-            _FORMS[call.body](call, stops=tuple(dict.fromkeys(stops)), lenient=self._lenient) for call in calls
+            _form_of(call)(call, stops=tuple(dict.fromkeys(stops)), lenient=self._lenient) for call in calls
         ]
         for form in forms:
             if isinstance(form, TaggedForm) and spec.section_open:
@@ -68,7 +69,7 @@ class TextDialect:
         for form in forms:
             for mark in form.opens:
                 opens.setdefault(mark, []).append(form)
-        for mark in (spec.section_open, spec.section_close, *spec.drop):
+        for mark in (spec.section_open, spec.section_close, *spec.drop, *spec.headers):
             if mark:
                 opens.setdefault(mark, [])
         # The longest first: where one mark is the beginning of another, the longer one stands there.
@@ -211,14 +212,14 @@ class TextDialect:
                     outcome = [malformed(text, reason, place, length)], length, True
                 elif form is None:
                     in_section, is_text = self._section(mark, in_section)
-                    if is_text:
+                    if is_text and self._behind_header(text, mark, begin) == begin:
                         content.append(mark)
                     elif mark == self.spec.section_open:
                         section = section or (place, len(calls), len(content))
                     elif mark == self.spec.section_close and section is not None:
                         self._end_section(text, section, begin, calls, content)
                         section = None
-                    at = begin
+                    at = self._behind_header(text, mark, begin)
                     continue
                 else:
                     if mark in self._spellings:
@@ -296,6 +297,14 @@ class TextDialect:
             content.append(text[at:])
         return parsed_action("".join(content).strip(), thinking, tuple(calls))
 
+    def _behind_header(self, text: str, mark: str, begin: int) -> int:
+        """The end of the header that `mark` opens; `begin` where it opens none."""
+        close = self.spec.headers.get(mark)
+        if not close:
+            return begin
+        end = text.find(close, begin, begin + 128 + len(close))
+        return begin if end < 0 or "\n" in text[begin:end] else end + len(close)
+
     def _bare_form(self, text: str, at: int) -> Form | None:
         return next((form for form in self._bare if form.begins(text, at)), None)
 
@@ -367,6 +376,11 @@ class TextDialect:
     def render_observation(self, messages: Sequence[Message]) -> str:
         """What follows the policy's last character: the end of its turn, the messages and a new generation prompt."""
         return self.writer.observation(messages)
+
+
+def _form_of(call: CallSpec) -> Any:
+    """The class that reads calls written so."""
+    return AnywhereForm if call.anywhere and call.body == "json" else _FORMS[call.body]
 
 
 def _checked(text: str, call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:

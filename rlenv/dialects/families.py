@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlenv.dialects.json_families import JSON_ROWS
 from rlenv.dialects.tagged_families import DEEPSEEK as _DEEPSEEK
 from rlenv.dialects.tagged_families import TAGGED_ROWS
 
@@ -44,11 +45,13 @@ _MISTRAL: Final[Row] = {
         "assistant": "{content}</s>",
         "tool": "[TOOL_RESULTS]{content}[/TOOL_RESULTS]",
     },
-    "result": "{id}[TOOL_CONTENT]{content}",
+    "result": "{content}",
     "result_role": "tool",
     "results_joined": None,
     "calls_behind": "",
 }
+_NAMES: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.$"
+_MISTRAL_LIST: Final[Row] = {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either", "id_key": "id"}
 _QWEN_TOOLS: Final = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n</tools>\n\n"
@@ -62,7 +65,7 @@ _JSON_OFFERS: Final = ["arguments_as_text", "open_calls", "open_bodies", "python
 
 ROWS: Final[Mapping[str, Row]] = {
     # JSON between marks. Source of the chat: chat_template of Qwen/Qwen3-8B, tokenizer_config.json (April 2025).
-    "hermes": {"calls": _HERMES_CALL, "chat": {"tools": _QWEN_TOOLS}, "offers": _JSON_OFFERS},
+    "hermes": {"calls": _HERMES_CALL, "chat": {"tools": _QWEN_TOOLS}, "offers": ["open_calls"]},
     "qwen2_5": {
         "calls": _HERMES_CALL,
         "chat": {
@@ -71,27 +74,39 @@ ROWS: Final[Mapping[str, Row]] = {
             "drops_thinking": False,
         },
         "thinking_marks": _OFF,
-        "offers": _JSON_OFFERS,
+        "offers": ["open_calls"],
     },
-    "granite4": {"calls": _HERMES_CALL, "chat": _GRANITE, "thinking_marks": _OFF, "offers": _JSON_OFFERS},
-    "ernie45": {"calls": _HERMES_CALL, "offers": _JSON_OFFERS},
+    "granite4": {
+        "calls": _HERMES_CALL,
+        "chat": _GRANITE,
+        "thinking_marks": _OFF,
+        "offers": ["arguments_as_text"],
+    },
+    "ernie45": {"calls": _HERMES_CALL, "offers": ["missing_arguments"]},
     "longcat": {
         "calls": {"open": "<longcat_tool_call>", "close": "</longcat_tool_call>", "between": "\n"},
-        "thinking_marks": {"open": "<longcat_think>", "close": "</longcat_think>"},
-        "offers": _JSON_OFFERS,
+        "thinking_marks": {
+            "open": "<longcat_think>",
+            "close": "</longcat_think>",
+            "written": "<longcat_think>\n{thinking}\n</longcat_think>\n",
+        },
+        "offers": ["open_calls"],
     },
     "jamba": {
         "calls": {"open": "<tool_calls>", "close": "</tool_calls>", "shape": "list"},
         "thinking_marks": _OFF,
-        "offers": _JSON_OFFERS,
     },
     "hunyuan_a13b": {
         "calls": {"open": "<tool_calls>", "close": "</tool_calls>", "shape": "list"},
-        "offers": _JSON_OFFERS,
+        "offers": ["arguments_as_text"],
     },
     "apertus": {
         "calls": {"open": "<|tools_prefix|>", "close": "<|tools_suffix|>", "shape": "list", "by_name": True},
-        "thinking_marks": {"open": "<|inner_prefix|>", "close": "<|inner_suffix|>"},
+        "thinking_marks": {
+            "open": "<|inner_prefix|>",
+            "close": "<|inner_suffix|>",
+            "written": "<|inner_prefix|>{thinking}<|inner_suffix|>",
+        },
         "offers": ["open_calls", "open_bodies"],
     },
     "internlm": {
@@ -101,7 +116,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "arguments_key": ["parameters", "arguments"],
         },
         "chat": {"result": "{content}", "result_role": "environment", "results_joined": None},
-        "offers": _JSON_OFFERS,
+        "offers": ["open_calls"],
     },
     "inkling": {
         "calls": {
@@ -110,14 +125,19 @@ ROWS: Final[Mapping[str, Row]] = {
             "arguments_key": "args",
         },
         "drop": ["<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"],
-        "thinking_marks": {"open": "<|content_thinking|>", "close": "<|end_message|>"},
+        "thinking_marks": {
+            "open": "<|content_thinking|>",
+            "close": "<|end_message|>",
+            "written": "<|content_thinking|>{thinking}<|end_message|>",
+        },
         "thinking_open": False,
+        "offers": ["arguments_as_text", "open_calls"],
     },
     # JSON behind a mark; it ends where the JSON ends.
     "granite": {
         "calls": {"open": ["<|tool_call|>", "<tool_call>"], "starts": "[", "shape": "list"},
         "chat": _GRANITE,
-        "offers": ["raw_strings"],
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     "granite-20b-fc": {
         "calls": {"open": "<function_call>", "pad": " ", "between": "\n"},
@@ -125,12 +145,16 @@ ROWS: Final[Mapping[str, Row]] = {
         "thinking_marks": _OFF,
     },
     "phi4_mini_json": {
-        "calls": {
-            "open": "functools",
-            "starts": "[",
-            "shape": "list",
-            "arguments_key": ["arguments", "parameters"],
-        },
+        "calls": [
+            {"open": "functools", "starts": "[", "shape": "list", "arguments_key": ["arguments", "parameters"]},
+            {
+                "open": "<|tool_call|>",
+                "close": "<|/tool_call|>",
+                "close_is_optional": True,
+                "shape": "either",
+                "arguments_key": ["arguments", "parameters"],
+            },
+        ],
         "chat": {"turn": "<|{role}|>{content}<|end|>", "result": "{content}", "result_role": "tool"},
         "thinking_marks": _OFF,
     },
@@ -145,10 +169,11 @@ ROWS: Final[Mapping[str, Row]] = {
         },
         "drop": ["</s>"],
         "thinking_marks": _OFF,
+        "offers": ["raw_strings"],
     },
     "llama3_json": {
         "calls": [
-            {"at_start": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
+            {"at_start": True, "anywhere": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
             {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";", "starts": "{"},
         ],
         "chat": {**_LLAMA, "tools_role": "user"},
@@ -167,7 +192,8 @@ ROWS: Final[Mapping[str, Row]] = {
             {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either"},
             {"open": "<tool_call>", "close": "</tool_call>", "starts": "[{", "shape": "either"},
         ],
-        "chat": _LLAMA,
+        "chat": {**_LLAMA, "content_behind": True},
+        "offers": ["arguments_as_text"],
     },
     # A name, then JSON.
     "deepseek_v3": {
@@ -183,7 +209,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "section_open": "<｜tool▁calls▁begin｜>",
         "section_close": "<｜tool▁calls▁end｜>",
         "chat": _DEEPSEEK,
-        "offers": ["bare_calls", "open_calls"],
     },
     "deepseek_v31": {
         "calls": {
@@ -195,7 +220,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "section_open": "<｜tool▁calls▁begin｜>",
         "section_close": "<｜tool▁calls▁end｜>",
         "chat": _DEEPSEEK,
-        "offers": ["bare_calls", "open_calls"],
     },
     "kimi_k2": {
         "calls": {
@@ -217,21 +241,33 @@ ROWS: Final[Mapping[str, Row]] = {
             "results_joined": None,
             "calls_behind": "",
         },
-        "offers": ["open_calls"],
+        "offers": ["open_calls", "missing_arguments"],
     },
+    # Tokenizers from v11 on: a name and its arguments behind each mark, up to v13 with an id between.
     "mistral": {
         "calls": [
             {
                 "body": "name_json",
                 "open": "[TOOL_CALLS]",
+                "starts": _NAMES,
                 "after_name": ["[ARGS]", "{"],
                 "id_mark": "[CALL_ID]",
             },
-            {"open": "[TOOL_CALLS]", "starts": "[", "shape": "list"},
+            _MISTRAL_LIST,
         ],
         "chat": _MISTRAL,
         "thinking_marks": {"open": "[THINK]", "close": "[/THINK]", "written": "[THINK]{thinking}[/THINK]"},
-        "offers": ["missing_arguments"],
+        "offers": ["arguments_as_text", "missing_arguments"],
+    },
+    # Tokenizers before v11 (7B v0.3, Nemo, Small 3.1): one list of objects, each with its id.
+    "mistral_v3": {
+        "calls": [
+            _MISTRAL_LIST,
+            {"body": "name_json", "open": "[TOOL_CALLS]", "after_name": ["[ARGS]", "{"], "id_mark": "[CALL_ID]"},
+        ],
+        "chat": {**_MISTRAL, "result": '{"content": {content}, "call_id": "{id}"}'},
+        "thinking_marks": _OFF,
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     "plamo3": {
         "calls": {
@@ -250,19 +286,20 @@ ROWS: Final[Mapping[str, Row]] = {
     # Calls as Python writes them.
     "pythonic": {
         "calls": {"body": "pythonic", "at_start": True},
-        "chat": _LLAMA,
+        # The templates that write content beside calls write it behind them.
+        "chat": {**_LLAMA, "content_behind": True},
         "thinking_marks": _OFF,
-        "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
+        "offers": ["sets_as_lists"],
     },
     "llama4_pythonic": {
         "calls": [
-            {"body": "pythonic", "at_start": True},
+            {"body": "pythonic", "at_start": True, "anywhere": True},
             {"body": "pythonic", "open": "<|python_start|>", "close": "<|python_end|>", "close_is_optional": True},
         ],
         "drop": ["<|python_end|>"],
         "chat": _LLAMA4,
         "thinking_marks": _OFF,
-        "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
+        "offers": ["sets_as_lists"],
     },
     "olmo3": {
         "calls": {
@@ -272,7 +309,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "separator": "\n",
         },
         "chat": {"result": "{content}", "result_role": "environment"},
-        "offers": ["raw_strings", "open_calls"],
+        "offers": ["sets_as_lists"],
     },
     "lfm2": {
         "calls": {"body": "pythonic", "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"},
@@ -332,4 +369,5 @@ ROWS: Final[Mapping[str, Row]] = {
         "chat": {"result": "<result>\n{content}\n</result>"},
         "offers": _JSON_OFFERS,
     },
+    **JSON_ROWS,
 }

@@ -23,6 +23,7 @@ _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{},]', re.DOTALL)
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _CONTROL: Final = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
+_ID: Final = re.compile(r"[\w.\-/: ]{0,128}")
 _NAME: Final = re.compile(r"[\w.\-/:]{1,256}")
 # What begins so is meant as JSON, also where text may stand.
 _LIKE_JSON: Final = ("{", "[", "```json")
@@ -296,13 +297,16 @@ class JsonForm:
         spec = self._spec
         lead = len(body) - len(body.lstrip())
         given = body[lead:]
+        call_id: str | None = None
+        before, mark, behind = given.partition(spec.id_close) if spec.id_close else ("", "", "")
+        if mark and _ID.fullmatch(before):
+            lead, given, call_id = lead + len(given) - len(behind), behind, before.strip() or None
         skipped = len(spec.before_name) if spec.before_name and given.startswith(spec.before_name) else 0
         at, size = len(given), 0
         for mark in (*self._after_name, *((spec.id_mark,) if spec.id_mark else ())):
             place = given.find(mark, skipped)
             if 0 <= place < at:
                 at, size = place, 0 if mark == "{" else len(mark)
-        call_id: str | None = None
         name = given[skipped:at].strip()
         if spec.id_mark and given.startswith(spec.id_mark, at):
             ends = [place for mark in self._after_name if (place := given.find(mark, at)) >= 0]
@@ -315,7 +319,8 @@ class JsonForm:
             name, colon, number = name.rpartition(":")
             if not colon or not number.isdigit() or len(number) > 9:
                 name = ""
-        at += size
+        place = given.find(spec.skip_to, at) if spec.skip_to else -1
+        at = place + len(spec.skip_to) if place >= 0 else at + size
         if spec.before_arguments:
             inner = given[at:].lstrip()
             if inner.startswith(spec.before_arguments):
@@ -354,16 +359,44 @@ class JsonForm:
         """The calls of a body that is whole; each has a place of its own."""
         text = reading.text
         read = self._body(reading, begin, stop)
+        if self._spec.body == "json" and "missing_arguments" in reading.lenient:
+            read = self._without_arguments(reading, text[begin:stop], read)
         if isinstance(read, str):
             return [malformed(text, read, start, end, self._named(text, begin, stop))]
+        if self._spec.id_key:
+            read = _with_ids(text[begin:stop], self._spec.id_key, read)
         if len(read) == 1:
             return [self._call(reading, read[0], start, end)]
         spans = list(_elements(text, begin, stop))
         if len(spans) != len(read):  # a leniency has read what JSON does not count
             spans = [(start + i, start + i + 1) for i in range(len(read))]
-        spans[0] = (start, spans[0][1])
-        spans[-1] = (spans[-1][0], end)
+        # A malformed call of a list has the place of its own text, without the marks around the list.
+        if not isinstance(read[0][0], str):
+            spans[0] = (start, spans[0][1])
+        if not isinstance(read[-1][0], str):
+            spans[-1] = (spans[-1][0], end)
         return [self._call(reading, item, *span) for item, span in zip(read, spans, strict=True)]
+
+    def _without_arguments(
+        self, reading: Reading, body: str, read: list[tuple[Any, str | None]] | str
+    ) -> list[tuple[Any, str | None]] | str:
+        """The calls, where one that has a name alone is a call without arguments."""
+        if not isinstance(read, str) and not any(isinstance(value, str) for value, _ in read):
+            return read
+        loaded = load(body)
+        items = loaded[0] if isinstance(loaded, tuple) else ()
+        items = [items] if isinstance(items, dict) else items
+        if not items or (isinstance(read, list) and len(items) != len(read)):
+            return read
+        pairs = [(read, None)] * len(items) if isinstance(read, str) else read
+        keys = marks_of(self._spec.arguments_key)
+        out: list[tuple[Any, str | None]] = []
+        for item, (value, call_id) in zip(items, pairs, strict=True):
+            name = item.get(self._spec.name_key) if isinstance(item, dict) else None
+            is_bare = isinstance(name, str) and name and not any(item.get(key) is not None for key in keys)
+            is_read = isinstance(value, str) and is_bare and reading.allows("missing_arguments")
+            out.append(((name, {}) if is_read else value, call_id))
+        return out if any(not isinstance(value, str) for value, _ in out) else read
 
     def _call(self, reading: Reading, item: tuple[Any, str | None], start: int, end: int) -> Call:
         value, call_id = item
@@ -375,6 +408,18 @@ class JsonForm:
         if "typed_strings" in reading.lenient and arguments:
             arguments = _typed_strings(reading, name, arguments)
         return ToolCall(name, arguments, call_id, start, end)
+
+
+def _with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
+    """The calls with the ids that stand under `key` beside their names."""
+    value = load(text)
+    items = value[0] if isinstance(value, tuple) else ()
+    items = [items] if isinstance(items, dict) else items
+    if len(items) != len(read):  # read with a leniency
+        return read
+    ids = [item.get(key) if isinstance(item, dict) else None for item in items]
+    known = [given if isinstance(given, str) and given else None for given in ids]
+    return [(call, given) for (call, _), given in zip(read, known, strict=True)]
 
 
 def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,10 @@ _STRICT: Final = {
 _INSIDE: Final = {
     quote: re.compile(rf"{quote}(?>(?:[^{quote}\\\x00-\x08\n\r\x0b-\x1f]++|\\(?:\r\n|[^\x00]|\Z))*)") for quote in "'\""
 }
+_TRIPLE: Final = {
+    quote * 3: re.compile(rf"{quote * 3}((?>[^{quote}\\]+|\\[\s\S]|{quote}(?!{quote * 2}))*){quote * 3}")
+    for quote in "'\""
+}
 _RAW: Final = {quote: re.compile(rf"{quote}((?:[^{quote}\\]++|\\[\s\S])*+){quote}") for quote in "'\""}
 _GOES_ON: Final = r"(?![ \t\n]{0,8}(?:,[ \t\n]{0,8}\w{1,64}[ \t\n]{0,8}=|\)[ \t\n]{0,8}(?:\]|,|\n|$|<)))"
 # Atomic and not possessive: see json_body.until.
@@ -33,11 +37,11 @@ _INNER: Final = {
 }
 _BRACKET: Final = re.compile(r"'(?>(?:[^'\\]|\\.)*)('?)|\"(?>(?:[^\"\\]|\\.)*)(\"?)|[][(){}]", re.DOTALL)
 _ESCAPE: Final = re.compile(
-    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|([\s\S]))"
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|([0-7]{1,3})|([\s\S]))"
 )
 _SIMPLE: Final = {
     "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": "", "a": "\a", "b": "\b", "f": "\f",
-    "v": "\v", "0": "\0",
+    "v": "\v",
 }  # fmt: skip
 
 
@@ -80,6 +84,9 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
     at = _skip(text, at + 1)
     arguments: dict[str, Any] = {}
     while not text.startswith(")", at):
+        if text.startswith("**", at):
+            at = _named_by_dict(reading, at, arguments)
+            continue
         keyword = _KEYWORD.match(text, at)
         if keyword is None:
             raise Broken(f"expected an argument by name, such as x=1; found {_near(text, at)}", at)
@@ -92,6 +99,21 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
         arguments[keyword[1]] = value
         at = _skip(text, end + 1) if text.startswith(",", end) else end
     return name, arguments, at + 1
+
+
+def _named_by_dict(reading: Reading, at: int, arguments: dict[str, Any]) -> int:
+    """Reads **{"key": value}, as Python gives arguments whose names it could not write, and what parts it from more."""
+    value, end = value_at(reading, at + 2)
+    if not isinstance(value, dict):
+        raise Broken("expected a dict behind **", at)
+    twice = next((key for key in value if key in arguments), None)
+    if twice is not None:
+        raise Broken(f"the argument {twice[:40]} is given twice; expected it once", at)
+    arguments.update(value)
+    end = _skip(reading.text, end)
+    if not reading.text.startswith((",", ")"), end):
+        raise Broken(f"expected , or ) after the value; found {_near(reading.text, end)}", end)
+    return _skip(reading.text, end + 1) if reading.text.startswith(",", end) else end
 
 
 def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
@@ -206,7 +228,8 @@ def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
     text = reading.text
     first = text[at : at + 1]
     if first in ("'", '"') and first:
-        match = _STRICT[first].match(text, at)
+        triple = _TRIPLE.get(text[at : at + 3])
+        match = _STRICT[first].match(text, at) if triple is None else triple.match(text, at)
         if match is None and "raw_strings" in reading.lenient:
             match = _RAW[first].match(text, at, reading.limit)
             if match is not None:
@@ -261,4 +284,6 @@ def _escape(match: re.Match[str]) -> str:
     code = match[1] or match[2] or match[3]
     if code:
         return chr(int(code, 16))
-    return _SIMPLE.get(match[4], match[0])  # Python keeps a backslash that escapes nothing
+    if match[4]:
+        return chr(int(match[4], 8))
+    return _SIMPLE.get(match[5], match[0])  # Python keeps a backslash that escapes nothing

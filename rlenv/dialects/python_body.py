@@ -18,6 +18,8 @@ _SPACE: Final = re.compile(r"\s*")
 _BARE: Final = re.compile(r"\s*\[\s*(?:[^\W\d][\w.\-]{0,255}\s*(?:\(|\Z)|\Z)")
 # Nothing but the rest of a word or a number: what is missing there is what comes next.
 _IS_END: Final = re.compile(r"[\w.+\-]*\s*[=:]?\s*\Z")
+# In text it is a call only with arguments by name, or without any.
+_IN_TEXT: Final = re.compile(r"\[\s*[^\W\d][\w.\-]{0,255}\s*\(\s*(?:[^\W\d]\w{0,255}\s*=(?!=)|\)\s*[],])")
 
 
 class PythonForm:
@@ -28,11 +30,16 @@ class PythonForm:
         self.at_start = spec.at_start
         self._closes = marks_of(spec.close)
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+        self._anywhere = spec.anywhere
+        if spec.anywhere:
+            self.opens = ("[",)
         self._needs_close = bool(self._closes) and not spec.close_is_optional
         self._is_list = spec.separator != "\n"
         self._starts = spec.starts
 
     def begins(self, text: str, begin: int) -> bool:
+        if self._anywhere and begin and text[begin - 1] == "[":
+            return _IN_TEXT.match(text, begin - 1) is not None
         if self.at_start:
             return _BARE.match(text, begin) is not None
         match = _SPACE.match(text, begin)
@@ -43,7 +50,7 @@ class PythonForm:
         text = reading.text
         calls: list[Call] = []
         is_cut = False
-        at = begin
+        at = start if self._anywhere else begin
         again, _ = reading.first(self._stops, begin)
         reading.limit = again if again >= 0 else len(text)
         try:

@@ -117,7 +117,13 @@ class TaggedForm:
             name = name.removeprefix(spec.before_name)
         if _NAME.fullmatch(name) is None:
             raise _Fault(f"{name[:40]!r} is no name; expected the name of a tool", at)
-        return name, place + (len(mark) if spec.name_close else 0)
+        end = place + (len(mark) if spec.name_close else 0)
+        if spec.skip_to:
+            skipped = text.find(spec.skip_to, end, end + 128)
+            if skipped < 0 or "\n" in text[end:skipped]:
+                raise _Fault(f"the name is not closed; expected {spec.skip_to} behind it", end)
+            end = skipped + len(spec.skip_to)
+        return name, end
 
     def _parameter(self, reading: Reading, name: str, at: int, arguments: dict[str, Any]) -> int:
         """Reads one parameter whose key starts at `at`, and gives its end."""

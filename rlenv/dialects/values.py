@@ -50,15 +50,16 @@ class ValueWriter:
         text = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=True)
         return text.replace("<", "\\u003c").replace(">", "\\u003e")
 
-    def body(self, call: ToolCall) -> str:
-        """What stands between the marks of a call."""
+    def body(self, call: ToolCall, index: int) -> str:
+        """What stands between the marks of a call; `index` is its place among the message's calls."""
         row = self._call
         if row.body == "gemma":
             inside = ",".join(f"{self._gemma_key(key)}:{self._gemma(value)}" for key, value in call.arguments.items())
             return f"{row.before_name}{call.name}{{{inside}}}"
         if row.body == "text":
             return as_text(next(iter(call.arguments.values()), ""))
-        parts = [row.before_name, call.name, row.name_close, row.name_pad]
+        skipped = row.skipped.replace("{index}", str(index + 1)) + row.skip_to
+        parts = [row.before_name, call.name, row.name_close, skipped, row.name_pad]
         for key, value in call.arguments.items():
             close = row.value_close.replace("{key}", key)
             parts += [next(iter(marks_of(row.key_open)), ""), key, row.key_close, self._value_open(value)]
@@ -72,7 +73,7 @@ class ValueWriter:
         kind = _KINDS.get(type(value), "number")
         wanted = "text" if kind == "string" else "json"
         fitting = [mark for mark, how in marks.items() if how == wanted]
-        return next((mark for mark in fitting if f'"{kind}"' in mark), fitting[0] if fitting else next(iter(marks)))
+        return next((mark for mark in fitting if kind in mark), fitting[0] if fitting else next(iter(marks)))
 
     def _value(self, value: Any) -> str:
         row = self._call
