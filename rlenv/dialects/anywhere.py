@@ -72,7 +72,9 @@ class AnywhereForm:
             after = _skip(text, end)
             if self._separator and text.startswith(self._separator, after):
                 after = _skip(text, after + len(self._separator))
-            if isinstance(calls[-1], MalformedCall) or self._head.match(text, after) is None:
+                end = after if after >= len(text) else end
+            # Behind a call another one begins as at the message's start.
+            if isinstance(calls[-1], MalformedCall) or not self.begins(text, after):
                 return calls, end, False
             start = at = after
 

@@ -215,11 +215,13 @@ class TextDialect:
                     if is_text and self._behind_header(text, mark, begin) == begin:
                         content.append(mark)
                     elif mark == self.spec.section_open:
-                        section = section or (place, len(calls), len(content))
+                        if section is None or len(calls) > section[1]:
+                            section = (place, len(calls), len(content))
                     elif mark == self.spec.section_close and section is not None:
                         self._end_section(text, section, begin, calls, content)
                         section = None
                     at = self._behind_header(text, mark, begin)
+                    is_cut = is_cut or begin < at == length
                     continue
                 else:
                     if mark in self._spellings:
@@ -298,11 +300,13 @@ class TextDialect:
         return parsed_action("".join(content).strip(), thinking, tuple(calls))
 
     def _behind_header(self, text: str, mark: str, begin: int) -> int:
-        """The end of the header that `mark` opens; `begin` where it opens none."""
+        """The end of the header that `mark` opens, the text's end where that cuts it; `begin` where it opens none."""
         close = self.spec.headers.get(mark)
         if not close:
             return begin
         end = text.find(close, begin, begin + 128 + len(close))
+        if end < 0 and mark[0] == "<" and len(text) - begin < 128 and "\n" not in text[begin:]:
+            return len(text)
         return begin if end < 0 or "\n" in text[begin:end] else end + len(close)
 
     def _bare_form(self, text: str, at: int) -> Form | None:

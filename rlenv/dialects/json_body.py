@@ -130,7 +130,9 @@ class JsonForm:
             else:
                 end = close + len(mark)
                 return self._calls(reading, start, begin, close, end), end, False
-        end = reading.without_cut_mark((*self._closes, self._spec.after_arguments, *self._marks_inside()), begin)
+        others = self._stops if self._spec.close_is_optional else ()
+        marks = (*self._closes, self._spec.after_arguments, *self._marks_inside(), *others)
+        end = reading.without_cut_mark(marks, begin)
         if self._spec.close_is_optional:
             calls = self._calls(reading, start, begin, end, len(text))
             is_cut = type(calls[-1]) is MalformedCall and self._is_left_open(text, begin, end)
@@ -155,7 +157,11 @@ class JsonForm:
 
     def _is_left_open(self, text: str, begin: int, stop: int) -> bool:
         """Whether the end of the body leaves a bracket, a string or what stands before the arguments open."""
-        head = begin + self._split(text[begin:stop])[3] if self._spec.body == "name_json" else begin
+        head = begin
+        if self._spec.body == "name_json":
+            if self._spec.skip_to and text.find(self._spec.skip_to, begin, stop) < 0:
+                return True
+            head += self._split(text[begin:stop])[3]
         return not text[head:stop].strip() or missing_brackets(text[head:stop]) != ""
 
     def _last_open(self, reading: Reading, at: int, close: int) -> int:
@@ -177,7 +183,7 @@ class JsonForm:
         """The tool's name, where a broken call shows it."""
         if self._spec.body == "name_json":
             name, _, _, _ = self._split(text[begin:stop])
-            return name or None
+            return name if _NAME.fullmatch(name) else None
         match = self._name_of.search(text, begin, min(stop, begin + 1000))
         return match[1] if match is not None else None
 

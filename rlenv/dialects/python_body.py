@@ -18,8 +18,10 @@ _SPACE: Final = re.compile(r"\s*")
 _BARE: Final = re.compile(r"\s*\[\s*(?:[^\W\d][\w.\-]{0,255}\s*(?:\(|\Z)|\Z)")
 # Nothing but the rest of a word or a number: what is missing there is what comes next.
 _IS_END: Final = re.compile(r"[\w.+\-]*\s*[=:]?\s*\Z")
-# In text it is a call only with arguments by name, or without any.
-_IN_TEXT: Final = re.compile(r"\[\s*[^\W\d][\w.\-]{0,255}\s*\(\s*(?:[^\W\d]\w{0,255}\s*=(?!=)|\)\s*[],])")
+# In text it is a call only with arguments by name, or without any; the text's end may cut it behind its bracket.
+_IN_TEXT: Final = re.compile(
+    r"\[\s*[^\W\d][\w.\-]{0,255}\s*\(\s*(?:[^\W\d]\w{0,255}\s*(?:=(?!=)|\Z)|\)\s*(?:[],]|\Z)|\Z)"
+)
 
 
 class PythonForm:
@@ -50,7 +52,7 @@ class PythonForm:
         text = reading.text
         calls: list[Call] = []
         is_cut = False
-        at = start if self._anywhere else begin
+        begin = at = start if self._anywhere else begin
         again, _ = reading.first(self._stops, begin)
         reading.limit = again if again >= 0 else len(text)
         try:

@@ -19,12 +19,17 @@ def rewritten(message: Message, writer: Writer, read: Callable[[str], ParsedActi
     One that was read from a text is written as it came, with the marks that it came with. One that came as data
     stands between marks; where a call could be anything between them, behind a mark that nothing closes.
     """
-    wanted = [type(call) for call in message.tool_calls]
-    ways = list(_ways(message, writer))
-    for text in ways:
-        if [type(call) for call in read(text).calls] == wanted:
+    wanted = [(type(call), call.name) for call in message.tool_calls]
+    kinds = [kind for kind, _ in wanted]
+    first = nearly = ""
+    for text in _ways(message, writer):
+        first = first or text
+        found = [(type(call), call.name) for call in read(text).calls]
+        if found == wanted:
             return text
-    return ways[0]
+        if not nearly and [kind for kind, _ in found] == kinds:
+            nearly = text
+    return nearly or first
 
 
 def _ways(message: Message, writer: Writer) -> Iterator[str]:

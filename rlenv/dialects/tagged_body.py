@@ -60,8 +60,6 @@ class TaggedForm:
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text = reading.text
         name = ""
-        if text[start:begin] in self._spec.spellings:
-            reading.used.append("spellings")
         try:
             name, at = self._name(reading, begin)
             arguments: dict[str, Any] = {}

@@ -62,6 +62,8 @@ def is_between(reader: TextDialect, text: str, ended: list[ToolCall]) -> bool:
     rest = text[max(call.end for call in ended) :]
     for mark in (reader.spec.section_close, *reader.spec.drop):
         rest = rest.replace(mark, "") if mark else rest
+    for mark in reader.spec.headers:  # it says whom a message is for, and text may follow as well as a call
+        rest = rest.partition(mark)[0]
     rest = rest.strip()
     return not rest or any(mark.startswith(rest) for mark in (*reader._marks, reader.writer.row.separator))
 
