@@ -23,8 +23,10 @@ from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, TextSlot, derive
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.vocabulary import Vocabulary, encode, fast_tokenizer
 
-__all__ = ["MAX_MESSAGES", "TokenEncoder"]
+__all__ = ["HISTORIES", "MAX_MESSAGES", "History", "TokenEncoder"]
 
+History = Literal["grow", "keep", "rows"]
+HISTORIES: tuple[History, ...] = ("grow", "keep", "rows")
 _CACHED = 256
 MAX_MESSAGES = 256
 """The most messages that may answer one turn; a policy decides how many calls it writes."""
@@ -45,14 +47,21 @@ class TokenEncoder:
         tokenizer: a `tokenizers.Tokenizer`, or any object with `backend_tokenizer`, as transformers' fast ones have.
         chat_template: the template's text; by default the tokenizer's own.
         template_kwargs: names for the template, such as `enable_thinking=False`; over a tokenizer's special tokens.
-        stop: the token that ends an assistant's turn; found from the tokenizer and the template where it is None.
+        stop: the token, or the tokens, that end an assistant's turn; found from the tokenizer and the template where it
+            is None.
+        end_ids: further ids that end an assistant's turn, as a model's `generation_config` names them; those of a
+            tokenizer that has `end_ids` (`rlenv.tokens.load`) are taken too.
+        vocab_size: how many ids the model can sample, where its embeddings have more rows than the tokenizer has
+            tokens; None: the tokenizer's.
         same_turn: what is written around contents that go on in the assistant's own turn, for an environment whose
             dialect has it (`Environment.same_turn`). The template then writes the prompt alone and is not told of
             tools, whose calls it would explain in its own way; no end mark is added behind what was sampled.
         images: what the policy's processor makes of images (`ProcessorImages`); None for a policy that reads text
             alone, which messages with images are refused for.
-        history: what to do where a template would drop earlier thinking (Qwen3 at a new user turn): "refuse" raises
-            UnsupportedTemplate, "keep" goes on with the ids as they were sampled.
+        history: what to do where the template would write earlier turns otherwise (Qwen3 drops thinking at a new user
+            turn): "grow" refuses the template there, "keep" goes on with the ids as they were sampled and says so in
+            `TokenTrajectory.differences`, "rows" starts a new row (`start_rows`).
+        thinking: the marks around thinking that the policy writes, beside those that the template shows.
 
     Raises:
         UnsupportedTemplate: exact ids for tool results cannot be promised, and neither for user messages; the message
@@ -66,10 +75,13 @@ class TokenEncoder:
         *,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        stop: str | None = None,
+        stop: str | Sequence[str] | None = None,
+        end_ids: Sequence[int] = (),
+        vocab_size: int | None = None,
         same_turn: SameTurn | None = None,
         images: ProcessorImages | None = None,
-        history: Literal["refuse", "keep"] = "refuse",
+        history: History = "grow",
+        thinking: Sequence[tuple[str, str]] = (("<think>", "</think>"),),
     ) -> None:
         backend = fast_tokenizer(tokenizer)
         own = getattr(tokenizer, "chat_template", None)
@@ -84,15 +96,19 @@ class TokenEncoder:
             if isinstance(value, str) or hasattr(value, "content")
         }
         name = str(getattr(tokenizer, "name_or_path", "") or "of this tokenizer")
-        self.history = history
+        if history not in HISTORIES:
+            raise UsageError(f"history is {history!r}; expected one of {', '.join(HISTORIES)}")
+        self.history: History = history
+        self.thinking = tuple(thinking)
         self.same_turn = same_turn
         self.images = images
-        self.vocabulary = Vocabulary(backend)
+        self.vocabulary = Vocabulary(backend, size=vocab_size)
         if images is not None and images.place not in self.vocabulary.added:
             raise UnsupportedTemplate(f"tokenizer {name}: the processor's {images.place} is no token of it")
         self.template = ChatTemplate(source, name=name, values={**special, **(template_kwargs or {})})
         eos = getattr(tokenizer, "eos_token", None) or self.template.values.get("eos_token")
-        self._stops = tuple(mark for mark in (stop, eos) if mark)
+        named = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        self._stops = tuple(mark for mark in (*named, eos) if mark)
         self._programs: dict[_Shape, tuple[Layout, Program] | UnsupportedTemplate] = {}
         self._prompts: dict[bytes, Program] = {}
         leaks = self.vocabulary.leaks()
@@ -111,7 +127,14 @@ class TokenEncoder:
             self.stop = layout.stop
         self.stop_id = self.vocabulary.added[self.stop]
         eos_id = self.vocabulary.added.get(str(eos))
-        self.end_ids = frozenset({self.stop_id} | ({eos_id} if eos_id is not None else set()))
+        more = (*end_ids, *getattr(tokenizer, "end_ids", ()), *(self.vocabulary.added.get(mark) for mark in named))
+        self.end_ids = frozenset({self.stop_id, *(number for number in (eos_id, *more) if number is not None)})
+        """Every id that ends an assistant's turn."""
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """The ids that generation has to stop at, in order; what a sampler is given."""
+        return sorted(self.end_ids)
 
     def encode_content(self, text: str) -> list[int]:
         """The ids of plain content; no added token comes of it. The GIL is released while it is encoded."""
@@ -457,11 +480,15 @@ class TokenEncoder:
             UnsupportedTemplate: the message names the template and the place.
         """
         fault = self.rewrites(roles, after_thinking=after_thinking)
-        if fault and self.history == "refuse":
-            raise UnsupportedTemplate(
-                f"chat template {self.template.name} rewrites what was sampled before a message of {', '.join(roles)}: "
-                f'{fault}; start a new row there (start_rows), or go on with the sampled ids by history="keep"'
-            )
+        if fault and self.history == "grow":
+            raise UnsupportedTemplate(self.refusal(roles, fault))
+
+    def refusal(self, roles: Sequence[str], fault: str) -> str:
+        """What is said where a history would be rewritten and may not be."""
+        return (
+            f"chat template {self.template.name} rewrites what was sampled before a message of {', '.join(roles)}: "
+            f"{fault}; choose what to do: history rows (a new training row there) or keep (go on with the sampled ids)"
+        )
 
     def rewrites(self, roles: Sequence[str], *, after_thinking: bool = False) -> str:
         """How the template changes earlier turns once messages of `roles` follow, "" where it only grows.

@@ -8,6 +8,7 @@ from typing import Any
 from rlenv.dialects.base import Dialect
 from rlenv.messages import Message, ParsedAction
 from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.images import as_template_reads
 from rlenv.tokens.slots import Layout, Slot, derive
 
 __all__ = ["TemplatedDialect"]
@@ -24,7 +25,7 @@ class TemplatedDialect:
         source: the template's Jinja text.
         name: how errors call the template.
         values: names that the template reads beside the conversation, such as `bos_token`.
-        stop: the mark that ends an assistant's turn, where the template's is not a common one.
+        stop: the mark, or the marks, that end an assistant's turn, where the template's is not a common one.
 
     Raises:
         UnsupportedTemplate: a syntax error in the template.
@@ -37,13 +38,14 @@ class TemplatedDialect:
         *,
         name: str = "of this dialect",
         values: Mapping[str, Any] | None = None,
-        stop: str | None = None,
+        stop: str | Sequence[str] | None = None,
     ) -> None:
         self.name = dialect.name
         self._dialect = dialect
         self._template = ChatTemplate(source, name=name, values={"bos_token": "", "eos_token": "", **(values or {})})
         eos = str((values or {}).get("eos_token", ""))
-        self._stops = tuple(mark for mark in (stop, eos) if mark)
+        named = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        self._stops = tuple(mark for mark in (*named, eos) if mark)
         self._layouts: dict[tuple[str, ...], Layout] = {}
 
     def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
@@ -56,7 +58,7 @@ class TemplatedDialect:
         Raises:
             UnsupportedTemplate: the template refuses the messages.
         """
-        return self._template.render([message.as_dict() for message in messages], tools=tools)
+        return self._template.render(list(map(as_template_reads, messages)), tools=tools)
 
     def render_action(self, message: Message) -> str:
         """What the dialect inside writes."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv.errors import UsageError
+from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.tokens.cut import CHARS_A_TOKEN, Keep, token_cut
 
@@ -34,6 +34,8 @@ class TokenTrajectory:
         closed_turns: indices of the turns that stopped without the stop mark, and were closed by the environment.
         has_logprobs: whether every sampled turn came with log-probabilities.
         images: the decoded images of the prompt and of all observations, in the order of their placeholders.
+        differences: what the template would have written otherwise, one text for each observation concerned; it stays
+            empty but with an encoder of history "keep".
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class TokenTrajectory:
         "_max_total_tokens",
         "_prompt_length",
         "closed_turns",
+        "differences",
         "has_logprobs",
         "images",
         "keep",
@@ -81,6 +84,7 @@ class TokenTrajectory:
         self.closed_turns: list[int] = []
         self.has_logprobs = True
         self.images = list(images)
+        self.differences: list[str] = []
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -144,7 +148,7 @@ class TokenTrajectory:
             logprobs: one natural logarithm for each id; None where they are not known.
 
         Raises:
-            UsageError: `logprobs` has another length than `ids`, or an id is no token id.
+            UsageError: `logprobs` has another length than `ids`, or an id is none of the model's; nothing is changed.
         """
         if logprobs is not None and len(logprobs) != len(ids):
             raise UsageError(f"{len(logprobs)} log-probabilities for {len(ids)} ids; expected one for each")
@@ -153,6 +157,9 @@ class TokenTrajectory:
             given = array("d", logprobs) if logprobs is not None else array("d", (math.nan,)) * len(sampled)
         except (TypeError, OverflowError) as error:
             raise UsageError(f"token ids and log-probabilities must be numbers: {error}") from error
+        unknown = self._encoder.vocabulary.unknown(sampled)
+        if unknown is not None:
+            raise UsageError(f"{unknown} is no id of the tokenizer; token ids are neither negative nor beyond its last")
         end = len(sampled)
         end_ids = self._encoder.end_ids
         while end and sampled[end - 1] in end_ids:
@@ -182,8 +189,8 @@ class TokenTrajectory:
             UnsupportedTemplate: exact ids cannot be promised for these messages here; the message names the template.
             UsageError: there is no sampled turn to answer, or no message to append.
         """
-        messages = self._checked(observation)
-        return self._append(*self._encode(messages, self._limit(max_tokens)))
+        difference = self._accepted(observation)
+        return self._append(*self._encode(observation.messages, self._limit(max_tokens)), difference)
 
     async def add_observation_async(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
         """The same, with images and long contents worked on in a thread so that the event loop is not held up.
@@ -194,16 +201,18 @@ class TokenTrajectory:
         is_quick = sum(len(message.content) for message in messages) <= _THREAD_CHARS
         is_quick = is_quick and not any(message.images for message in messages)
         if is_quick and (len(messages) <= _THREAD_MESSAGES or self._encoder.knows(messages)):
-            return self._append(*self._encode(self._checked(observation), self._limit(max_tokens)))
+            return self.add_observation(observation, max_tokens=max_tokens)
+        self._checked(observation)
 
-        def encoded() -> tuple[array[int], tuple[Any, ...]]:
-            return self._encode(self._checked(observation), self._limit(max_tokens))
+        def encoded() -> tuple[array[int], tuple[Any, ...], str]:
+            difference = self._accepted(observation)
+            return *self._encode(messages, self._limit(max_tokens)), difference
 
         return self._append(*await asyncio.to_thread(encoded))
 
-    def cut_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def cut_messages(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> tuple[Message, ...]:
         """Messages with their contents cut to `max_observation_tokens`, as an observation of them would show."""
-        limit = self.max_observation_tokens
+        limit = self._limit(max_tokens)
         messages = self._encoder.show(messages).messages
         if limit is None:
             return messages
@@ -218,8 +227,34 @@ class TokenTrajectory:
             raise UsageError("the observation has no messages; expected those that answer the turn")
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
             raise UsageError("no sampled turn stands before this observation; call add_sampled first")
-        self._encoder.require([m.role for m in observation.messages], after_thinking=self._is_thinking)
         return observation.messages
+
+    def difference(self, observation: Observation) -> str:
+        """How the template would write the history otherwise once this observation follows, "" where it only grows.
+
+        Raises:
+            UnsupportedTemplate: exact ids cannot be promised for these messages at all.
+            UsageError: there is no sampled turn to answer, or no message to append.
+        """
+        messages = self._checked(observation)
+        return self._encoder.rewrites([message.role for message in messages], after_thinking=self._is_thinking)
+
+    async def difference_async(self, observation: Observation) -> str:
+        """The same, in a thread where a conversation of this shape was not looked at before."""
+        if len(observation.messages) <= _THREAD_MESSAGES or self._encoder.knows(observation.messages):
+            return self.difference(observation)
+        return await asyncio.to_thread(self.difference, observation)
+
+    def observed(self, messages: Sequence[Message]) -> int:
+        """The tokens that messages have behind a turn, its missing stop mark included."""
+        shown = self._encoder.show(messages)
+        return len(self._encoder.encode_messages(shown.messages, places=shown.places))
+
+    def _accepted(self, observation: Observation) -> str:
+        fault = self.difference(observation)
+        if fault and self._encoder.history != "keep":
+            raise UnsupportedTemplate(self._encoder.refusal([m.role for m in observation.messages], fault))
+        return fault
 
     def _encode(self, messages: Sequence[Message], limit: int | None) -> tuple[array[int], tuple[Any, ...]]:
         shown = self._encoder.show(messages)
@@ -233,7 +268,7 @@ class TokenTrajectory:
             messages = [replace(message, content=cut(message.content)) for message in messages]
         return self._encoder.encode_messages(messages, places=places), images
 
-    def _append(self, ids: array[int], images: Sequence[Any]) -> bool:
+    def _append(self, ids: array[int], images: Sequence[Any], difference: str) -> bool:
         is_open = len(self._mask) == self.turn_spans[-1][0] or self._ids[-1] != self._encoder.stop_id
         is_open = is_open and self._encoder.same_turn is None  # nothing closes a turn that goes on
         if is_open:
@@ -249,5 +284,7 @@ class TokenTrajectory:
         self._mask.extend(bytes(len(ids)))
         self._logprobs.extend(array("d", bytes(8 * len(ids))))
         self.images.extend(images)
+        if difference:
+            self.differences.append(difference)
         self.reason = ""
         return True

@@ -39,6 +39,12 @@ class Tokenizer(Protocol):
 
     def get_added_tokens_decoder(self) -> Mapping[int, Any]: ...
 
+    def get_vocab(self, with_added_tokens: bool) -> Mapping[str, int]: ...
+
+    def get_vocab_size(self, with_added_tokens: bool) -> int: ...
+
+    def id_to_token(self, id: int) -> str | None: ...
+
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of `text`; the GIL is released meanwhile, as `encode` of one text would not do.
@@ -107,11 +113,19 @@ class Vocabulary:
 
     `plain` encodes content: a tokenizer that shares the model but has no added tokens, but for those that are only
     white space, which some families (Gemma 3) use for plain text.
+
+    Args:
+        size: the model's own number of ids, where it has more than the tokenizer (padding of its embeddings, which a
+            policy may sample all the same); None: the tokenizer's.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, size: int | None = None) -> None:
         self.full = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        count = tokenizer.get_vocab_size(True)
+        has_holes = size is None and max(added, default=0) >= count
+        self._known = frozenset(tokenizer.get_vocab(True).values()) if has_holes else None
+        self._size = max(count, size or 0)
         self.added = {token.content: number for number, token in added.items()}
         self.plain: Tokenizer = type(tokenizer)(tokenizer.model)
         if tokenizer.normalizer is not None:
@@ -129,6 +143,14 @@ class Vocabulary:
         self.signs = Signs(longest_first)
         """What the added tokens are written with."""
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+    def unknown(self, ids: Sequence[int]) -> int | None:
+        """The first of some ids that is none of the vocabulary's; None where all are."""
+        if self._known is not None:
+            return next((number for number in ids if number not in self._known), None)
+        if not ids or (max(ids) < self._size and min(ids) >= 0):
+            return None
+        return next(number for number in ids if not 0 <= number < self._size)
 
     def leaks(self) -> tuple[str, ...]:
         """The added tokens that plain encoding still turns into one id of their own, as some vocabularies make it."""

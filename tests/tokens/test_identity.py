@@ -155,6 +155,7 @@ def test_a_template_that_drops_thinking_is_refused_where_it_would() -> None:
     trajectory = kept.start([Message("user", "Q")])
     trajectory.add_sampled(sampled)
     assert trajectory.add_observation(Observation((Message("user", "next"),)))
+    assert trajectory.differences == ["it drops the thinking of earlier turns once these messages follow"]
 
 
 def test_a_template_that_rewrites_turns_is_refused_by_place() -> None:
