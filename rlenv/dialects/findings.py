@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.errors import Fault
+from rlenv.source import SourceDocument
 
-__all__ = ["Finding", "Path", "calls_of", "listed", "place_of_form", "shown"]
+__all__ = ["Finding", "Path", "calls_of", "fault_of", "listed", "place_of_form", "shown"]
 
 Path = tuple[str | int, ...]
 
@@ -26,6 +28,15 @@ class Finding:
     hint: str
     at: Literal["key", "value"] = "value"
     find: str = ""
+
+
+def fault_of(document: SourceDocument, finding: Finding) -> Fault:
+    """The fault of a finding at its place in the document, or at the nearest mapping around it."""
+    path = ("dialect", *finding.path)
+    is_there = document.has(path)
+    name = ".".join(map(str, path)) if not is_there else None
+    at = finding.at if is_there else "key"
+    return document.fault(path, finding.message, finding.hint, at=at, find=finding.find, shown=name)
 
 
 def calls_of(spec: DialectSpec) -> tuple[CallSpec, ...]:

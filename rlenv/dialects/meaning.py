@@ -185,7 +185,7 @@ def _thinking(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
         yield Finding(("thinking_marks", "close"), message, "add close: </think>", "key")
     if marks.close and not marks.open:
         message = "'close' is read only with 'open', and there is none"
-        yield Finding(("thinking_marks", "close"), message, "add open: <think>, or write close: \"\"", "key")
+        yield Finding(("thinking_marks", "close"), message, 'add open: <think>, or write close: ""', "key")
     if marks.open and marks.open == marks.close:
         message = "thinking closes as it opens, so that its end is never found"
         yield Finding(("thinking_marks", "close"), message, "write another text, such as </think>")
@@ -194,7 +194,7 @@ def _thinking(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
             same = {marks.open, marks.close} & set(marks_of(form.open))
             if same:
                 message = f"a call opens with {same.pop()}, which is a mark of thinking: it is never read as a call"
-                hint = "write another mark, or thinking_marks: {open: \"\", close: \"\"} for a family without thinking"
+                hint = 'write another mark, or thinking_marks: {open: "", close: ""} for a family without thinking'
                 yield Finding((*place_of_form(row, index), "open"), message, hint)
         return
     for key, value in (("thinking", False), ("thinking_open", True)):
@@ -297,8 +297,6 @@ def _idle(name: Leniency, row: DialectSpec) -> str:
         return "it is read only with 'name_close'"
     if name == "extra_parameters" and not any(form.known == "parameters" for form in forms):
         return "it is read only with known: parameters"
-    if name == "spellings" and not any(
-        form.spellings or form.key_spellings or form.body == "gemma" for form in forms
-    ):
+    if name == "spellings" and not any(form.spellings or form.key_spellings or form.body == "gemma" for form in forms):
         return "there are no 'spellings' and no 'key_spellings'"
     return ""

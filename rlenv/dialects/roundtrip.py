@@ -186,7 +186,9 @@ def _beside(dialect: TextDialect) -> Iterator[Finding]:
     if not _same(read, calls[:1]) or read.content != _BESIDE:
         message = f"words in front of a call do not read back: {shown(text)} is read as {_read_as(read)}"
         if read.calls and _same(read, calls[:1]):
-            message = f"words in front of a call do not read back: {shown(text)} gives the content {shown(read.content)}"
+            message = (
+                f"words in front of a call do not read back: {shown(text)} gives the content {shown(read.content)}"
+            )
         yield Finding(("chat", "calls_behind"), message, 'write calls_behind: "\\n"')
 
 
@@ -206,7 +208,9 @@ def _thinking(dialect: TextDialect) -> Iterator[Finding]:
     call = dialect.render_action(Message("assistant", "", tuple(calls[:1])))
     before, _, behind = marks.written.partition("{thinking}")
     before = "" if row.thinking_open else before
-    for thought in (_THOUGHT, f"{_THOUGHT} {call} or not."):
+    # A family may close both with one mark; a call in a thought then ends it.
+    thoughts = (_THOUGHT,) if marks.close in call else (_THOUGHT, f"{_THOUGHT} {call} or not.")
+    for thought in thoughts:
         text = f"{before}{thought}{behind}Done."
         read = dialect.parse(text, tools)
         if read.calls:
@@ -257,12 +261,16 @@ def _grows(dialect: TextDialect, user: Message) -> Iterator[Finding]:
     whole = dialect.render_prompt([user, said, after], ())
     parts = dialect.render_prompt([user], ()) + said.content + dialect.render_observation([after])
     if whole != parts:
-        at = next((i for i, (a, b) in enumerate(zip(whole, parts, strict=False)) if a != b), min(len(whole), len(parts)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(whole, parts, strict=False)) if a != b), min(len(whole), len(parts))
+        )
         head = max(at - 12, 0)
         message = (
             f"a conversation does not grow by what is said: {shown(whole[head : at + 20])} stands in the prompt where"
             f" the model had {shown(parts[head : at + 20])}"
         )
         key = "generation" if row.chat.generation is not None else "turn"
-        hint = "remove 'generation': a turn starts as 'turn' says" if key == "generation" else "look at 'turn' and 'turns'"
+        hint = (
+            "remove 'generation': a turn starts as 'turn' says" if key == "generation" else "look at 'turn' and 'turns'"
+        )
         yield Finding(("chat", key), message, hint)

@@ -1,0 +1,207 @@
+"""The chat template that a spec's dialect names: read, bound to what it needs, and tried out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rlenv.dialect_spec import ChatTemplateSpec, DialectSpec
+from rlenv.dialects.base import Dialect
+from rlenv.dialects.findings import Finding
+from rlenv.dialects.json_body import marks_of
+from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message
+from rlenv.paths import read_file
+from rlenv.source import nearest
+from rlenv.tokens.chat_template import names_read
+from rlenv.tokens.templated import TemplatedDialect
+
+if TYPE_CHECKING:
+    from rlenv.loader import LoadedSpec
+
+__all__ = ["Declared", "declared_template", "rendering_findings", "roles_that_answer"]
+
+_GIVEN: Final = ("messages", "tools", "documents", "add_generation_prompt")
+"""What every rendering is given."""
+_TOKENS: Final = ("bos_token", "eos_token")
+_LINE: Final = re.compile(r", line (\d+):")
+
+
+class Declared:
+    """A spec's chat template: its source with what was given beside it, and where its keys stand.
+
+    `findings` are the faults that the text alone shows: a file that cannot be read, a syntax error, a special token
+    that the template writes and the spec does not give, a name that the template does not read. `dialect` is None
+    where the template cannot be compiled.
+    """
+
+    def __init__(self, loaded: LoadedSpec, given: ChatTemplateSpec, inside: Dialect, *, is_mapping: bool) -> None:
+        self.given = given
+        self.findings: list[Finding] = []
+        self.dialect: TemplatedDialect | None = None
+        self.place: tuple[str, ...] = ("chat_template", "file") if is_mapping else ("chat_template",)
+        path = loaded.base_of(".".join(("dialect", *self.place))) / given.file
+        self.name = path.name
+        try:
+            self.source = read_file(path).decode()
+        except (OSError, ValueError) as error:
+            message = f"chat_template {path} cannot be read ({type(error).__name__})"
+            self.findings.append(Finding(self.place, message, "give a .jinja file"))
+            return
+        values = {key: value for key in _TOKENS if (value := getattr(given, key)) is not None}
+        try:
+            self.dialect = TemplatedDialect(
+                inside, self.source, name=self.name, values={**given.kwargs, **values}, stop=marks_of(given.stop)
+            )
+        except UnsupportedTemplate as error:
+            message, hint = str(error).removeprefix("chat template "), "mend that line of the template"
+            self.findings.append(Finding(self.place, message, hint))
+            return
+        self.findings += self._names()
+
+    def _names(self) -> Iterator[Finding]:
+        """Names that the template reads and lacks, and names that are given and that it does not read."""
+        reads = names_read(self.source)
+        for token in _TOKENS:
+            if token in reads and getattr(self.given, token) is None:
+                message = f"{self.name} reads {token} (line {_line_of(self.source, token)}), which is not given"
+                hint = f'add {token}: "…", or {token}: "" where the tokenizer has none'
+                if self.place == ("chat_template",):
+                    hint = f'write {{file: {self.given.file}, {token}: "…"}}, with "" where the tokenizer has none'
+                yield Finding(self.place if len(self.place) == 1 else ("chat_template",), message, hint, self._at)
+            elif token not in reads and token == "bos_token" and self.given.bos_token:
+                message = f"{self.name} does not read bos_token, so that no prompt starts with it"
+                yield Finding(("chat_template", token), message, "remove it, or write it into the template", "key")
+        for name in self.given.kwargs:
+            place = ("chat_template", "kwargs", name)
+            if name in _GIVEN:
+                yield Finding(place, f"'{name}' is given by the conversation itself", "remove it", "key")
+            elif name in _TOKENS:
+                yield Finding(place, f"'{name}' has a key of its own", f"write {name} beside 'kwargs'", "key")
+            elif name not in reads:
+                own = sorted(reads - {*_TOKENS})
+                close = nearest(name, own)
+                hint = f"did you mean '{close}'?" if close else f"it reads: {', '.join(own) or 'no other name'}"
+                yield Finding(place, f"{self.name} reads no '{name}'", hint, "key")
+
+    @property
+    def _at(self) -> Any:
+        return "value" if len(self.place) == 1 else "key"
+
+    def answered(self, roles: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
+        """The faults of observations: those messages that cannot answer an assistant's turn as the template writes it.
+
+        Args:
+            roles: sequences of roles that answer, such as ("tool", "tool").
+        """
+        assert self.dialect is not None
+        said: set[str] = set()
+        for sequence in roles:
+            messages = [
+                Message(role, f"answer {index}", name="tool" if role == "tool" else None)  # type: ignore[arg-type]
+                for index, role in enumerate(sequence)
+            ]
+            try:
+                text = self.dialect.render_observation(messages)
+            except UnsupportedTemplate as error:
+                finding = self._refused(error)
+                if finding.message not in said:
+                    said.add(finding.message)
+                    yield finding
+                continue
+            yield from self._stop(text, said)
+
+    def _stop(self, text: str, said: set[str]) -> Iterator[Finding]:
+        """A mark of `stop` that the template never writes ends nothing."""
+        wanted = marks_of(self.given.stop)
+        if not wanted or text.startswith(wanted) or "stop" in said:
+            return
+        said.add("stop")
+        message = f"{self.name} does not end an assistant's turn with {' or '.join(map(repr, wanted))}"
+        yield Finding(("chat_template", "stop"), message, f"it goes on with {text[:24]!r}: name the mark in front")
+
+    def _refused(self, error: UnsupportedTemplate) -> Finding:
+        message = _plain(error)
+        if "name it by stop" in message:
+            message = message.removesuffix("; name it by stop")
+            if len(self.place) == 1:
+                hint = f'write {{file: {self.given.file}, stop: "…"}} with the mark that ends the turn'
+            else:
+                hint = 'add stop: "…" with the mark that ends the turn'
+            return Finding(("chat_template",), message, hint, self._at)
+        return Finding(self.place, message, "mend the template, or describe the family by 'chat'")
+
+
+def declared_template(loaded: LoadedSpec, inside: Dialect) -> Declared | None:
+    """The chat template of a spec's dialect, None where it names none."""
+    given: str | DialectSpec = loaded.spec.dialect
+    if isinstance(given, str) or given.chat_template is None:
+        return None
+    template = given.chat_template
+    if isinstance(template, str):
+        return Declared(loaded, ChatTemplateSpec(file=template), inside, is_mapping=False)
+    return Declared(loaded, template, inside, is_mapping=True)
+
+
+def roles_that_answer(*, has_tools: bool, has_user: bool) -> list[tuple[str, ...]]:
+    """The messages that an environment answers an assistant's turn with."""
+    return [("tool",)] * has_tools + [("user",)] * has_user
+
+
+def rendering_findings(
+    declared: Declared, prompts: Sequence[Sequence[Message]], tools: Sequence[Any]
+) -> Iterator[Finding]:
+    """The faults of the environment's own prompts as the template writes them.
+
+    Args:
+        prompts: first messages of episodes.
+        tools: the schemas of the environment's tools.
+    """
+    assert declared.dialect is not None
+    for messages in prompts:
+        try:
+            text = declared.dialect.render_prompt(messages, tools)
+        except UnsupportedTemplate as error:
+            yield Finding(declared.place, _plain(error), "mend the template, or the prompt that it refuses")
+            return
+        for message in messages:
+            lacking = message.content.strip() not in text
+            if lacking and message.content.strip():
+                what = f"{declared.name} does not write the {message.role}'s message into the prompt"
+                yield Finding(declared.place, what, "write message.content for that role")
+                return
+        lost = next((name for tool in tools if (name := _name_of(tool)) and name not in text), None)
+        if lost is not None:
+            what = f"{declared.name} does not show the tool '{lost}', so that the model knows of none"
+            yield Finding(declared.place, what, "let the template write `tools`, or leave them to the prompt")
+            return
+
+
+def _name_of(tool: Any) -> str:
+    inner = tool.get("function", tool)
+    return str(inner.get("name", ""))
+
+
+def _plain(error: UnsupportedTemplate) -> str:
+    """The message with the template's line, where the failure has one."""
+    message = str(error).removeprefix("chat template ")
+    line = 0
+    cause: BaseException | None = error
+    while cause is not None and not line:
+        trace = cause.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == "<template>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        cause = cause.__cause__
+    if not line or _LINE.search(message):
+        return message
+    name, _, rest = message.partition(" ")
+    return f"{name}, line {line}: {rest}"
+
+
+def _line_of(source: str, name: str) -> int:
+    """The line of a template that first holds a name."""
+    match = re.search(rf"\b{name}\b", source)
+    return source.count("\n", 0, match.start()) + 1 if match is not None else 1
