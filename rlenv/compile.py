@@ -153,12 +153,12 @@ def _dialect(loaded: LoadedSpec, *, has_tools: bool, has_user: bool) -> Dialect:
     try:
         if isinstance(given, str):
             return dialects.get(given)
-        dialect = dialects.inline(given)
+        findings = dialects.contradictions(given)
+        dialect = dialects.inline(given) if not findings else None
     except KeyError as error:
         message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
         raise UsageError(f"{message}; {hint}") from error
-    findings = dialects.contradictions(given)
-    if given.chat_template is not None and not findings:
+    if given.chat_template is not None and dialect is not None:
         from rlenv.tokens.declared import declared_template, roles_that_answer
 
         declared = declared_template(loaded, dialect)
@@ -167,7 +167,7 @@ def _dialect(loaded: LoadedSpec, *, has_tools: bool, has_user: bool) -> Dialect:
         if declared.dialect is not None:
             dialect = declared.dialect
             findings = findings or list(declared.answered(roles_that_answer(has_tools=has_tools, has_user=has_user)))
-    if findings:
+    if findings or dialect is None:
         raise SpecError([fault_of(loaded.document, finding) for finding in findings])
     return dialect
 

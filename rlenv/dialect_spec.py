@@ -236,7 +236,7 @@ class DialectSpec(Spec):
     thinking_marks: ThinkingSpec = ThinkingSpec()
     chat: ChatSpec = ChatSpec()
     chat_template: Text | ChatTemplateSpec | None = None
-    """A chat template that writes the conversation instead of `chat`: a .jinja file, or a mapping with what it needs."""
+    """A chat template that writes the conversation instead of `chat`: a .jinja file, or a mapping with all it needs."""
     offers: tuple[Leniency, ...] = ()
     """The leniencies that fit the family."""
     lenient: tuple[Leniency, ...] = ()

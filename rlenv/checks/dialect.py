@@ -8,10 +8,10 @@ from rlenv import dialects
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Subject, split_message
 from rlenv.dialect_spec import DialectSpec
+from rlenv.dialects.base import Dialect
 from rlenv.dialects.built_in import whole_row
 from rlenv.dialects.findings import Finding, calls_of, fault_of, place_of_form
-from rlenv.dialects.roundtrip import round_trip_findings
-from rlenv.errors import Fault, UnsupportedTemplate, UsageError
+from rlenv.errors import Fault, UsageError
 from rlenv.messages import Message
 from rlenv.source import nearest
 from rlenv.templates import TemplateError, compile_template
@@ -39,20 +39,19 @@ def check_dialect(subject: Subject) -> Iterator[Fault]:
 
 
 def _findings(subject: Subject, given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
-    contradictions = dialects.contradictions(given)
-    yield from contradictions
-    if not contradictions:
-        # What is written has to be read without any leniency.
-        yield from round_trip_findings(row.model_copy(update={"lenient": ()}))
-        yield from _called(subject, row)
+    findings = dialects.findings_of(given)
+    yield from findings
+    yield from _called(subject, row)
     if given.chat_template is not None:
-        yield from _template(subject, given)
+        # The conversation is the template's own, whatever reads the calls.
+        inside = dialects.get("hermes") if findings else dialects.inline(given)
+        yield from _template(subject, inside)
 
 
 def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
     """Forms whose text is one argument of one tool: the tool is there, and so is the argument."""
     for index, form in enumerate(calls_of(row)):
-        if form.body != "text" or not subject.tools_are_known:
+        if form.body != "text" or not form.tool or not subject.tools_are_known:
             continue
         path = place_of_form(row, index)
         tool = subject.tools.get(form.tool)
@@ -76,11 +75,11 @@ def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
             yield Finding((*path, "tool"), message, "name a tool with one required argument")
 
 
-def _template(subject: Subject, given: DialectSpec) -> Iterator[Finding]:
+def _template(subject: Subject, inside: Dialect) -> Iterator[Finding]:
     """The chat template, with the environment's own prompts, tools and answers."""
     from rlenv.tokens.declared import declared_template, rendering_findings, roles_that_answer
 
-    declared = declared_template(subject.loaded, dialects.inline(given.model_copy(update={"chat_template": None})))
+    declared = declared_template(subject.loaded, inside)
     assert declared is not None
     yield from declared.findings
     if declared.dialect is None or declared.findings:
@@ -89,11 +88,6 @@ def _template(subject: Subject, given: DialectSpec) -> Iterator[Finding]:
     yield from rendering_findings(declared, _prompts(subject), schemas)
     spec = subject.loaded.spec
     yield from declared.answered(roles_that_answer(has_tools=bool(spec.tools), has_user=spec.user is not None))
-    if spec.tools and spec.limits.calls_per_turn > 1:
-        try:
-            declared.dialect.render_observation([Message("tool", "1", name="a"), Message("tool", "2", name="a")])
-        except UnsupportedTemplate as error:
-            subject.not_checked.append(f"several results of one turn, which the template does not write: {error}")
 
 
 def _prompts(subject: Subject) -> list[list[Message]]:

@@ -72,6 +72,8 @@ def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
     """A tag that the dialect reads as thinking or as a call never comes to the answer rule."""
     given = subject.loaded.spec.dialect
     try:
+        if not isinstance(given, str) and dialects.findings_of(given):
+            return  # reported with the dialect
         dialect = dialects.get(given) if isinstance(given, str) else dialects.inline(given)
     except (KeyError, UsageError):
         return  # reported with the dialect

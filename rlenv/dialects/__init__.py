@@ -10,7 +10,7 @@ from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding
 from rlenv.source import nearest
 
-__all__ = ["Dialect", "contradictions", "get", "inline", "unknown"]
+__all__ = ["Dialect", "contradictions", "findings_of", "get", "inline", "unknown"]
 
 
 def get(name: str, **options: Any) -> Dialect:
@@ -47,6 +47,21 @@ def contradictions(spec: DialectSpec) -> list[Finding]:
     from rlenv.dialects.meaning import meaning_findings
 
     return list(meaning_findings(spec, whole_row("inline", spec)))
+
+
+def findings_of(spec: DialectSpec) -> list[Finding]:
+    """What is wrong with an inline dialect: `contradictions`, and else what it writes and does not read back.
+
+    Takes some 10 ms. What it writes has to be read without any leniency.
+
+    Raises:
+        KeyError: `base` is no built-in dialect.
+    """
+    from rlenv.dialects.built_in import whole_row
+    from rlenv.dialects.roundtrip import round_trip_findings
+
+    row = whole_row("inline", spec).model_copy(update={"lenient": ()})
+    return contradictions(spec) or list(round_trip_findings(row))
 
 
 def unknown(name: str, *, is_base: bool = False) -> tuple[str, str]:

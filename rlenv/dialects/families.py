@@ -293,13 +293,13 @@ ROWS: Final[Mapping[str, Row]] = {
     },
     "mistral": {
         "calls": [
+            {"open": "[TOOL_CALLS]", "starts": "[", "shape": "list"},
             {
                 "body": "name_json",
                 "open": "[TOOL_CALLS]",
                 "after_name": ["[ARGS]", "{"],
                 "id_mark": "[CALL_ID]",
             },
-            {"open": "[TOOL_CALLS]", "starts": "[", "shape": "list"},
         ],
         "chat": _MISTRAL,
         "thinking_marks": {"open": "[THINK]", "close": "[/THINK]", "written": "[THINK]{thinking}[/THINK]"},

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final, get_args
 
-from rlenv.dialect_spec import CallSpec, DialectSpec, Leniency
+from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, Leniency
 from rlenv.dialects.findings import Finding, Path, calls_of, listed, place_of_form
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.placeholders import placeholder_findings
@@ -19,8 +19,9 @@ from rlenv.source import nearest
 __all__ = ["bodies_of", "meaning_findings"]
 
 BODIES: Final[tuple[str, ...]] = get_args(CallSpec.model_fields["body"].annotation)
-_WITH: Final = re.compile(r"With ((?:`\w+`|, | and | or )+)")
+_WITH: Final = re.compile(r"(?:^|[.;]\s+)[Ww]ith ((?:`\w+`|, | and | or )+)")
 _NEEDED: Final[Mapping[str, Mapping[str, str]]] = {
+    "json": {"name_key": "a call has no name", "arguments_key": "a call has no arguments"},
     "name_json": {"after_name": "the name never ends"},
     "tagged": {
         "close": "a call never ends",
@@ -33,6 +34,8 @@ _NEEDED: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Keys that a body cannot do without, and what happens without them."""
 _LIKELY: Final[Mapping[str, str]] = {
+    "name_key": "name",
+    "arguments_key": "arguments",
     "open": "<call>",
     "close": "</call>",
     "after_name": "<args>",
@@ -53,8 +56,9 @@ _ROLES: Final = ("system", "user", "assistant", "tool")
 @cache
 def bodies_of(key: str) -> tuple[str, ...]:
     """The bodies that read a key of `CallSpec`, as its docstring says; all of them where it names none."""
-    match = _WITH.match(CallSpec.model_fields[key].description or "")
-    return tuple(re.findall(r"`(\w+)`", match[1])) if match is not None else BODIES
+    text = CallSpec.model_fields[key].description or ""
+    named = [name for match in _WITH.finditer(text) for name in re.findall(r"`(\w+)`", match[1])]
+    return tuple(dict.fromkeys(name for name in named if name in BODIES)) or BODIES
 
 
 def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
@@ -91,7 +95,7 @@ def _keys_of_other_bodies(path: Path, form: CallSpec) -> Iterator[Finding]:
             hint = f"add body: {bodies[0]}"
         else:
             message = f"{_quoted(keys)} {_are(keys)} read only with body: {wanted}; found body: {form.body}"
-            hint = f"write body: {bodies[0]}, or remove {listed(keys)}"
+            hint = f"remove {_quoted(keys)}, or write body: {wanted}"
         yield Finding((*path, keys[0]), message, hint, "key")
 
 
@@ -126,6 +130,9 @@ def _marks(path: Path, form: CallSpec) -> Iterator[Finding]:
         lacking, other = ("type_open", "type_close") if form.type_close else ("type_close", "type_open")
         message = f"'{other}' is given without '{lacking}', so that no type is ever read"
         yield Finding((*path, other), message, f"add '{lacking}', or remove '{other}'", "key")
+    if form.body == "json" and not form.by_name and form.name_key in marks_of(form.arguments_key):
+        message = "name and arguments of a call stand at one key"
+        yield Finding((*path, "name_key"), message, "write another key, such as name_key: name")
     if form.by_name and form.model_fields_set & {"name_key", "arguments_key"}:
         key = next(key for key in ("name_key", "arguments_key") if key in form.model_fields_set)
         message = f"'{key}' is not read with by_name: true, where the tool's name is itself the key"
@@ -151,9 +158,8 @@ def _dead_forms(row: DialectSpec) -> Iterator[Finding]:
             if taken and (not other.starts or (form.starts and set(form.starts) <= set(other.starts))):
                 mark = marks_of(form.open)[0]
                 message = f"form {earlier + 1} opens with {mark} too and takes every call, so that this one reads none"
-                if "starts" in _read_by(other):
-                    hint = f"put it first with the characters that its body starts with (starts: {_start_of(form)})"
-                else:
+                hint = "put this one first" if form.starts else f"put this one first, with starts: {_start_of(form)}"
+                if "starts" not in _read_by(form):
                     hint = "give one of them another opening mark"
                 yield Finding((*place_of_form(row, index), "open"), message, hint)
                 break
@@ -243,7 +249,7 @@ def _beside_a_template(given: DialectSpec) -> Iterator[Finding]:
     """Keys that a chat template makes idle."""
     if given.chat_template is None:
         return
-    for key in given.chat.model_fields if "chat" in given.model_fields_set else ():
+    for key in ChatSpec.model_fields if "chat" in given.model_fields_set else ():
         if key in given.chat.model_fields_set and key not in _WITH_TEMPLATE:
             message = f"'{key}' is not read beside a chat template, which writes the conversation"
             yield Finding(("chat", key), message, f"remove '{key}', or 'chat_template'", "key")

@@ -114,6 +114,11 @@ def _form(dialect: TextDialect, index: int) -> Iterator[Finding]:
         if not _same(read, several[:count]):
             yield _several_calls(path, form, text, count, read)
             return
+        if read.content:
+            message = f"what stands between calls is read as content: {shown(text)} gives {shown(read.content)}"
+            key = "between" if form.between.strip() else "pad"
+            yield Finding((*path, key), message, 'write white space, such as "\\n"')
+            return
 
 
 def _one_call(
@@ -232,7 +237,6 @@ def _thinking(dialect: TextDialect) -> Iterator[Finding]:
 
 def _conversation(dialect: TextDialect) -> Iterator[Finding]:
     """Every message is shown, results in their order, and a prompt grows by what is said and observed."""
-    row = dialect.spec
     tools = [{"type": "function", "function": dict(TOOLS["search"])}]
     user = Message("user", "What is {x}?")
     system = Message("system", "Be brief.")

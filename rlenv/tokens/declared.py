@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv.dialect_spec import ChatTemplateSpec, DialectSpec
 from rlenv.dialects.base import Dialect
-from rlenv.dialects.findings import Finding
+from rlenv.dialects.findings import Finding, listed, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
-from rlenv.paths import read_file
+from rlenv.paths import names_in, read_file
 from rlenv.source import nearest
 from rlenv.tokens.chat_template import names_read
 from rlenv.tokens.templated import TemplatedDialect
@@ -40,6 +40,7 @@ class Declared:
         self.given = given
         self.findings: list[Finding] = []
         self.dialect: TemplatedDialect | None = None
+        self._is_mapping = is_mapping
         self.place: tuple[str, ...] = ("chat_template", "file") if is_mapping else ("chat_template",)
         path = loaded.base_of(".".join(("dialect", *self.place))) / given.file
         self.name = path.name
@@ -47,7 +48,9 @@ class Declared:
             self.source = read_file(path).decode()
         except (OSError, ValueError) as error:
             message = f"chat_template {path} cannot be read ({type(error).__name__})"
-            self.findings.append(Finding(self.place, message, "give a .jinja file"))
+            close = nearest(path.name, names_in(path.parent))
+            hint = f"did you mean '{given.file.removesuffix(path.name)}{close}'?" if close else "give a .jinja file"
+            self.findings.append(Finding(self.place, message, hint))
             return
         values = {key: value for key in _TOKENS if (value := getattr(given, key)) is not None}
         try:
@@ -63,16 +66,16 @@ class Declared:
     def _names(self) -> Iterator[Finding]:
         """Names that the template reads and lacks, and names that are given and that it does not read."""
         reads = names_read(self.source)
-        for token in _TOKENS:
-            if token in reads and getattr(self.given, token) is None:
-                message = f"{self.name} reads {token} (line {_line_of(self.source, token)}), which is not given"
-                hint = f'add {token}: "…", or {token}: "" where the tokenizer has none'
-                if self.place == ("chat_template",):
-                    hint = f'write {{file: {self.given.file}, {token}: "…"}}, with "" where the tokenizer has none'
-                yield Finding(self.place if len(self.place) == 1 else ("chat_template",), message, hint, self._at)
-            elif token not in reads and token == "bos_token" and self.given.bos_token:
-                message = f"{self.name} does not read bos_token, so that no prompt starts with it"
-                yield Finding(("chat_template", token), message, "remove it, or write it into the template", "key")
+        lacking = [token for token in _TOKENS if token in reads and getattr(self.given, token) is None]
+        if lacking:
+            lines = listed([f"{token} (line {_line_of(self.source, token)})" for token in lacking])
+            message = f"{self.name} reads {lines}, which {'are' if len(lacking) > 1 else 'is'} not given"
+            keys = ", ".join(f'{token}: "…"' for token in lacking)
+            hint = f"add {keys}" if self._is_mapping else f"write {{file: {self.given.file}, {keys}}}"
+            yield Finding(("chat_template",), message, f'{hint}, with "" where the tokenizer has none', self._at)
+        if self.given.bos_token and "bos_token" not in reads:
+            message = f"{self.name} does not read bos_token, so that no prompt starts with it"
+            yield Finding(("chat_template", "bos_token"), message, "remove it, or let the template write it", "key")
         for name in self.given.kwargs:
             place = ("chat_template", "kwargs", name)
             if name in _GIVEN:
@@ -86,8 +89,8 @@ class Declared:
                 yield Finding(place, f"{self.name} reads no '{name}'", hint, "key")
 
     @property
-    def _at(self) -> Any:
-        return "value" if len(self.place) == 1 else "key"
+    def _at(self) -> Literal["key", "value"]:
+        return "key" if self._is_mapping else "value"
 
     def answered(self, roles: Sequence[tuple[str, ...]]) -> Iterator[Finding]:
         """The faults of observations: those messages that cannot answer an assistant's turn as the template writes it.
@@ -105,7 +108,7 @@ class Declared:
             try:
                 text = self.dialect.render_observation(messages)
             except UnsupportedTemplate as error:
-                finding = self._refused(error)
+                finding = self._refused(error, sequence)
                 if finding.message not in said:
                     said.add(finding.message)
                     yield finding
@@ -118,16 +121,24 @@ class Declared:
         if not wanted or text.startswith(wanted) or "stop" in said:
             return
         said.add("stop")
-        message = f"{self.name} does not end an assistant's turn with {' or '.join(map(repr, wanted))}"
-        yield Finding(("chat_template", "stop"), message, f"it goes on with {text[:24]!r}: name the mark in front")
+        message = f"{self.name} does not end an assistant's turn with {' or '.join(map(shown, wanted))}"
+        yield Finding(("chat_template", "stop"), message, f"name the mark in front of what follows: {shown(text[:40])}")
 
-    def _refused(self, error: UnsupportedTemplate) -> Finding:
+    def _refused(self, error: UnsupportedTemplate, roles: tuple[str, ...]) -> Finding:
         message = _plain(error)
+        if "writes contents" in message:
+            what = "a tool's result" if roles[0] == "tool" else "a user's reply"
+            message = f"{self.name} does not write {what} once, as it is: the model would not see it"
+            return Finding(self.place, message, f"let it write message.content where message.role is '{roles[0]}'")
         if "name it by stop" in message:
             message = message.removesuffix("; name it by stop")
-            if len(self.place) == 1:
-                hint = f'write {{file: {self.given.file}, stop: "…"}} with the mark that ends the turn'
-            else:
+            if marks_of(self.given.stop):
+                wanted = " or ".join(map(shown, marks_of(self.given.stop)))
+                near = message.partition("stop mark: ")[2]
+                message = f"{self.name} does not end an assistant's turn with {wanted}; what follows is {near}"
+                return Finding(("chat_template", "stop"), message, "name the mark that stands there")
+            hint = f'write {{file: {self.given.file}, stop: "…"}} with the mark that ends the turn'
+            if self._is_mapping:
                 hint = 'add stop: "…" with the mark that ends the turn'
             return Finding(("chat_template",), message, hint, self._at)
         return Finding(self.place, message, "mend the template, or describe the family by 'chat'")
@@ -146,7 +157,8 @@ def declared_template(loaded: LoadedSpec, inside: Dialect) -> Declared | None:
 
 def roles_that_answer(*, has_tools: bool, has_user: bool) -> list[tuple[str, ...]]:
     """The messages that an environment answers an assistant's turn with."""
-    return [("tool",)] * has_tools + [("user",)] * has_user
+    single: list[tuple[str, ...]] = [("tool",)] * has_tools
+    return single + [("user",)] * has_user
 
 
 def rendering_findings(
