@@ -50,17 +50,12 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -89,6 +84,7 @@ class ChatTemplate:
     def __init__(self, source: str, *, name: str, values: Mapping[str, Any]) -> None:
         self.name = name
         self.values = dict(values)
+        self._formats: frozenset[str] = frozenset()
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -100,22 +96,37 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        now: datetime | None = None,
     ) -> str:
         """The conversation's text.
+
+        Args:
+            now: the time for templates that write it; None: the clock's.
 
         Raises:
             UnsupportedTemplate: the template refuses the conversation, or fails on it.
         """
+        moment = now if now is not None else datetime.now()
+
+        def strftime_now(form: str) -> str:
+            if form not in self._formats:
+                self._formats |= {form}
+            return moment.strftime(form)
+
         try:
             return self._template.render(
                 messages=messages,
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self.values,
+                **{"strftime_now": strftime_now, **self.values},
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UnsupportedTemplate(
                 f"chat template {self.name} refuses a conversation of {roles}: {type(error).__name__}: {error}"
             ) from error
+
+    def stamp(self, now: datetime) -> tuple[str, ...]:
+        """All that the template has written of the time, as it would write it at another; () where it writes none."""
+        return tuple(map(now.strftime, sorted(self._formats))) if self._formats else ()

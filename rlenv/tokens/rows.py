@@ -100,8 +100,8 @@ class TokenRows:
             UsageError: there is no sampled turn to answer, no message to append, or `said` is not the assistant's.
         """
         self._check(said)
-        if self._encoder.history != "rows" or not self.last.difference(observation):
-            fits = self.last.add_observation(observation, max_tokens=max_tokens)
+        if self._encoder.history != "rows" or not self.last.difference(observation, said=said):
+            fits = self.last.add_observation(observation, max_tokens=max_tokens, said=said)
             self.reason = self.last.reason
         else:
             assert said is not None
@@ -116,13 +116,18 @@ class TokenRows:
         Nothing is appended when the wait is cancelled.
         """
         self._check(said)
-        if self._encoder.history != "rows" or not await self.last.difference_async(observation):
-            fits = await self.last.add_observation_async(observation, max_tokens=max_tokens)
+        if self._encoder.history != "rows" or not await self._difference(observation, said):
+            fits = await self.last.add_observation_async(observation, max_tokens=max_tokens, said=said)
             self.reason = self.last.reason
         else:
             assert said is not None
             fits = self._take(*await asyncio.to_thread(self._new_row, observation, said, max_tokens))
         return self._remember(observation, said, max_tokens) if fits else False
+
+    async def _difference(self, observation: Observation, said: Message | None) -> str:
+        if self.last.knows(observation, said=said):
+            return self.last.difference(observation, said=said)
+        return await asyncio.to_thread(self.last.difference, observation, said=said)
 
     def _check(self, said: Message | None) -> None:
         if said is not None and said.role != "assistant":
@@ -148,16 +153,19 @@ class TokenRows:
             )
             return None, 0, reason
         left_over = None if self._budget is None else self._budget - spent
+        story, opens = self.last.told(observation, said=said)
         try:
             row = self._encoder.start_after(
                 self._given,
                 (*self._said, said, *messages),
                 tools=self._tools,
+                story=story,
                 max_response_tokens=left_over,
                 **self._limits,
             )
         except EpisodeError as error:
             return None, 0, str(error)
+        row.opens(opens)
         return row, spent, ""
 
     def _take(self, row: TokenTrajectory | None, spent: int, reason: str) -> bool:
