@@ -22,7 +22,7 @@ from rlenv.errors import UnsupportedTemplate
 __all__ = ["ChatTemplate", "names_read"]
 
 
-_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 """What every rendering is given."""
 
 

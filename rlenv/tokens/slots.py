@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonpath
+from os.path import commonprefix
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
@@ -33,7 +33,7 @@ from rlenv.tokens.dummies import (
     turn_message,
 )
 
-__all__ = ["TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
+__all__ = ["STOPS", "TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
 
 _PROBES: Final = (
     "",
@@ -57,8 +57,7 @@ TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
     "ascii tojson": lambda text: json.dumps(text)[1:-1],
     "strip, tojson": lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
 }
-# Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name.
-_STOPS: Final = (
+STOPS: Final = (
     "<start_function_response>",
     "<|im_end|>",
     "<|eot_id|>",
@@ -72,6 +71,7 @@ _STOPS: Final = (
     "<|end_of_text|>",
     "<|endoftext|>",
 )
+"""Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name."""
 _ONE_WAY: Final = Way("")
 
 
@@ -265,10 +265,10 @@ class _Derivation:
         One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
         nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
         """
-        shared = commonpath([tail, self._alone()])
+        shared = commonprefix([tail, self._alone()])
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
         places = [
-            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *_STOPS) if mark and self.marks.has(mark)
+            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
         ]
         at, size, known = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
         # A known mark behind the turn's own last one is of what follows: an end token that begins turns.
@@ -296,7 +296,7 @@ class _Derivation:
         """What a call begins and ends with."""
         opening = self.render()
         names = [text.find(argument_mark(0, 0))]
-        begin = len(commonpath([opening, text]))
+        begin = len(commonprefix([opening, text]))
         match = SLOT.search(text, begin)
         if match is not None and match[1] in "ni":
             names.append(match.start())

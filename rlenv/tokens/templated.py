@@ -11,7 +11,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ParsedAction
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.slots import Layout, Slot, derive
+from rlenv.tokens.slots import STOPS, Layout, Slot, derive
 
 __all__ = ["TemplatedDialect"]
 
@@ -82,7 +82,9 @@ class TemplatedDialect:
             if roles in self._refused:
                 return self.render_observation(_as_one(messages))
             try:
-                layout = self._layouts[roles] = derive(self._template, roles, self._stops)
+                layout = derive(self._template, roles, self._stops)
+                self._check_stop(layout)
+                self._layouts[roles] = layout
             except UnsupportedTemplate:
                 if len(roles) == 1 or set(roles) != {"tool"}:
                     raise
@@ -98,6 +100,20 @@ class TemplatedDialect:
             return message.name or "tool" if part.field == "name" else message.tool_call_id or f"call{part.index:05d}"
 
         return layout.stop + "".join(map(value, layout.parts))
+
+    def _check_stop(self, layout: Layout) -> None:
+        """Refuses a guess that may be wrong: without a tokenizer, any tag in front of the next message looks like a
+        stop mark, also the one that closes a call."""
+        if layout.stop in (*self._stops, *STOPS):
+            return
+        said = "\ue000said\ue000"
+        answer = [{"role": "user", "content": "u"}, {"role": "assistant", "content": said}]
+        behind = self._template.render(answer, add_generation_prompt=False).rpartition(said)[2].strip()
+        if behind and not behind.startswith(layout.stop):
+            raise UnsupportedTemplate(
+                f"chat template {self._template.name} ends an assistant's turn with no known stop mark: {behind!r};"
+                " name it by stop"
+            )
 
 
 def _as_one(results: Sequence[Message]) -> tuple[Message, ...]:
