@@ -83,6 +83,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, name: str, values: Mapping[str, Any]) -> None:
         self.name = name
+        self.source = source
         self.values = dict(values)
         self._formats: frozenset[str] = frozenset()
         try:

@@ -42,7 +42,8 @@ SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 """A mark of an answer: its letter (content, name, id) and its number."""
 KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 """The names under which templates look for an assistant's thinking, the common one first."""
-THINKING: Final = ("none", "empty", "some")
+THINKING: Final = ("none", "empty", "some", "cut")
+"""Kinds of thinking: none at all, a block without words, one with words, and one that was not closed."""
 
 
 def content_mark(index: int) -> str:
@@ -107,7 +108,9 @@ class Way:
             return message
         if self.key:
             return {**message, self.key: thought}
-        block = f"{self.open}\n{thought if thinking == 'some' else ''}\n{self.close}\n\n"
+        block = f"{self.open}\n{thought if thinking != 'empty' else ''}\n{self.close}\n\n"
+        if thinking == "cut":
+            block = f"{self.open}\n{thought}"
         return {**message, "content": block + (message["content"] or "")}
 
 
@@ -115,13 +118,15 @@ class Way:
 class Form:
     """One way of writing calls; templates differ in which they take.
 
-    `content` is that of a turn with calls and no text. `name` is a tool's, where a template looks names up.
+    `content` is that of a turn with calls and no text. `name` is a tool's, where a template looks names up. `is_plain`:
+    the template knows no calls, so that they stand in the content as they were sampled.
     """
 
     content: str | None = ""
     has_tools: bool = False
     arguments_as_text: bool = False
     name: str = ""
+    is_plain: bool = False
 
     def calls(self, turn: int, count: int, first: int) -> list[dict[str, Any]]:
         """The calls of a turn, `first` of which is the number of the first."""
@@ -135,11 +140,14 @@ class Form:
         return out
 
 
-FORMS: Final = tuple(
-    Form(content, has_tools, as_text)
-    for as_text in (False, True)
-    for has_tools in (False, True)
-    for content in ("", None)
+FORMS: Final = (
+    *(
+        Form(content, has_tools, as_text)
+        for as_text in (False, True)
+        for has_tools in (False, True)
+        for content in ("", None)
+    ),
+    Form(is_plain=True),
 )
 
 
@@ -152,7 +160,9 @@ def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> d
     """
     calls = turn.calls
     message: dict[str, Any] = {"role": "assistant", "content": said_mark(number) if turn.text else ""}
-    if calls:
+    if calls and form.is_plain:
+        message["content"] += " ".join(argument_mark(number, index) for index in range(calls))
+    elif calls:
         message = {
             "role": "assistant",
             "content": said_mark(number) if turn.text else form.content,

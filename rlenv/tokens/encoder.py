@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
@@ -102,27 +103,36 @@ class TokenEncoder:
                 " could not be told from structure"
             )
         self.template = ChatTemplate(source, name=name, values=values)
+        self._thinking = tuple(thinking)
         named = (stop,) if isinstance(stop, str) else tuple(stop or ())
         eos = str(getattr(tokenizer, "eos_token", None) or self.template.values.get("eos_token") or "")
         given = (*end_ids, *getattr(tokenizer, "end_ids", ()))
-        known = self.vocabulary.texts(given)
+        self._named = tuple(mark for mark in (*named, eos) if mark)
+        self._given_ends = frozenset(given)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Derives all that depends on the template."""
         marks = Marks(tuple(self.vocabulary.added))
-        place = images.place if images is not None else ""
-        skipped = [mark for pair in thinking for mark in pair]
+        known = (*self._named, *self.vocabulary.texts(self._given_ends))
+        skipped = [mark for pair in self._thinking for mark in pair]
         self._observations = Observations(
-            self.template, self.vocabulary, (*named, eos, *known), marks, images, same_turn, skipped
+            self.template, self.vocabulary, known, marks, self.images, self.same_turn, skipped
         )
-        self.growth = Growth(self.template, self._observations.derive, marks=marks, thinking=thinking, place=place)
-        self._prompt_ids = PromptIds(self.template, self.vocabulary, images, {})
+        place = self.images.place if self.images is not None else ""
+        self.growth = Growth(
+            self.template, self._observations.derive, added=self.vocabulary.added, thinking=self._thinking, place=place
+        )
+        self._prompt_ids = PromptIds(self.template, self.vocabulary, self.images, {})
         layouts, refused = self._first_layouts()
         if not layouts:
             raise refused
         self.stop = layouts[0].stop
         self.stop_id = self.vocabulary.added[self.stop]
-        found, self.remarks = end_marks(self.growth, [*named, eos], [layout.stop for layout in layouts], same_turn)
-        self.end_ids = frozenset(
-            {self.stop_id, *given, *(self.vocabulary.added[mark] for mark in found if mark in self.vocabulary.added)}
-        )
+        written = [layout.stop for layout in layouts]
+        found, self.remarks = end_marks(self.growth, self._named, written, self.same_turn)
+        ends = (self.vocabulary.added[mark] for mark in found if mark in self.vocabulary.added)
+        self.end_ids = frozenset({*self._given_ends, *ends} or {self.stop_id})
 
     def _first_layouts(self) -> tuple[list[Layout], UnsupportedTemplate]:
         """The layouts of one result and of one reply, as far as the template takes them."""
@@ -417,6 +427,31 @@ class TokenEncoder:
             turn = Turn("none", "", tuple(message.role for message in messages), counts)
             layout = self.growth.base(story, turn)
         return self._observations.encode(messages, places, layout)
+
+    def check_layout(self, layout: Layout) -> None:
+        """Passes where contents can be encoded apart from this structure.
+
+        Raises:
+            UnsupportedTemplate: they cannot; the message names the template and the place.
+        """
+        self._observations.program(layout)
+
+    def ends_with(self, stop: str) -> bool:
+        """Whether generation ends at this mark."""
+        return self.vocabulary.added.get(stop) in self.end_ids
+
+    def with_values(self, **values: Any) -> TokenEncoder:
+        """The same with other names for the template.
+
+        Raises:
+            UnsupportedTemplate: as where one is made.
+        """
+        out = copy(self)
+        out.template = ChatTemplate(
+            self.template.source, name=self.template.name, values={**self.template.values, **values}
+        )
+        out._bind()
+        return out
 
     def look(self, story: Story, turn: Turn) -> Finding:
         """What the template does with a conversation that goes on by a turn and its answers.

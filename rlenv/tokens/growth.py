@@ -8,7 +8,7 @@ sampled, the stop mark, and what the layout of these answers writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -67,7 +67,7 @@ class Growth:
     Args:
         template: the chat template.
         derive: the layout of roles and images, for first messages and tools (None: made-up ones).
-        marks: the tokenizer's.
+        added: the tokenizer's added tokens and their ids.
         thinking: pairs of marks that the policy may write around thinking.
         place: the placeholder of an image.
     """
@@ -77,10 +77,12 @@ class Growth:
         template: ChatTemplate,
         derive: Derive,
         *,
-        marks: Marks,
+        added: Mapping[str, int],
         thinking: Sequence[tuple[str, str]],
         place: str = "",
     ) -> None:
+        marks = Marks(tuple(added))
+        self._added = added
         self._template = template
         self._derive = derive
         self._place = place
@@ -102,20 +104,32 @@ class Growth:
         said: Message | None,
         *,
         is_open: bool,
+        ids: Callable[[], Collection[int]],
     ) -> Turn:
         """The shape of a turn of this text that messages of these roles answer.
 
         Args:
             said: how it was read, which says whether text stands beside its calls; None: found by the template's marks.
             is_open: whether its prompt ends inside a block of thinking.
+            ids: what was sampled: a mark that is a token and was only spelled is text.
         """
         if self._calls is None and "tool" in roles:
             layout = self._layout(story, Turn("none", "", ("tool",)))
             self._calls = replace(self.reader, opener=layout.opener, closer=layout.closer)
-        turn = (self._calls or self.reader).turn(text, roles, images, is_open=is_open)
+        reader = self._calls or self.reader
+        spelled = [pair for pair in reader.thinking if (pair[0] in text or pair[1] in text) and self._numbers(pair)]
+        if spelled:
+            sampled = ids()
+            if spelled := [pair for pair in spelled if not any(number in sampled for number in self._numbers(pair))]:
+                left = tuple(pair for pair in reader.thinking if pair not in spelled)
+                reader = replace(reader, thinking=left)
+        turn = reader.turn(text, roles, images, is_open=is_open)
         if said is not None and turn.calls and bool(said.content.strip()) != bool(turn.text):
             turn = turn._replace(text="before" if said.content.strip() else "")
         return turn
+
+    def _numbers(self, pair: tuple[str, str]) -> list[int]:
+        return [self._added[mark] for mark in pair if mark in self._added]
 
     def opens(self, story: Story) -> bool:
         """Whether the prompt of a conversation ends inside a block of thinking."""
@@ -125,6 +139,22 @@ class Growth:
             found = self._opens[key] = self.reader.is_left_open(self._render(story, story.messages))
             _bound(self._opens)
         return found
+
+    def is_plain(self, story: Story) -> bool:
+        """Whether the template knows no calls, so that they are content as they were sampled."""
+        try:
+            return self._layout(story, Turn("none", "", ("tool",))).form.is_plain
+        except UnsupportedTemplate:
+            return False
+
+    def closes(self, story: Story) -> bool:
+        """Whether the prompt of a conversation ends behind a block of thinking that it opens and closes itself."""
+        end = self._render(story, story.messages)[-200:].rstrip()
+        for open, close in self.reader.thinking:
+            _, mark, inside = end.removesuffix(close).rpartition(open)
+            if close and open and end.endswith(close) and mark and not inside.strip():
+                return True
+        return False
 
     def key(self, story: Story, turn: Turn) -> Any:
         """What findings are kept by."""
@@ -202,8 +232,10 @@ class Growth:
         layout = self._layout(story, turn)
         told = story.turns if is_whole else story.told()
         refused: UnsupportedTemplate | None = None
-        for form in dict.fromkeys(
-            (layout.form, replace(layout.form, arguments_as_text=not layout.form.arguments_as_text))
+        for form in (
+            (layout.form,)
+            if layout.form.is_plain
+            else dict.fromkeys((layout.form, replace(layout.form, arguments_as_text=not layout.form.arguments_as_text)))
         ):
             try:
                 return self._play(story, told, turn, layout, form)
@@ -261,6 +293,8 @@ class Growth:
         held = self.reader.blocks(gap)
         if turn.thinking == "none" and held != "none":
             return "it writes an empty block of thinking where a turn has none", 0
+        if turn.thinking == "cut" and self.reader.closes(grown[at:].partition("\ue000")[0]):
+            return "it closes a block of thinking that a turn left open", 0
         if turn.thinking == "empty" and held == "none":
             return "it leaves out the empty block of thinking of a turn", 0
         return "", at
@@ -352,7 +386,7 @@ def _bound(kept: dict[Any, Any]) -> None:
 
 
 def _words(turn: Turn, number: int) -> list[str]:
-    words = [thought_mark(number)] if turn.thinking == "some" else []
+    words = [thought_mark(number)] if turn.thinking in ("some", "cut") else []
     if turn.text:
         words.append(said_mark(number))
     return words + [argument_mark(number, index) for index in range(turn.calls)]

@@ -30,6 +30,7 @@ Part = tuple[bool, str]
 
 _BLOCK: Final = 0x400
 _BLOCKS: Final = range(0x100000, 0x10F000, _BLOCK)  # the last private plane
+_ESCAPED: Final = re.compile(r"\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\U0010[0-9a-f]{4}")
 _PLAIN: Final = frozenset('"\\')  # JSON writes these two otherwise
 # Words that templates compare with, or look up: a schema's own, and no part of any control token by themselves.
 _WORDS: Final = frozenset(
@@ -156,8 +157,8 @@ class _Cipher:
         self._rare = {number: hidden for number, hidden in self._there.items() if chr(number) in signs.rare}
         self._back = {ord(hidden): chr(number) for number, hidden in self._there.items()}
         first, last = chr(block), chr(block + _BLOCK - 1)
-        # Beside the sign itself, as JSON in ASCII writes it: two halves of a surrogate pair.
-        self._hidden = re.compile(f"((?:[{first}-{last}]|\\\\udb[0-9a-f]{{2}}\\\\ud[c-f][0-9a-f]{{2}})+)")
+        # Beside the sign itself, as JSON in ASCII writes it (two halves of a surrogate pair), and as Python does.
+        self._hidden = re.compile(f"((?:[{first}-{last}]|{_ESCAPED.pattern})+)")
 
     def text(self, text: str) -> str:
         """`text` with other signs."""
@@ -222,8 +223,10 @@ class _Cipher:
         if "\\" in piece:
             # As the template wrote it: what JSON in ASCII makes of the sign itself.
             def unescaped(match: re.Match[str]) -> str:
+                if match[0][1] == "U":
+                    return chr(int(match[0][2:], 16)).translate(self._back)
                 hidden = json.loads(f'"{match[0]}"').translate(self._back)
                 return json.dumps(hidden)[1:-1]
 
-            piece = re.sub(r"\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", unescaped, piece)
+            piece = _ESCAPED.sub(unescaped, piece)
         return piece.translate(self._back)

@@ -48,6 +48,7 @@ class TokenRows:
         self._said: list[Message] = []
         self._tools = tools
         self._budget = max_response_tokens
+        self._text = ""
         self._spent = 0  # of the budget, in the rows before the last
         self.reason = ""
         self.rows: list[TokenTrajectory] = [
@@ -81,7 +82,8 @@ class TokenRows:
 
     def add_sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> str:
         """Appends a sampled turn to the last row; see `TokenTrajectory.add_sampled`."""
-        return self.last.add_sampled(ids, logprobs)
+        self._text = self.last.add_sampled(ids, logprobs)
+        return self._text
 
     def add_observation(
         self, observation: Observation, *, said: Message | None = None, max_tokens: int | None = None
@@ -137,8 +139,14 @@ class TokenRows:
 
     def _remember(self, observation: Observation, said: Message | None, max_tokens: int | None) -> bool:
         if said is not None and self._encoder.history == "rows":
-            self._said += [said, *self.last.cut_messages(observation.messages, max_tokens=max_tokens)]
+            self._said += [self._told(said), *self.last.cut_messages(observation.messages, max_tokens=max_tokens)]
         return True
+
+    def _told(self, said: Message) -> Message:
+        """What was said as a template reads it: one that knows no calls reads the text as it was sampled."""
+        if not said.tool_calls or not self._encoder.growth.is_plain(self.last.story):
+            return said
+        return Message("assistant", self._text)
 
     def _new_row(
         self, observation: Observation, said: Message, max_tokens: int | None
@@ -157,7 +165,7 @@ class TokenRows:
         try:
             row = self._encoder.start_after(
                 self._given,
-                (*self._said, said, *messages),
+                (*self._said, self._told(said), *messages),
                 tools=self._tools,
                 story=story,
                 max_response_tokens=left_over,

@@ -58,8 +58,11 @@ class Reader:
         thinking, at, has_text = "none", 0, False
         if is_open:
             end, size = self._close(text, 0)
-            thinking = "some" if text[:end].strip() else "empty"
-            at = end + size
+            if size:
+                thinking = "some" if text[:end].strip() else "empty"
+            elif not opener or opener not in text:
+                return "cut", False, -1
+            at = end + size if size else 0
         while True:
             call = text.find(opener, at) if opener else -1
             limit = call if call >= 0 else len(text)
@@ -70,11 +73,13 @@ class Reader:
                 return thinking, has_text, call
             body = begin + len(pair[0])
             end = text.find(pair[1], body)
-            at = len(text) if end < 0 else end + len(pair[1])
-            if text[body : len(text) if end < 0 else end].strip():
+            if end < 0:
+                return "cut", has_text, -1
+            if text[body:end].strip():
                 thinking = "some"
             elif thinking == "none":
                 thinking = "empty"
+            at = end + len(pair[1])
 
     def _close(self, text: str, at: int) -> tuple[int, int]:
         found = [(text.find(close, at), len(close)) for _, close in self.thinking if close]
@@ -88,6 +93,10 @@ class Reader:
         """Whether a prompt ends inside a block of thinking that it has opened."""
         end = prompt[-200:].rstrip()
         return any(open and end.endswith(open) for open, _ in self.thinking)
+
+    def closes(self, text: str) -> bool:
+        """Whether a text closes a block of thinking."""
+        return any(close and close in text for _, close in self.thinking)
 
     def blocks(self, text: str) -> str:
         """The kind of thinking that the text before a turn's own words holds."""

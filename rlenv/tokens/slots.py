@@ -187,7 +187,7 @@ def _named(form: Form, tools: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
     yield form
     function = tools[0].get("function", tools[0]) if tools else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if isinstance(name, str) and name:
+    if isinstance(name, str) and name and not form.is_plain:
         yield Form(form.content, form.has_tools, form.arguments_as_text, name)
 
 
@@ -236,7 +236,8 @@ class _Derivation:
         stop, at = self._stop(tail, ends_turns)
         whole = text[start + at + len(stop) :]
         slots = self._slots(whole, contents, lambda given: self._tail(given, stop))
-        opener, closer = self._call_marks(text, tail[:at]) if self.turn.calls else ("", "")
+        has_marks = self.turn.calls and not self.form.is_plain
+        opener, closer = self._call_marks(text, tail[:at]) if has_marks else ("", "")
         layout = Layout(stop, tuple(slots), self.form, ends_turns, opener, closer)
         if self.turn.images:
             self._check_images(layout, whole, contents)

@@ -282,7 +282,10 @@ class TokenTrajectory:
             return Turn("none", "", roles, images)
         if self._opens is None:
             self._opens = encoder.growth.opens(self._story)
-        return encoder.growth.read(self._story, self._last, roles, images, said, is_open=self._opens)
+        start = self._prompt_length + self.turn_spans[-1][0]
+        return encoder.growth.read(
+            self._story, self._last, roles, images, said, is_open=self._opens, ids=lambda: set(self._ids[start:])
+        )
 
     def _other_end(self, finding: Finding) -> str:
         """How the turn was ended otherwise than the template ends it; "" where it was not, or was cut."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rlenv._bounded import encodable
@@ -168,7 +168,7 @@ class Vocabulary:
         """The added tokens that plain encoding still turns into one id of their own, as some vocabularies make it."""
         return tuple(text for text, number in self._control.items() if number in encode(self.plain, text))
 
-    def texts(self, ids: Sequence[int]) -> tuple[str, ...]:
+    def texts(self, ids: Iterable[int]) -> tuple[str, ...]:
         """The added tokens of these ids; ids of other tokens are left out."""
         wanted = set(ids)
         return tuple(text for text, number in self.added.items() if number in wanted)
