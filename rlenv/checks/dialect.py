@@ -77,7 +77,7 @@ def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
 
 def _template(subject: Subject, inside: Dialect) -> Iterator[Finding]:
     """The chat template, with the environment's own prompts, tools and answers."""
-    from rlenv.tokens.declared import declared_template, rendering_findings, roles_that_answer
+    from rlenv.tokens.declared import declared_template, rendering_findings, rewritten_history, roles_that_answer
 
     declared = declared_template(subject.loaded, inside)
     assert declared is not None
@@ -85,9 +85,13 @@ def _template(subject: Subject, inside: Dialect) -> Iterator[Finding]:
     if declared.dialect is None or declared.findings:
         return
     schemas = [tool.schema for tool in subject.tools.values()]
-    yield from rendering_findings(declared, _prompts(subject), schemas)
-    spec = subject.loaded.spec
-    yield from declared.answered(roles_that_answer(has_tools=bool(spec.tools), has_user=spec.user is not None))
+    spec, prompts = subject.loaded.spec, _prompts(subject)
+    roles = roles_that_answer(has_tools=bool(spec.tools), has_user=spec.user is not None)
+    faults = [*rendering_findings(declared, prompts, schemas), *declared.answered(roles)]
+    yield from faults
+    note = "" if faults else rewritten_history(declared, prompts, schemas, roles)
+    if note:
+        subject.not_checked.append(f"{note}; a policy of raw text reads them as they were")
 
 
 def _prompts(subject: Subject) -> list[list[Message]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv.dialect_spec import ChatTemplateSpec, DialectSpec
@@ -11,7 +13,7 @@ from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding, listed, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
-from rlenv.messages import Message
+from rlenv.messages import Message, ToolCall
 from rlenv.paths import names_in, read_file
 from rlenv.source import nearest
 from rlenv.tokens.chat_template import names_read
@@ -20,7 +22,7 @@ from rlenv.tokens.templated import TemplatedDialect
 if TYPE_CHECKING:
     from rlenv.loader import LoadedSpec
 
-__all__ = ["Declared", "declared_template", "rendering_findings", "roles_that_answer"]
+__all__ = ["Declared", "declared_template", "rendering_findings", "rewritten_history", "roles_that_answer"]
 
 _GIVEN: Final = ("messages", "tools", "documents", "add_generation_prompt")
 """What every rendering is given."""
@@ -188,6 +190,43 @@ def rendering_findings(
             what = f"{declared.name} does not show the tool '{lost}', so that the model knows of none"
             yield Finding(declared.place, what, "let the template write `tools`, or leave them to the prompt")
             return
+
+
+def rewritten_history(
+    declared: Declared, prompts: Sequence[Sequence[Message]], tools: Sequence[Any], roles: Sequence[tuple[str, ...]]
+) -> str:
+    """How the template writes an environment's earlier turns otherwise once messages answer; "" where it only grows.
+
+    A policy of raw text reads one text that grows, in which they stay as they were.
+    """
+    assert declared.dialect is not None
+    render = declared.dialect.render_prompt
+    name = _name_of(tools[0]) if tools else "tool"
+    said = {
+        "tool": Message("assistant", "", (ToolCall(name, {}, "call00000"),)),
+        "user": Message("assistant", "Well."),
+    }
+    for start, sequence in itertools.product(prompts, roles):
+        role = sequence[0]
+        answer = Message(role, "7", name=name if role == "tool" else None, tool_call_id="call00000")  # type: ignore[arg-type]
+        found = ""
+        for thought in ("", "Hm."):  # a prompt that opens a thought goes on with one
+            turn = replace(said[role], thinking=thought)
+            try:
+                texts = [render([*start, *(turn, answer) * count], tools) for count in range(3)]
+            except UnsupportedTemplate:
+                continue
+            shorter = next((text for text, whole in itertools.pairwise(texts) if not whole.startswith(text)), None)
+            if shorter is None:
+                found = ""
+                break
+            found = found or f"{declared.name} writes earlier turns otherwise once {_WHO[role]} answers"
+        if found:
+            return found
+    return ""
+
+
+_WHO: Final = {"tool": "a tool", "user": "a user"}
 
 
 def _name_of(tool: Any) -> str:

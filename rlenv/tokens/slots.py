@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
@@ -266,7 +265,7 @@ class _Derivation:
         One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
         nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
         """
-        shared = commonprefix([tail, self._alone()])
+        shared = _shared(tail, self._alone())
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
         places = [
             (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
@@ -297,7 +296,7 @@ class _Derivation:
         """What a call begins and ends with."""
         opening = self.render()
         names = [text.find(argument_mark(0, 0))]
-        begin = len(commonprefix([opening, text]))
+        begin = len(_shared(opening, text))
         match = SLOT.search(text, begin)
         if match is not None and match[1] in "ni":
             names.append(match.start())
@@ -350,6 +349,12 @@ class _Derivation:
                 f"chat template {self.template.name} writes images otherwise where others stand before them (it counts"
                 " them)"
             )
+
+
+def _shared(one: str, other: str) -> str:
+    """What both texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 def _transform(

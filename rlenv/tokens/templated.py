@@ -70,8 +70,8 @@ class TemplatedDialect:
     def render_observation(self, messages: Sequence[Message]) -> str:
         """The stop mark of the assistant's turn and what the template writes behind it.
 
-        How many calls a turn holds is the policy's choice: a template that takes one alone is given the results of
-        several as one, a line break between them.
+        How many calls a turn holds is the policy's choice: a template that refuses several results is given them as
+        one, a line break between them.
 
         Raises:
             UnsupportedTemplate: it changes contents in a way that is not known.

@@ -30,6 +30,12 @@ SINGLE = ZORB.replace(
     "{% if (message.tool_calls or []) | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
     "[zorb]{{ message.content }}",
 )
+# One result a turn as well.
+STRICT = SINGLE.replace(
+    "{%- else %}[",
+    "{%- elif message.role == 'tool' and messages[loop.index0 - 1].role == 'tool' %}{{ raise_exception('one result') }}"
+    "{%- else %}[",
+)
 SPEC = """
 rlenv: 1
 name: zorb
@@ -87,13 +93,22 @@ def test_a_user_who_answers_is_tried_out_too(tmp_path: Path) -> None:
     assert "a user's reply" in fault.message
 
 
-def test_a_policy_that_writes_two_calls_ends_no_run_of_a_template_that_takes_one(tmp_path: Path) -> None:
-    path = written(tmp_path, WHOLE, SINGLE)
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (SINGLE, "[over][tool]5[/tool][tool]7[/tool][zorb]"),
+        (STRICT, "[over][tool]5\n7[/tool][zorb]"),
+    ],
+)
+def test_a_policy_that_writes_two_calls_ends_no_run_of_a_template_that_takes_one(
+    source: str, shown: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, WHOLE, source)
     assert validate([path]).faults == ()
     environment = rlenv.load(path)
     results = [Message("tool", "5", name="calculate"), Message("tool", "7", name="calculate")]
     for _ in range(2):  # the first is derived, the second remembered
-        assert environment.observation_text(results) == "[over][tool]5\n7[/tool][zorb]"
+        assert environment.observation_text(results) == shown
     call = '<run>{"name": "calculate", "arguments": {"expression": "2+3"}}</run>'
     (tmp_path / "two.txt").write_text(f"{call}{call}\n---\n<answer>5</answer>")
     assert main(["eval", str(path), "--policy", f"script:{tmp_path / 'two.txt'}", "--min-success", "1"]) == 0
@@ -158,6 +173,27 @@ def test_tools_that_are_shown_by_neither_template_nor_prompt_are_a_fault(tmp_pat
     assert "does not show the tool 'calculate'" in fault.message
     path.write_text(path.read_text().replace("Be brief.", "Be brief. Call calculate."))
     assert validate([path]).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_rewritten"),
+    [
+        (ZORB, False),
+        (ZORB.replace("[zorb]{{ message", "[Zorb]{{ message"), True),
+        (ZORB.replace("{%- else %}[", "{%- elif message.role != 'tool' or loop.last %}["), True),
+        # A prompt that opens a thought goes on with one.
+        (
+            ZORB.replace("[zorb]{{ message.content }}", "[zorb]{{ '[think]' if message.reasoning_content }}")
+            .replace("%}[zorb]{% if quiet", "%}[zorb][think]{% if quiet"),
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_template_that_rewrites_what_was_said_is_told_of(source: str, is_rewritten: bool, tmp_path: Path) -> None:
+    report = validate([written(tmp_path, WHOLE, source)])
+    assert report.faults == ()
+    notes = [note for note in report.not_checked if "earlier turns otherwise once a tool answers" in note]
+    assert bool(notes) == is_rewritten
 
 
 def test_the_names_of_a_template_are_those_that_it_reads_from_outside() -> None:
