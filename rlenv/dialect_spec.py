@@ -124,7 +124,7 @@ class CallSpec(Spec):
     argument: Text = ""
     """With `text`: the argument that the text is; the tool's only required parameter where it is empty."""
     known: Literal["anything", "tools", "parameters"] = "anything"
-    """With `tagged`: what has to exist for the text to be a call: nothing, the tool, or its parameters too."""
+    """What has to exist for the text to be a call: nothing, the tool, or its parameters too."""
     pad: Text = ""
     """Written inside the marks, at both ends."""
     name_pad: Text = ""

@@ -277,7 +277,7 @@ def _leniencies(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
 _OF_BODIES: Final[Mapping[str, tuple[str, ...]]] = {
     "arguments_as_text": ("json",),
     "inner_quotes": ("pythonic",),
-    "missing_arguments": ("name_json", "gemma"),
+    "missing_arguments": ("json", "name_json", "gemma"),
     "open_bodies": ("json", "name_json", "gemma"),
     "open_parameters": ("tagged",),
     "python_literals": ("json", "name_json", "tagged"),

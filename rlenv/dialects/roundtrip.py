@@ -216,7 +216,7 @@ def _thinking(dialect: TextDialect) -> Iterator[Finding]:
     # A family may close both with one mark; a call in a thought then ends it.
     thoughts = (_THOUGHT,) if marks.close in call else (_THOUGHT, f"{_THOUGHT} {call} or not.")
     for thought in thoughts:
-        text = f"{before}{thought}{behind}Done."
+        text = before + thought + behind + dialect.render_action(Message("assistant", "Done."))
         read = dialect.parse(text, tools)
         if read.calls:
             message = f"a call inside thinking is read as a call: {shown(text)}"
@@ -263,7 +263,7 @@ def _grows(dialect: TextDialect, user: Message) -> Iterator[Finding]:
     said = Message("assistant", "So.")
     after = Message("user", "next")
     whole = dialect.render_prompt([user, said, after], ())
-    parts = dialect.render_prompt([user], ()) + said.content + dialect.render_observation([after])
+    parts = dialect.render_prompt([user], ()) + dialect.render_action(said) + dialect.render_observation([after])
     if whole != parts:
         at = next(
             (i for i, (a, b) in enumerate(zip(whole, parts, strict=False)) if a != b), min(len(whole), len(parts))
