@@ -26,8 +26,11 @@ TOOLS: Final[Mapping[str, Any]] = {
                 "query": {"type": "string"},
                 "limit": {"type": "integer"},
                 "exact": {"type": "boolean"},
-                "tags": {"type": "array"},
-                "filter": {"type": "object"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "filter": {
+                    "type": "object",
+                    "properties": {"year": {"type": "integer"}, "lang": {"type": "string"}},
+                },
             },
             "required": ["query"],
         },
@@ -178,9 +181,10 @@ def _beside(dialect: TextDialect) -> Iterator[Finding]:
     form = calls_of(row)[0]
     path = place_of_form(row, 0)
     tools, calls = _tools_for(form)
-    for text in ("Just words.", "The sum of 2 and 3 is 5.\n\n<answer>5</answer>"):
-        read = dialect.parse(text, tools)
-        if read.calls or (read.content != text and not row.thinking_open):
+    for words in ("Just words.", "The sum of 2 and 3 is 5.\n\n<answer>5</answer>"):
+        text = dialect.render_action(Message("assistant", words))
+        read = _behind_thinking(dialect, text, tools)
+        if read.calls or read.content != words:
             message = f"words without a call are not content: {shown(text)} is read as {_read_as(read)}"
             yield Finding((*path, "open"), message, "write marks that do not stand in ordinary words")
             return

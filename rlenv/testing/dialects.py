@@ -129,7 +129,8 @@ def check_dialect(
         for finding in round_trip_findings(dialect.spec, dialect.name):
             place = ".".join(map(str, finding.path))
             raise AssertionError(f"law: what is written reads back; {dialect.name}, {place}: {finding.message}")
-    assert check_reading(dialect, "Just words.", tools).content == "Just words.", "law: text without a call is content"
+    words = dialect.render_action(Message("assistant", "Just words."))
+    assert check_reading(dialect, words, tools).content == "Just words.", "law: text without a call is content"
     assert not check_reading(dialect, "", tools).calls, "law: an empty message has no calls"
     for given in arguments:
         text = dialect.render_action(Message("assistant", "", (ToolCall(name, given),)))
@@ -168,5 +169,6 @@ def _check_rendering(dialect: Dialect, name: str) -> None:
         return  # how its prompts grow is tried out with its row
     said = Message("assistant", "So.")
     whole = dialect.render_prompt([user, said, Message("user", "next")], ())
-    parts = dialect.render_prompt([user], ()) + "So." + dialect.render_observation([Message("user", "next")])
+    parts = dialect.render_prompt([user], ()) + dialect.render_action(said)
+    parts += dialect.render_observation([Message("user", "next")])
     assert whole == parts, f"law: a prompt grows by what is said and observed; {dialect.name}: {whole!r}, {parts!r}"
