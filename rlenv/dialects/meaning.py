@@ -284,7 +284,7 @@ _OF_BODIES: Final[Mapping[str, tuple[str, ...]]] = {
     "raw_strings": ("json", "name_json", "pythonic"),
     "schema_over_mark": ("tagged",),
     "sets_as_lists": ("pythonic",),
-    "typed_strings": ("json", "name_json"),
+    "typed_strings": ("json", "name_json", "gemma"),
     "unwrap": ("tagged",),
 }
 

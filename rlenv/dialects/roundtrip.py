@@ -203,8 +203,14 @@ def _beside(dialect: TextDialect) -> Iterator[Finding]:
 
 def _behind_thinking(dialect: TextDialect, text: str, tools: Mapping[str, Any]) -> ParsedAction:
     """The reading of a turn, whose thinking is closed first where the prompt has opened it."""
-    row = dialect.spec
-    return dialect.parse(row.thinking_marks.close + text if row.thinking_open else text, tools)
+    return dialect.parse(_after("", dialect.spec.thinking_marks.close, text, dialect.spec), tools)
+
+
+def _after(thought: str, behind: str, text: str, row: DialectSpec) -> str:
+    """A thought, what ends it and what follows; a prompt that opens it may leave its end to what is written."""
+    if row.thinking_open:
+        return thought + (text if row.thinking_marks.close in text else behind + text)
+    return thought + (behind if thought else "") + text
 
 
 def _thinking(dialect: TextDialect) -> Iterator[Finding]:
@@ -220,7 +226,7 @@ def _thinking(dialect: TextDialect) -> Iterator[Finding]:
     # A family may close both with one mark; a call in a thought then ends it.
     thoughts = (_THOUGHT,) if marks.close in call else (_THOUGHT, f"{_THOUGHT} {call} or not.")
     for thought in thoughts:
-        text = before + thought + behind + dialect.render_action(Message("assistant", "Done."))
+        text = _after(before + thought, behind, dialect.render_action(Message("assistant", "Done.")), row)
         read = dialect.parse(text, tools)
         if read.calls:
             message = f"a call inside thinking is read as a call: {shown(text)}"
@@ -232,7 +238,7 @@ def _thinking(dialect: TextDialect) -> Iterator[Finding]:
             hint = f"write it between its marks: {shown(marks.open + '{thinking}' + marks.close)}"
             yield Finding(("thinking_marks", "written"), message, hint)
             return
-    text = f"{before}{_THOUGHT}{behind}{call}"
+    text = _after(before + _THOUGHT, behind, call, row)
     read = dialect.parse(text, tools)
     if not _same(read, calls[:1]):
         message = f"a call behind thinking does not read back: {shown(text)} is read as {_read_as(read)}"

@@ -229,3 +229,8 @@ def test_whatever_marks_are_given_the_check_ends_and_what_it_lets_pass_reads_bac
         schema = {"search": {"parameters": {"properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}}}}
         read = [(one.name, getattr(one, "arguments", None)) for one in dialect.parse(text, schema).calls]
         assert read == [("search", call.arguments)] * 2
+
+
+def test_a_prompt_that_opens_a_thought_leaves_its_end_to_the_message() -> None:
+    for base in ("hermes", "longcat"):
+        assert dialects.findings_of(spec(base=base, thinking_open=True)) == []
