@@ -106,14 +106,14 @@ def _form(dialect: TextDialect, index: int) -> Iterator[Finding]:
     tools, calls = _tools_for(form)
     for call in calls:
         text = writer.render_action(Message("assistant", "", (call,)))
-        read = dialect.parse(text, tools)
+        read = _behind_thinking(dialect, text, tools)
         if not _same(read, (call,)):
-            yield _one_call(row, index, path, text, call, read, writer.parse(text, tools))
+            yield _one_call(row, index, path, text, call, read, _behind_thinking(writer, text, tools))
             return
     several = tuple(calls[:3])
     for count in (2, 3):
         text = writer.render_action(Message("assistant", "", several[:count]))
-        read = dialect.parse(text, tools)
+        read = _behind_thinking(dialect, text, tools)
         if not _same(read, several[:count]):
             yield _several_calls(path, form, text, count, read)
             return
