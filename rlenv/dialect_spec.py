@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlenv.spec_types import Bool, Spec, Text
 
-__all__ = ["LENIENCIES", "CallSpec", "ChatSpec", "DialectSpec", "Leniency", "ThinkingSpec"]
+__all__ = ["LENIENCIES", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Leniency", "ThinkingSpec"]
 
 Marks = Text | tuple[Text, ...]
 Leniency = Literal[
@@ -66,21 +66,22 @@ class CallSpec(Spec):
     close: Marks = ()
     """The closing mark, or several; without one the call ends with its body."""
     close_is_optional: Bool = False
-    """The message's end, or the next call, may stand for the closing mark."""
+    """With `json`, `name_json` and `pythonic`: the message's end, or the next call, may stand for the closing mark."""
     starts: Text = ""
-    """One of these characters has to follow the opening mark (white space aside), or it is no call."""
+    """With `json`, `name_json`, `pythonic` and `tagged`: one of these characters has to follow the opening mark (white
+    space aside), or it is no call."""
     at_start: Bool = False
-    """A call without marks, where the message (thinking aside) starts with one."""
+    """With `json` and `pythonic`: a call without marks, where the message (thinking aside) starts with one."""
     anywhere: Bool = False
-    """With `json` or `pythonic`: a call as `at_start` has it may also stand behind text, and one behind another."""
+    """With `json` and `pythonic`: a call as `at_start` has it may also stand behind text, and one behind another."""
     spellings: tuple[Text, ...] = ()
-    """Other opening marks, with the leniency `spellings`."""
+    """With `json`, `name_json`, `pythonic` and `tagged`: other opening marks, with the leniency `spellings`."""
     name_key: Text = "name"
     """With `json`: the key of the tool's name."""
     arguments_key: Marks = "arguments"
     """With `json`: the key of the arguments, or several of which the first is written."""
     shape: Literal["object", "list", "either"] = "object"
-    """With `json` and `pythonic`: one call, or a list of calls, between the marks."""
+    """With `json`: one call, or a list of calls, between the marks."""
     by_name: Bool = False
     """With `json`: {name: arguments}."""
     id_key: Text = ""
@@ -88,9 +89,10 @@ class CallSpec(Spec):
     id_first: Bool = False
     """With `json`: the id stands before the name, and a call without one is given its number in the message."""
     separator: Text = ""
-    """With `json` or `pythonic`: what stands between several JSON calls; a line break for a Python call a line."""
+    """With `json`, `name_json` and `pythonic`: what stands between calls where no closing mark ends each; with
+    `pythonic` a line break, for a call a line."""
     before_name: Text = ""
-    """What may stand before the name."""
+    """With `name_json`, `tagged` and `gemma`: what stands before the name."""
     after_name: Marks = ()
     """With `name_json`: what ends the name; "{" where the arguments follow at once."""
     id_mark: Text = ""
@@ -114,7 +116,7 @@ class CallSpec(Spec):
     key_open: Marks = ()
     """With `tagged`: what stands before a parameter's key."""
     key_spellings: tuple[Text, ...] = ()
-    """Other forms of `key_open`, with the leniency `spellings`."""
+    """With `tagged`: other forms of `key_open`, with the leniency `spellings`."""
     key_close: Text = ""
     """With `tagged`: what ends the key."""
     type_open: Text = ""
@@ -164,7 +166,18 @@ class ThinkingSpec(Spec):
     close: Text = "</think>"
     """What closes it."""
     written: Text = "<think>\n{thinking}\n</think>\n\n"
-    """How a block is written before an answer."""
+    """How a block is written before an answer, with `{thinking}`; by default between its marks, each on a line."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_with_its_marks(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "written" in given or not given.keys() & {"open", "close"}:
+            return given
+        opened, closed = given.get("open", "<think>"), given.get("close", "</think>")
+        if not (isinstance(opened, str) and isinstance(closed, str)):
+            return given
+        line = "" if opened.endswith("\n") else "\n"
+        return {**given, "written": f"{opened}{line}{{thinking}}\n{closed}\n\n" if opened else ""}
 
 
 class ChatSpec(Spec):
@@ -213,6 +226,21 @@ class ChatSpec(Spec):
     """Contents are written without white space at their ends."""
 
 
+class ChatTemplateSpec(Spec):
+    """A chat template with what a tokenizer would bring beside it."""
+
+    file: Text
+    """The template (a .jinja file)."""
+    stop: Marks = ()
+    """The mark that ends an assistant's turn, or several; found in the template where it is a common one."""
+    bos_token: Text | None = None
+    """What the template writes for `bos_token`; needed where it reads it, "" where the family has none."""
+    eos_token: Text | None = None
+    """What the template writes for `eos_token`; needed where it reads it."""
+    kwargs: Mapping[Text, Any] = Field(default_factory=dict)
+    """Other names that the template reads, such as {enable_thinking: false}."""
+
+
 class DialectSpec(Spec):
     """How a model writes calls and reads results; what is not given comes from `base`."""
 
@@ -244,8 +272,8 @@ class DialectSpec(Spec):
     neither call nor content."""
     thinking_marks: ThinkingSpec = ThinkingSpec()
     chat: ChatSpec = ChatSpec()
-    chat_template: Text | None = None
-    """A chat template (a .jinja file) that writes the conversation instead of `chat`."""
+    chat_template: Text | ChatTemplateSpec | None = None
+    """A chat template that writes the conversation instead of `chat`: a .jinja file, or a mapping with all it needs."""
     offers: tuple[Leniency, ...] = ()
     """The leniencies that fit the family."""
     lenient: tuple[Leniency, ...] = ()

@@ -12,7 +12,7 @@ from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.families import ROWS
 from rlenv.registry import Kind
 
-__all__ = ["KINDS", "build", "row_of"]
+__all__ = ["KINDS", "build", "row_of", "whole_row"]
 
 
 @cache
@@ -32,12 +32,21 @@ def build(name: str, spec: DialectSpec) -> TextDialect:
     Raises:
         KeyError: `base` is no built-in family.
     """
+    return TextDialect(name, whole_row(name, spec))
+
+
+def whole_row(name: str, spec: DialectSpec) -> DialectSpec:
+    """What `build` makes a dialect of.
+
+    Raises:
+        KeyError: `base` is no built-in family.
+    """
     base = row_of(spec.base if "base" in spec.model_fields_set or name not in ROWS else name)
     given: dict[str, Any] = {key: getattr(spec, key) for key in spec.model_fields_set if key != "base"}
     if "chat" in given:
         chat = spec.chat
         given["chat"] = base.chat.model_copy(update={key: getattr(chat, key) for key in chat.model_fields_set})
-    return TextDialect(name, base.model_copy(update=given))
+    return base.model_copy(update=given)
 
 
 def _kind(name: str) -> Kind:

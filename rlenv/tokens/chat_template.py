@@ -13,13 +13,17 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv.errors import UnsupportedTemplate
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "names_read"]
+
+
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
+"""What every rendering is given."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -46,18 +50,23 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def names_read(source: str) -> frozenset[str]:
+    """The names that a template reads from outside, such as `bos_token`, without those that every rendering has.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the text is no template.
+    """
+    environment = _environment()
+    return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys() - _GIVEN)
 
 
 class ChatTemplate:
@@ -74,7 +83,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, name: str, values: Mapping[str, Any]) -> None:
         self.name = name
+        self.source = source
         self.values = dict(values)
+        self._formats: frozenset[str] = frozenset()
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -86,22 +97,37 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        now: datetime | None = None,
     ) -> str:
         """The conversation's text.
+
+        Args:
+            now: the time for templates that write it; None: the clock's.
 
         Raises:
             UnsupportedTemplate: the template refuses the conversation, or fails on it.
         """
+        moment = now if now is not None else datetime.now()
+
+        def strftime_now(form: str) -> str:
+            if form not in self._formats:
+                self._formats |= {form}
+            return moment.strftime(form)
+
         try:
             return self._template.render(
                 messages=messages,
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self.values,
+                **{"strftime_now": strftime_now, **self.values},
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UnsupportedTemplate(
                 f"chat template {self.name} refuses a conversation of {roles}: {type(error).__name__}: {error}"
             ) from error
+
+    def stamp(self, now: datetime) -> tuple[str, ...]:
+        """All that the template has written of the time, as it would write it at another; () where it writes none."""
+        return tuple(map(now.strftime, sorted(self._formats))) if self._formats else ()

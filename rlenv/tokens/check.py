@@ -239,7 +239,7 @@ def _one(encoder: TokenEncoder, dialogue: Dialogue) -> Finding | str | None:
         spoken = trajectory.add_sampled(sampled, [-0.5] * len(sampled))
         if len(head) == begin + len(sampled) and _composed(spoken + encoder.stop) != _composed(after[len(text) : stop]):
             return Finding("", "failed", 0, f"the text of the sampled turn differs: {spoken[:80]!r}")
-        if encoder.rewrites([message.role for message in messages], after_thinking=trajectory.has_thinking):
+        if trajectory.difference(Observation(messages)):
             return None
         trajectory.add_observation(Observation(messages))
         difference = compare(encoder, whole, trajectory.context_ids)

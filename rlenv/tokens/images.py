@@ -142,13 +142,14 @@ class ProcessorImages:
 
 
 def as_template_reads(message: Message | Mapping[str, Any]) -> dict[str, Any]:
-    """A message as chat templates take it, with parts of type image in the place of images."""
+    """A message as chat templates take it: images as parts of type image, thinking as reasoning_content."""
     if not isinstance(message, Message):
         return dict(message)
-    if not message.images:
-        return message.as_dict()
-    out = replace(message, images=()).as_dict()
-    out["content"] = message.parts([{"type": "image"}] * len(message.images))
+    out = (replace(message, images=()) if message.images else message).as_dict()
+    if message.images:
+        out["content"] = message.parts([{"type": "image"}] * len(message.images))
+    if message.thinking:
+        out["reasoning_content"] = message.thinking
     return out
 
 

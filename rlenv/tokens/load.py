@@ -23,12 +23,15 @@ class LoadedTokenizer:
     special_tokens_map: Mapping[str, str]
     eos_token: str | None
     name_or_path: str
+    end_ids: tuple[int, ...] = ()
+    """The ids that end a turn by the model's `generation_config.json`; () where there is no such file."""
 
 
 def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenizer:
     """The tokenizer of a folder (`tokenizer.json` and `tokenizer_config.json`), of a file, or of a model by its name.
 
-    A file that ends in .gz is unpacked. The chat template is `template` (a file), else that of the configuration or
+    A `generation_config.json` beside them names the ids that end a turn. A file that ends in .gz is unpacked. The chat
+    template is `template` (a file), else that of the configuration or
     of `chat_template.jinja` beside it. A model's name is looked up in the Hugging Face hub.
 
     Raises:
@@ -69,7 +72,22 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
             raise UsageError(f"{beside} is not JSON: {error}") from error
     special = {key: _content(config[key]) for key in config if key.endswith("_token") and _content(config[key])}
     source = _read(template) if template else _template(config, folder)
-    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place)
+    ends = _end_ids(folder / "generation_config.json")
+    return LoadedTokenizer(tokenizer, source, special, special.get("eos_token"), place, ends)
+
+
+def _end_ids(path: Path) -> tuple[int, ...]:
+    if not path.is_file():
+        return ()
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    found = config.get("eos_token_id") if isinstance(config, Mapping) else None
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
+        raise UsageError(f"{path}: eos_token_id is {found!r}; expected an id or a list of ids")
+    return tuple(ids)
 
 
 def _content(value: Any) -> str:

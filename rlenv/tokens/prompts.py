@@ -12,6 +12,8 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import product
 from typing import Any, Final
 
 from rlenv.control import Spans
@@ -28,6 +30,7 @@ Part = tuple[bool, str]
 
 _BLOCK: Final = 0x400
 _BLOCKS: Final = range(0x100000, 0x10F000, _BLOCK)  # the last private plane
+_ESCAPED: Final = re.compile(r"\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\U0010[0-9a-f]{4}")
 _PLAIN: Final = frozenset('"\\')  # JSON writes these two otherwise
 # Words that templates compare with, or look up: a schema's own, and no part of any control token by themselves.
 _WORDS: Final = frozenset(
@@ -51,6 +54,9 @@ def written_parts(
     authored: Sequence[Spans],
     tools: Sequence[Mapping[str, Any]],
     signs: Signs,
+    *,
+    now: datetime | None = None,
+    hides: int | None = None,
 ) -> Written:
     """The template's rendering with its generation prompt, and who wrote which part of it.
 
@@ -62,19 +68,28 @@ def written_parts(
         authored: for each message, the parts of its content that the spec's author wrote.
         tools: their schemas.
         signs: what control tokens are written with.
+        now: the time that the template is told; None: the clock's.
+        hides: the first message from which on an assistant's words are text too; None: they are its own.
 
     Raises:
         UnsupportedTemplate: the template refuses the messages.
     """
-    text = template.render(given, tools=tools)
+    now = now if now is not None else datetime.now()
+    hidden_from = [number for number in (hides, len(given)) if number is not None]
+    text = template.render(given, tools=tools, now=now)
     block = _free_block(text, given, tools)
     parts: tuple[Part, ...] = ()
     ways = [(True, frozenset[str]())] if signs.all & _PLAIN else []
-    for is_whole, plain in (*ways, (True, _PLAIN), (False, _PLAIN)):
+    ways += [(True, _PLAIN), (False, _PLAIN)]
+    # Where a template looks into what the policy said (for thinking in its content), its words are its own.
+    for first, (is_whole, plain) in product(dict.fromkeys(hidden_from), ways):
         cipher = _Cipher(signs, block, is_whole=is_whole, plain=plain)
-        messages = [cipher.message(one, spans) for one, spans in zip(given, authored, strict=True)]
+        messages = [
+            cipher.message(one, spans, is_own=number < first)
+            for number, (one, spans) in enumerate(zip(given, authored, strict=True))
+        ]
         try:
-            hidden = template.render(messages, tools=[cipher.value(tool) for tool in tools])
+            hidden = template.render(messages, tools=[cipher.value(tool) for tool in tools], now=now)
         except UnsupportedTemplate:
             continue
         parts = tuple(cipher.parts(hidden))
@@ -82,7 +97,7 @@ def written_parts(
             return Written(text, parts)
     if not parts:  # it takes no such contents at all, so that what spells a token is parted
         parted = [{**one, "content": signs.parted(one.get("content"))} for one in given]
-        parts = ((True, template.render(parted, tools=[signs.parted(tool) for tool in tools])),)
+        parts = ((True, template.render(parted, tools=[signs.parted(tool) for tool in tools], now=now)),)
     return Written(text, parts)
 
 
@@ -142,8 +157,8 @@ class _Cipher:
         self._rare = {number: hidden for number, hidden in self._there.items() if chr(number) in signs.rare}
         self._back = {ord(hidden): chr(number) for number, hidden in self._there.items()}
         first, last = chr(block), chr(block + _BLOCK - 1)
-        # Beside the sign itself, as JSON in ASCII writes it: two halves of a surrogate pair.
-        self._hidden = re.compile(f"((?:[{first}-{last}]|\\\\udb[0-9a-f]{{2}}\\\\ud[c-f][0-9a-f]{{2}})+)")
+        # Beside the sign itself, as JSON in ASCII writes it (two halves of a surrogate pair), and as Python does.
+        self._hidden = re.compile(f"((?:[{first}-{last}]|{_ESCAPED.pattern})+)")
 
     def text(self, text: str) -> str:
         """`text` with other signs."""
@@ -163,9 +178,9 @@ class _Cipher:
             return [self.value(item) for item in value]
         return value
 
-    def message(self, message: Mapping[str, Any], authored: Spans) -> dict[str, Any]:
-        """A message with other signs in all that its author did not write; what the policy said is its own."""
-        if message.get("role") == "assistant":
+    def message(self, message: Mapping[str, Any], authored: Spans, *, is_own: bool) -> dict[str, Any]:
+        """A message with other signs in all that its author did not write, or the policy where that `is_own`."""
+        if message.get("role") == "assistant" and is_own:
             return dict(message)
         out: dict[str, Any] = {}
         for key, item in message.items():
@@ -175,9 +190,15 @@ class _Cipher:
                 out[key] = self._around(item, authored)
             elif key == "content" and isinstance(item, (list, tuple)):
                 out[key] = [self._shown(part, authored) for part in item]
+            elif key == "tool_calls" and isinstance(item, (list, tuple)):
+                out[key] = [self._call(call) for call in item]
             else:
                 out[key] = self.value(item)
         return out
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        out = {key: item if key == "type" else self.value(item) for key, item in call.items() if key != "function"}
+        return {**out, "function": {key: self.value(item) for key, item in call.get("function", {}).items()}}
 
     def _shown(self, part: Any, authored: Spans) -> Any:
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):
@@ -202,8 +223,10 @@ class _Cipher:
         if "\\" in piece:
             # As the template wrote it: what JSON in ASCII makes of the sign itself.
             def unescaped(match: re.Match[str]) -> str:
+                if match[0][1] == "U":
+                    return chr(int(match[0][2:], 16)).translate(self._back)
                 hidden = json.loads(f'"{match[0]}"').translate(self._back)
                 return json.dumps(hidden)[1:-1]
 
-            piece = re.sub(r"\\udb[0-9a-f]{2}\\ud[c-f][0-9a-f]{2}", unescaped, piece)
+            piece = _ESCAPED.sub(unescaped, piece)
         return piece.translate(self._back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,17 @@ __all__ = ["TokenRows"]
 
 
 class TokenRows:
-    """One rollout over a template that is not append-only; made by `TokenEncoder.start_rows`.
+    """One rollout as the rows that are trained; made by `TokenEncoder.start_rows`, used by one task at a time.
 
-    Where the template only grows there is one row, the same that `TokenEncoder.start` gives. Where it would rewrite
-    earlier turns (Qwen3 drops earlier thinking at a user message), the row ends, and the next one starts with the
-    template's rendering of the whole conversation as its prompt: what serving would see. Each sampled id stands in
-    exactly one row with mask 1, and never changes. Contents of the environment are no control tokens in either.
+    With an encoder of history "grow" or "keep" there is one row, the trajectory that `TokenEncoder.start` gives. With
+    "rows" the row ends where the template would rewrite earlier turns (Qwen3 drops earlier thinking at a user message),
+    and the next one starts with the template's rendering of the whole conversation as its prompt: what serving would
+    see. Each sampled id stands in exactly one row with mask 1, and never changes. Contents of the environment are no
+    control tokens in either.
+
+    Limits: `max_prompt_tokens` holds for the first prompt. `max_total_tokens` holds for each row, its prompt
+    included. `max_response_tokens` holds for all rows together: everything sampled, and every observation as the ids
+    that its messages have behind a turn, also where they became part of a row's prompt.
 
     Attributes:
         rows: all rows so far; the policy continues the last.
@@ -34,55 +40,146 @@ class TokenRows:
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        max_response_tokens: int | None = None,
         **limits: Any,
     ) -> None:
         self._encoder = encoder
         self._given = tuple(messages)
         self._said: list[Message] = []
         self._tools = tools
-        self._limits = limits
+        self._budget = max_response_tokens
+        self._text = ""
+        self._spent = 0  # of the budget, in the rows before the last
         self.reason = ""
-        self.rows: list[TokenTrajectory] = [encoder.start(messages, tools=tools, **limits)]
+        self.rows: list[TokenTrajectory] = [
+            encoder.start(messages, tools=tools, max_response_tokens=max_response_tokens, **limits)
+        ]
+        self._limits = {name: value for name, value in limits.items() if name != "max_prompt_tokens"}
 
     @property
     def last(self) -> TokenTrajectory:
         """The row that the policy continues."""
         return self.rows[-1]
 
+    @property
+    def context_ids(self) -> list[int]:
+        """What the policy continues: prompt and response of the last row."""
+        return self.last.context_ids
+
+    @property
+    def remaining(self) -> int | None:
+        """How many more tokens may be sampled or observed, at least 0; None where there is no limit."""
+        return self.last.remaining
+
+    @property
+    def differences(self) -> list[str]:
+        """What the template would have written otherwise, for all rows; see `TokenTrajectory.differences`."""
+        return [difference for row in self.rows for difference in row.differences]
+
+    def __len__(self) -> int:
+        """The tokens of the response so far, of all rows: what the budget counts."""
+        return self._spent + len(self.last)
+
     def add_sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> str:
         """Appends a sampled turn to the last row; see `TokenTrajectory.add_sampled`."""
-        return self.last.add_sampled(ids, logprobs)
+        self._text = self.last.add_sampled(ids, logprobs)
+        return self._text
 
-    def add_observation(self, observation: Observation, *, said: Message) -> bool:
+    def add_observation(
+        self, observation: Observation, *, said: Message | None = None, max_tokens: int | None = None
+    ) -> bool:
         """Appends an observation to the last row, or starts a new row where the template rewrites history.
 
         False where it does not fit, and `reason` says why; the rows are unchanged then.
 
         Args:
             said: the assistant's message that it answers, as the template shall write it in a new row's prompt:
-                content with its thinking, and calls as structured data.
+                content, thinking, and calls as structured data. None where no row can come (history "grow" or "keep").
+            max_tokens: the content's limit for this observation, instead of the trajectory's.
 
         Raises:
             UnsupportedTemplate: exact ids cannot be promised at all.
+            UsageError: there is no sampled turn to answer, no message to append, or `said` is not the assistant's.
         """
-        if said.role != "assistant":
-            raise UsageError(f"said is a message of {said.role}; expected the assistant's")
-        last = self.last
-        if not self._encoder.rewrites([m.role for m in observation.messages], after_thinking=last.has_thinking):
-            fits = last.add_observation(observation)
-            self.reason = last.reason
+        self._check(said)
+        if self._encoder.history != "rows" or not self.last.difference(observation, said=said):
+            fits = self.last.add_observation(observation, max_tokens=max_tokens, said=said)
+            self.reason = self.last.reason
         else:
-            fits = self._start_row((*self._said, said, *last.cut_messages(observation.messages)))
-        if fits:
-            self._said += [said, *last.cut_messages(observation.messages)]
-        return fits
+            assert said is not None
+            fits = self._take(*self._new_row(observation, said, max_tokens))
+        return self._remember(observation, said, max_tokens) if fits else False
 
-    def _start_row(self, said: Sequence[Message]) -> bool:
+    async def add_observation_async(
+        self, observation: Observation, *, said: Message | None = None, max_tokens: int | None = None
+    ) -> bool:
+        """The same, with what takes long worked on in a thread so that the event loop is not held up.
+
+        Nothing is appended when the wait is cancelled.
+        """
+        self._check(said)
+        if self._encoder.history != "rows" or not await self._difference(observation, said):
+            fits = await self.last.add_observation_async(observation, max_tokens=max_tokens, said=said)
+            self.reason = self.last.reason
+        else:
+            assert said is not None
+            fits = self._take(*await asyncio.to_thread(self._new_row, observation, said, max_tokens))
+        return self._remember(observation, said, max_tokens) if fits else False
+
+    async def _difference(self, observation: Observation, said: Message | None) -> str:
+        if self.last.knows(observation, said=said):
+            return self.last.difference(observation, said=said)
+        return await asyncio.to_thread(self.last.difference, observation, said=said)
+
+    def _check(self, said: Message | None) -> None:
+        if said is not None and said.role != "assistant":
+            raise UsageError(f"said is a message of {said.role}; expected the assistant's")
+        if said is None and self._encoder.history == "rows":
+            raise UsageError('said is None; with history "rows" a new row may have to write the assistant\'s message')
+
+    def _remember(self, observation: Observation, said: Message | None, max_tokens: int | None) -> bool:
+        if said is not None and self._encoder.history == "rows":
+            self._said += [self._told(said), *self.last.cut_messages(observation.messages, max_tokens=max_tokens)]
+        return True
+
+    def _told(self, said: Message) -> Message:
+        """What was said as a template reads it: one that knows no calls reads the text as it was sampled."""
+        if not said.tool_calls or not self._encoder.growth.is_plain(self.last.story):
+            return said
+        return Message("assistant", self._text)
+
+    def _new_row(
+        self, observation: Observation, said: Message, max_tokens: int | None
+    ) -> tuple[TokenTrajectory | None, int, str]:
+        """A row that begins with the whole conversation, what is spent before it, and why there is none."""
+        messages = self.last.cut_messages(observation.messages, max_tokens=max_tokens)
+        spent = len(self) + self.last.observed(messages)
+        if self._budget is not None and spent > self._budget:
+            left = max(self._budget - len(self), 0)
+            reason = (
+                f"the observation has {spent - len(self)} tokens; {left} of {self._budget} response tokens are left"
+            )
+            return None, 0, reason
+        left_over = None if self._budget is None else self._budget - spent
+        story, opens = self.last.told(observation, said=said)
         try:
-            row = self._encoder.start_after(self._given, said, tools=self._tools, **self._limits)
+            row = self._encoder.start_after(
+                self._given,
+                (*self._said, self._told(said), *messages),
+                tools=self._tools,
+                story=story,
+                max_response_tokens=left_over,
+                **self._limits,
+            )
         except EpisodeError as error:
-            self.reason = str(error)
+            return None, 0, str(error)
+        row.opens(opens)
+        return row, spent, ""
+
+    def _take(self, row: TokenTrajectory | None, spent: int, reason: str) -> bool:
+        self.reason = reason
+        if row is None:
             return False
-        self.reason = ""
+        self._spent = spent
         self.rows.append(row)
         return True

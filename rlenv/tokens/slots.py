@@ -1,27 +1,39 @@
 """Where a chat template puts a message's content and what it does to it, found by rendering.
 
-A conversation is rendered with sentinels in the place of contents, cut behind the assistant's stop mark, and split
-into literal text and slots. Contents of many kinds are then rendered in each slot's place: a template is accepted
-only where what it writes is the literal text around a known transformation of the content, every time.
+A conversation is rendered with marks in the place of contents, cut behind the assistant's stop mark, and split into
+literal text and slots. Contents of many kinds are then rendered in each slot's place: a template is accepted only
+where what it writes is the literal text around a known transformation of the content, every time.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
-from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.dummies import (
+    FORMS,
+    SLOT,
+    TOOL,
+    USER,
+    Form,
+    Marks,
+    Turn,
+    Way,
+    answer_messages,
+    argument_mark,
+    content_mark,
+    said_mark,
+    shown_content,
+    turn_message,
+)
 
-__all__ = ["TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
+__all__ = ["STOPS", "TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
 
-_S: Final = "\ue000"  # private use: stands in no template
-_ASSISTANT: Final = f"{_S}a{_S}"
-_SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 _PROBES: Final = (
     "",
     "x",
@@ -44,16 +56,7 @@ TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
     "ascii tojson": lambda text: json.dumps(text)[1:-1],
     "strip, tojson": lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
 }
-_TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Looks something up.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "what"}}},
-    },
-}
-# Ends of an assistant's turn where it is not the tokenizer's end token.
-_STOPS: Final = (
+STOPS: Final = (
     "<start_function_response>",
     "<|im_end|>",
     "<|eot_id|>",
@@ -67,6 +70,8 @@ _STOPS: Final = (
     "<|end_of_text|>",
     "<|endoftext|>",
 )
+"""Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name."""
+_ONE_WAY: Final = Way("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,63 +95,23 @@ class TextSlot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a template writes behind an assistant's stop mark for messages of given roles.
+    """What a template writes behind an assistant's turn for messages of given roles.
 
-    `drops_thinking`: the template leaves out earlier thinking once these messages follow. `rewrites`: it writes
-    earlier turns otherwise than they were sampled even without thinking ("" where it does not, else how).
+    `stop` is the mark behind the turn. `ends_turns` says that the template ends a turn with a mark of its own; else
+    `stop` is what the next message begins with. `opener` and `closer` are what a call begins and ends with ("" where
+    none is known).
     """
 
     stop: str
     parts: tuple[str | Slot, ...]
-    drops_thinking: bool
-    rewrites: str
+    form: Form = FORMS[0]
+    ends_turns: bool = True
+    opener: str = ""
+    closer: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """One way of writing the assistant's turn; templates differ in which they take."""
-
-    content: str | None
-    has_tools: bool
-    arguments_as_text: bool
-
-    def assistant(self, calls: int, mark: str = _ASSISTANT, **extra: Any) -> dict[str, Any]:
-        if not calls:
-            return {"role": "assistant", "content": mark, **extra}
-        arguments: Any = {"x": mark}
-        if self.arguments_as_text:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        return {
-            "role": "assistant",
-            "content": self.content,
-            "tool_calls": [
-                {"id": _id(i), "type": "function", "function": {"name": _name(i), "arguments": arguments}}
-                for i in range(calls)
-            ],
-            **extra,
-        }
-
-
-_FORMS: Final = tuple(
-    _Form(content, has_tools, as_text)
-    for as_text in (False, True)
-    for has_tools in (False, True)
-    for content in ("", None)
-)
-
-
-def _id(index: int) -> str:
-    return f"{_S}i{index:06d}{_S}"  # nine characters, as Mistral's templates demand
-
-
-def _name(index: int) -> str:
-    return f"{_S}n{index}{_S}"
-
-
-def _content(role: str, text: str, images: int) -> Any:
-    """The content of a message as templates take it."""
-    message = Message("user" if role == "user" else "tool", text)
-    return message.parts([{"type": "image"}] * images) if images else text
+    def text(self, value: Callable[[Slot], str]) -> str:
+        """The text behind the stop mark with every slot filled."""
+        return "".join([part if isinstance(part, str) else value(part) for part in self.parts])
 
 
 def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[str, int]]:
@@ -157,7 +122,7 @@ def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[
     """
     seen: list[int] = []
     at = 0
-    for match in _SLOT.finditer(text):
+    for match in SLOT.finditer(text):
         if match.start() > at:
             yield text[at : match.start()]
         at = match.end()
@@ -180,116 +145,216 @@ def derive(
     *,
     images: tuple[int, ...] = (),
     place: str = "",
+    marks: Marks | None = None,
+    before: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    skipped: Sequence[str] = (),
 ) -> Layout:
     """The layout for messages of `roles` that follow an assistant's turn.
 
     Args:
-        stops: the stop marks to look for first, best first.
+        stops: the stop marks to look for first.
         images: how many images each of the messages has; () where none has any.
         place: the placeholder that the template writes for an image.
+        marks: the tokenizer's; None: what looks like a mark.
+        before: the first messages; None: a user's message, and made-up tools where the template asks for some.
+        tools: the schemas that stand with `before`.
+        skipped: marks that may stand before a call and are none of it, as those of thinking.
 
     Raises:
         UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
     """
     first: UnsupportedTemplate | None = None
-    for form in _FORMS:
-        try:
-            return _derive(template, roles, (*stops, *_STOPS), form, images or (0,) * len(roles), place)
-        except UnsupportedTemplate as error:
-            first = first if first is not None else error
+    for form in FORMS:
+        if before is not None and form.has_tools:
+            continue
+        given = (TOOL,) if form.has_tools else tuple(tools)
+        for named in _named(form, given):
+            try:
+                return _Derivation(
+                    template, named, Turn("none", "" if "tool" in roles else "before", roles, images), before, given,
+                    marks if marks is not None else Marks(), stops, place, skipped
+                ).layout()  # fmt: skip
+            except UnsupportedTemplate as error:
+                first = first if first is not None else error
     assert first is not None
     raise first
 
 
-def _derive(
-    template: ChatTemplate,
-    roles: tuple[str, ...],
-    stops: Sequence[str],
-    form: _Form,
-    images: tuple[int, ...],
-    place: str,
-) -> Layout:
-    calls = sum(role == "tool" for role in roles)
-    tools = (_TOOL,) if form.has_tools else ()
-    stop = ""
+def _named(form: Form, tools: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
+    """A form with a made-up name of the tool called, and one with the name of a tool that is there."""
+    yield form
+    function = tools[0].get("function", tools[0]) if tools else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(name, str) and name and not form.is_plain:
+        yield Form(form.content, form.has_tools, form.arguments_as_text, name)
 
-    def messages(contents: Sequence[str]) -> list[dict[str, Any]]:
-        out: list[dict[str, Any]] = []
-        number = 0
-        for role, content, count in zip(roles, contents, images, strict=True):
-            message: dict[str, Any] = {"role": role, "content": _content(role, content, count)}
-            if role == "tool":
-                message |= {"tool_call_id": _id(number), "name": _name(number)}
-                number += 1
-            out.append(message)
-        return out
 
-    def render(conversation: Sequence[dict[str, Any]], *, generate: bool = True) -> str:
-        return template.render(conversation, tools=tools, add_generation_prompt=generate)
+class _Derivation:
+    """One try to derive a layout, in one form of the assistant's message."""
 
-    user = {"role": "user", "content": "u"}
-    marks = [f"{_S}c{i}{_S}" for i in range(len(roles))]
+    def __init__(
+        self,
+        template: ChatTemplate,
+        form: Form,
+        turn: Turn,
+        before: Sequence[Mapping[str, Any]] | None,
+        tools: Sequence[Mapping[str, Any]],
+        marks: Marks,
+        stops: Sequence[str],
+        place: str,
+        skipped: Sequence[str],
+    ) -> None:
+        self.template = template
+        self.form = form
+        self.turn = turn
+        self.before = list(before) if before is not None else [USER]
+        self.tools = tools
+        self.marks = marks
+        self.stops = stops
+        self.place = place
+        self.skipped = [mark for mark in skipped if mark]
+        self.said = turn_message(form, _ONE_WAY, turn, 0, 0)
+        self.last = argument_mark(0, turn.calls - 1) if turn.calls else said_mark(0)
 
-    def tail(contents: Sequence[str]) -> str:
-        text = render([user, form.assistant(calls), *messages(contents)])
-        end = text.find(stop, text.rfind(_ASSISTANT))
+    def render(self, *more: Mapping[str, Any], before: Any = None, generate: bool = True) -> str:
+        conversation = [*(self.before if before is None else before), *more]
+        return self.template.render(conversation, tools=self.tools, add_generation_prompt=generate)
+
+    def layout(self) -> Layout:
+        name = self.template.name
+        contents = [content_mark(index) for index in range(len(self.turn.roles))]
+        text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
+        start = text.rfind(self.last)
+        if start < 0 or (self.turn.calls and argument_mark(0, 0) not in text):
+            raise UnsupportedTemplate(f"chat template {name} does not write an assistant's calls")
+        start += len(self.last)
+        end = text.find(contents[0], start)
+        tail = text[start : end if end >= 0 else len(text)]
+        ends_turns = self._ends_turns()
+        stop, at = self._stop(tail, ends_turns)
+        whole = text[start + at + len(stop) :]
+        slots = self._slots(whole, contents, lambda given: self._tail(given, stop))
+        has_marks = self.turn.calls and not self.form.is_plain
+        opener, closer = self._call_marks(text, tail[:at]) if has_marks else ("", "")
+        layout = Layout(stop, tuple(slots), self.form, ends_turns, opener, closer)
+        if self.turn.images:
+            self._check_images(layout, whole, contents)
+        return layout
+
+    def _tail(self, contents: Sequence[str], stop: str) -> str:
+        text = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0))
+        end = text.find(stop, text.rfind(self.last))
         if end < 0:
-            raise UnsupportedTemplate(f"chat template {template.name} writes {stop} only for some contents")
+            raise UnsupportedTemplate(f"chat template {self.template.name} writes {stop} only for some contents")
         return text[end + len(stop) :]
 
-    text = render([user, form.assistant(calls), *messages(marks)])
-    start = text.rfind(_ASSISTANT)
-    if start < 0:
-        raise UnsupportedTemplate(f"chat template {template.name} does not write an assistant's calls")
-    end = text.find(marks[0], start)
-    end = end if end >= 0 else len(text)
-    stop = next((mark for mark in stops if mark and 0 <= text.find(mark, start) < end), "")
-    if not stop:
-        near = text[start + len(_ASSISTANT) : end][:60]
-        raise UnsupportedTemplate(
-            f"chat template {template.name} ends an assistant's turn with no known stop mark: {near!r}; name it by stop"
-        )
-    whole = tail(marks)
-    parts = list(split_slots(whole, name=template.name, contents=len(roles)))
-    number_of = [i for i, role in enumerate(roles) if role == "tool"]
-    slots: list[str | Slot] = []
-    placed = 0
-    change = _transform_of_all(tail, whole, marks) if len(roles) > 1 else None
-    if change is None and len(roles) > _MOST_APART:
-        raise UnsupportedTemplate(
-            f"chat template {template.name} changes the contents of {len(roles)} messages in a way that is not known"
-        )
-    for part in parts:
-        if isinstance(part, str):
-            literals = part.split(place) if any(images) else [part]
-            slots.append(literals[0])
-            for literal in literals[1:]:
-                slots += [Slot("image", placed, TRANSFORMS["as it is"]), literal]
-                placed += 1
-        elif part[0] == "c":
-            one = change if change is not None else _transform(template.name, tail, whole, marks, part[1])
-            slots.append(Slot("content", part[1], one))
-        else:
-            field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
-            slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
-    if placed != sum(images):
-        raise UnsupportedTemplate(
-            f"chat template {template.name} writes {placed} times {place} for the {sum(images)} images of messages of"
-            f" {', '.join(roles)}; expected one for each"
-        )
-    if placed:
-        seen = {"role": "user", "content": _content("user", "u", 1)}
-        later = render([seen, form.assistant(calls), *messages(marks)])
-        if not later.endswith(stop + whole):
+    def _ends_turns(self) -> bool:
+        """Whether the template writes a mark behind an answer that nothing follows."""
+        try:
+            answer = {"role": "assistant", "content": said_mark(0)}
+            text = self.render(answer, generate=False)
+        except UnsupportedTemplate:
+            return True
+        _, mark, behind = text.rpartition(said_mark(0))
+        return not mark or bool(self.marks.find(behind))
+
+    def _stop(self, tail: str, ends_turns: bool) -> tuple[str, int]:
+        """The mark that ends the turn in the text behind it, and its place there.
+
+        One that is known ends it where it first stands. Else it is found by what the template writes of a turn that
+        nothing follows: its last mark there, or, where it ends no turn, the mark that the next message begins with.
+        """
+        shared = _shared(tail, self._alone())
+        inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
+        places = [
+            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
+        ]
+        at, size, known = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
+        # A known mark behind the turn's own last one is of what follows: an end token that begins turns.
+        if known and (not ends_turns or not inside or at - size <= len(shared)):
+            return known, at
+        if ends_turns and inside:
+            return inside[-1][1], inside[-1][0]
+        behind = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) > len(shared)]
+        if not behind:
             raise UnsupportedTemplate(
-                f"chat template {template.name} writes images otherwise where others stand before them (it counts them)"
+                f"chat template {self.template.name} ends an assistant's turn with no known stop mark: {tail[:60]!r};"
+                " name it by stop"
             )
-    return Layout(
-        stop,
-        tuple(part for part in slots if part != ""),
-        _drops_thinking(render, form, calls, user, messages(marks)),
-        _rewrites(render, form, calls, user, messages(marks)),
-    )
+        return behind[0][1], behind[0][0]
+
+    def _alone(self) -> str:
+        """What the template writes behind the last word of the turn where nothing follows it."""
+        try:
+            text = self.render(self.said, generate=False)
+        except UnsupportedTemplate:
+            return ""
+        return text[text.rfind(self.last) + len(self.last) :] if self.last in text else ""
+
+    def _call_marks(self, text: str, behind: str) -> tuple[str, str]:
+        """What a call begins and ends with."""
+        opening = self.render()
+        names = [text.find(argument_mark(0, 0))]
+        begin = len(_shared(opening, text))
+        match = SLOT.search(text, begin)
+        if match is not None and match[1] in "ni":
+            names.append(match.start())
+        if self.form.name:
+            names.append(text.find(self.form.name, begin))
+        cut = (at for at, mark in self.marks.find(text) if at < begin < at + len(mark))
+        gap = text[next(cut, begin) : min(place for place in names if place >= 0)].lstrip()
+        while mark := next((mark for mark in self.skipped if gap.startswith(mark)), ""):
+            gap = gap[len(mark) :].lstrip()
+        opener = self.marks.first(gap) or (gap.split(maxsplit=1)[0] if gap[:1].isalnum() else gap[:1])
+        found = self.marks.find(behind) or Marks().find(behind)
+        return opener, found[-1][1] if found else ""
+
+    def _slots(self, whole: str, contents: Sequence[str], tail: Callable[[Sequence[str]], str]) -> list[str | Slot]:
+        name = self.template.name
+        parts = list(split_slots(whole, name=name, contents=len(contents)))
+        number_of = [index for index, role in enumerate(self.turn.roles) if role == "tool"]
+        change = _transform_of_all(tail, whole, contents) if len(contents) > 1 else None
+        if change is None and len(contents) > _MOST_APART:
+            raise UnsupportedTemplate(
+                f"chat template {name} changes the contents of {len(contents)} messages in a way that is not known"
+            )
+        slots: list[str | Slot] = []
+        placed = 0
+        for part in parts:
+            if isinstance(part, str):
+                literals = part.split(self.place) if any(self.turn.images) else [part]
+                slots.append(literals[0])
+                for literal in literals[1:]:
+                    slots += [Slot("image", placed, TRANSFORMS["as it is"]), literal]
+                    placed += 1
+            elif part[0] == "c":
+                one = change if change is not None else _transform(name, tail, whole, contents, part[1])
+                slots.append(Slot("content", part[1], one))
+            else:
+                field: Literal["name", "tool_call_id"] = "name" if part[0] == "n" else "tool_call_id"
+                slots.append(Slot(field, number_of[part[1]], TRANSFORMS["as it is"]))
+        if placed != sum(self.turn.images):
+            raise UnsupportedTemplate(
+                f"chat template {name} writes {placed} times {self.place} for the {sum(self.turn.images)} images of"
+                f" messages of {', '.join(self.turn.roles)}; expected one for each"
+            )
+        return [part for part in slots if part != ""]
+
+    def _check_images(self, layout: Layout, whole: str, contents: Sequence[str]) -> None:
+        seen = {"role": "user", "content": shown_content("user", "u", 1)}
+        later = self.render(self.said, *answer_messages(self.form, self.turn, contents, 0), before=[seen])
+        if not later.endswith(layout.stop + whole):
+            raise UnsupportedTemplate(
+                f"chat template {self.template.name} writes images otherwise where others stand before them (it counts"
+                " them)"
+            )
+
+
+def _shared(one: str, other: str) -> str:
+    """What both texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
 
 def _transform(
@@ -325,45 +390,3 @@ def _transform_of_all(
         if not left:
             return None
     return next(iter(left.values()))
-
-
-def _drops_thinking(
-    render: Callable[..., str], form: _Form, calls: int, user: dict[str, Any], following: list[dict[str, Any]]
-) -> bool:
-    thought = f"{_S}t{_S}"
-    ways = (
-        form.assistant(calls, reasoning_content=thought),
-        {**form.assistant(calls), "content": f"<think>\n{thought}\n</think>\n\n{'' if calls else _ASSISTANT}"},
-    )
-    for assistant in ways:
-        try:
-            if thought in render([user, assistant, *following]):
-                return False
-        except UnsupportedTemplate:
-            continue
-    return True
-
-
-def _rewrites(
-    render: Callable[..., str], form: _Form, calls: int, user: dict[str, Any], following: list[dict[str, Any]]
-) -> str:
-    """How the template breaks the law that a conversation's text only grows, "" where it keeps it."""
-    # An empty thinking block in the generation prompt is kept by templates that are told of it in one of these ways.
-    place = ""
-    for extra in ({}, {"reasoning_content": "\n"}, {"reasoning_content": f"{_S}t{_S}"}):
-        conversation = [user]
-        before = render(conversation)
-        for number in (1, 2):
-            conversation = [*conversation, form.assistant(calls, f"{_S}a{number}{_S}", **extra), *following]
-            after = render(conversation)
-            if not after.startswith(before):
-                at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
-                place = place or (
-                    f"after turn {number} it writes {after[max(at - 20, 0) : at + 20]!r} where "
-                    f"{before[max(at - 20, 0) : at + 20]!r} stood"
-                )
-                break
-            before = after
-        else:
-            return ""
-    return place

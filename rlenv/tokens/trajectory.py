@@ -7,18 +7,20 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rlenv.errors import UsageError
+from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.tokens.cut import CHARS_A_TOKEN, Keep, token_cut
+from rlenv.tokens.dummies import Turn
+from rlenv.tokens.growth import Finding
+from rlenv.tokens.shapes import Story
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import TokenEncoder
 
 __all__ = ["TokenTrajectory"]
 
-_THREAD_MESSAGES: Final = 8  # the first observation of so many messages takes about 5 ms
 _THREAD_CHARS: Final = 8_000  # about 2 ms of encoding; longer contents are encoded in a thread
 
 
@@ -34,19 +36,24 @@ class TokenTrajectory:
         closed_turns: indices of the turns that stopped without the stop mark, and were closed by the environment.
         has_logprobs: whether every sampled turn came with log-probabilities.
         images: the decoded images of the prompt and of all observations, in the order of their placeholders.
+        differences: what the template would have written otherwise, one text for each observation concerned; it stays
+            empty but with an encoder of history "keep".
     """
 
     __slots__ = (
         "_cut",
         "_encoder",
         "_ids",
-        "_is_thinking",
+        "_last",
         "_logprobs",
         "_mask",
         "_max_response_tokens",
         "_max_total_tokens",
+        "_opens",
         "_prompt_length",
+        "_story",
         "closed_turns",
+        "differences",
         "has_logprobs",
         "images",
         "keep",
@@ -59,6 +66,7 @@ class TokenTrajectory:
         self,
         encoder: TokenEncoder,
         prompt_ids: array[int],
+        story: Story,
         *,
         images: Sequence[Any] = (),
         max_response_tokens: int | None = None,
@@ -73,7 +81,9 @@ class TokenTrajectory:
         self._logprobs = array("d")
         self._max_response_tokens = max_response_tokens
         self._max_total_tokens = max_total_tokens
-        self._is_thinking = False
+        self._story = story
+        self._opens: bool | None = None  # whether the prompt of the last turn ends inside thinking
+        self._last = ""
         self.max_observation_tokens = max_observation_tokens
         self.keep = keep
         self.reason = ""
@@ -81,6 +91,7 @@ class TokenTrajectory:
         self.closed_turns: list[int] = []
         self.has_logprobs = True
         self.images = list(images)
+        self.differences: list[str] = []
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -117,9 +128,13 @@ class TokenTrajectory:
         return None if limit is None else max(limit - len(self._mask), 0)
 
     @property
-    def has_thinking(self) -> bool:
-        """Whether a sampled turn has thought, as far as the marks `<think>` and `</think>` tell."""
-        return self._is_thinking
+    def story(self) -> Story:
+        """The shapes of the conversation so far."""
+        return self._story
+
+    def opens(self, thinking: bool) -> None:
+        """Says whether the prompt ends inside a block of thinking; it is found by rendering where nobody does."""
+        self._opens = thinking
 
     def _limit_of_response(self) -> tuple[int | None, str]:
         """The tokens that the response may have in all, and which limit it is."""
@@ -144,7 +159,7 @@ class TokenTrajectory:
             logprobs: one natural logarithm for each id; None where they are not known.
 
         Raises:
-            UsageError: `logprobs` has another length than `ids`, or an id is no token id.
+            UsageError: `logprobs` has another length than `ids`, or an id is none of the model's; nothing is changed.
         """
         if logprobs is not None and len(logprobs) != len(ids):
             raise UsageError(f"{len(logprobs)} log-probabilities for {len(ids)} ids; expected one for each")
@@ -153,6 +168,9 @@ class TokenTrajectory:
             given = array("d", logprobs) if logprobs is not None else array("d", (math.nan,)) * len(sampled)
         except (TypeError, OverflowError) as error:
             raise UsageError(f"token ids and log-probabilities must be numbers: {error}") from error
+        unknown = self._encoder.vocabulary.unknown(sampled)
+        if unknown is not None:
+            raise UsageError(f"{unknown} is no id of the tokenizer; token ids are neither negative nor beyond its last")
         end = len(sampled)
         end_ids = self._encoder.end_ids
         while end and sampled[end - 1] in end_ids:
@@ -164,46 +182,80 @@ class TokenTrajectory:
         self._logprobs.extend(given)
         self.turn_spans.append((start, start + len(sampled)))
         self.has_logprobs = self.has_logprobs and logprobs is not None
-        self._is_thinking = self._is_thinking or "</think>" in text or "<think>" in text
+        self._last = text
         return text
 
-    def add_observation(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
+    def add_observation(
+        self, observation: Observation, *, max_tokens: int | None = None, said: Message | None = None
+    ) -> bool:
         """Appends an observation's ids with mask 0, the next generation prompt included; all of it or nothing.
 
         An image counts with all tokens that the processor makes of it; one that cannot be read is a note in its place.
-        Each content is cut first, so that its structure always stands. A turn that stopped without the stop mark is
+        Each content is cut first, so that its structure always stands. A turn that stopped without a stop mark is
         closed before. False where the result does not fit into `remaining`, and `reason` says so; the trajectory is
         unchanged then.
 
         Args:
             max_tokens: the content's limit for this observation, instead of the trajectory's.
+            said: the assistant's message that it answers, as it was read; its shape is read from the text without it.
 
         Raises:
-            UnsupportedTemplate: exact ids cannot be promised for these messages here; the message names the template.
+            UnsupportedTemplate: exact ids cannot be promised for these messages here, or the template would write the
+                history otherwise and the encoder's history is not "keep"; the message names the template.
             UsageError: there is no sampled turn to answer, or no message to append.
         """
-        messages = self._checked(observation)
-        return self._append(*self._encode(messages, self._limit(max_tokens)))
+        self._check(observation)
+        return self._append(self._prepare(observation.messages, self._limit(max_tokens), said))
 
-    async def add_observation_async(self, observation: Observation, *, max_tokens: int | None = None) -> bool:
-        """The same, with images and long contents worked on in a thread so that the event loop is not held up.
+    async def add_observation_async(
+        self, observation: Observation, *, max_tokens: int | None = None, said: Message | None = None
+    ) -> bool:
+        """The same, with images, long contents and new shapes worked on in a thread, beside the event loop.
 
         Nothing is appended when the wait is cancelled.
         """
-        messages = observation.messages
+        self._check(observation)
+        messages, limit = observation.messages, self._limit(max_tokens)
         is_quick = sum(len(message.content) for message in messages) <= _THREAD_CHARS
-        is_quick = is_quick and not any(message.images for message in messages)
-        if is_quick and (len(messages) <= _THREAD_MESSAGES or self._encoder.knows(messages)):
-            return self._append(*self._encode(self._checked(observation), self._limit(max_tokens)))
+        if is_quick and not any(message.images for message in messages) and self.knows(observation, said=said):
+            return self._append(self._prepare(messages, limit, said))
+        return self._append(await asyncio.to_thread(self._prepare, messages, limit, said))
 
-        def encoded() -> tuple[array[int], tuple[Any, ...]]:
-            return self._encode(self._checked(observation), self._limit(max_tokens))
+    def difference(self, observation: Observation, *, said: Message | None = None) -> str:
+        """How the template would write the history otherwise once this observation follows, "" where it only grows.
 
-        return self._append(*await asyncio.to_thread(encoded))
+        Raises:
+            UnsupportedTemplate: exact ids cannot be promised for these messages at all.
+            UsageError: there is no sampled turn to answer, or no message to append.
+        """
+        self._check(observation)
+        turn = self._turn(observation.messages, said)
+        finding = self._encoder.look(self._story, turn)
+        if finding.is_refused:
+            raise UnsupportedTemplate(finding.fault)
+        return finding.fault or self._other_end(finding)
 
-    def cut_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def knows(self, observation: Observation, *, said: Message | None = None) -> bool:
+        """Whether a conversation of this shape was looked at before, so that nothing has to be rendered."""
+        if self._encoder.same_turn is not None:
+            return True
+        return self._opens is not None and self._encoder.growth.knows(
+            self._story, self._turn(observation.messages, said)
+        )
+
+    def observed(self, messages: Sequence[Message]) -> int:
+        """The tokens that messages have behind a turn."""
+        shown = self._encoder.show(messages)
+        return len(self._encoder.encode_messages(shown.messages, places=shown.places))
+
+    def told(self, observation: Observation, *, said: Message | None = None) -> tuple[Story, bool]:
+        """The shapes of the conversation behind an observation, and whether its prompt opens a block of thinking."""
+        turn = self._turn(observation.messages, said)
+        return self._story.after(turn), self._encoder.look(self._story, turn).opens
+
+    def cut_messages(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> tuple[Message, ...]:
         """Messages with their contents cut to `max_observation_tokens`, as an observation of them would show."""
-        limit = self.max_observation_tokens
+        limit = self._limit(max_tokens)
         messages = self._encoder.show(messages).messages
         if limit is None:
             return messages
@@ -213,41 +265,100 @@ class TokenTrajectory:
     def _limit(self, max_tokens: int | None) -> int | None:
         return max_tokens if max_tokens is not None else self.max_observation_tokens
 
-    def _checked(self, observation: Observation) -> tuple[Message, ...]:
+    def _check(self, observation: Observation) -> None:
         if not observation.messages:
             raise UsageError("the observation has no messages; expected those that answer the turn")
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
             raise UsageError("no sampled turn stands before this observation; call add_sampled first")
-        self._encoder.require([m.role for m in observation.messages], after_thinking=self._is_thinking)
-        return observation.messages
 
-    def _encode(self, messages: Sequence[Message], limit: int | None) -> tuple[array[int], tuple[Any, ...]]:
+    def _turn(self, messages: Sequence[Message], said: Message | None) -> Turn:
+        """The shape of the last turn."""
+        encoder = self._encoder
+        roles = tuple([message.role for message in messages])
+        images: tuple[int, ...] = ()
+        if encoder.images is not None and any(message.images for message in messages):
+            images = tuple(len(message.images) for message in messages)
+        if encoder.same_turn is not None:
+            return Turn("none", "", roles, images)
+        if self._opens is None:
+            self._opens = encoder.growth.opens(self._story)
+        start = self._prompt_length + self.turn_spans[-1][0]
+        return encoder.growth.read(
+            self._story, self._last, roles, images, said, is_open=self._opens, ids=lambda: set(self._ids[start:])
+        )
+
+    def _other_end(self, finding: Finding) -> str:
+        """How the turn was ended otherwise than the template ends it; "" where it was not, or was cut."""
+        last = self._last_id()
+        encoder = self._encoder
+        if encoder.same_turn is not None or last is None or last not in encoder.end_ids:
+            return ""
+        stop = finding.layout.stop
+        if last == encoder.vocabulary.added[stop]:
+            return ""
+        return f"it ends this turn with {stop}, and {encoder.decode([last])} was sampled"
+
+    def _last_id(self) -> int | None:
+        """The last sampled id; None where the turn has none."""
+        return None if len(self._mask) == self.turn_spans[-1][0] else self._ids[-1]
+
+    def _prepare(self, messages: Sequence[Message], limit: int | None, said: Message | None) -> _Prepared:
         shown = self._encoder.show(messages)
         messages, images, places = shown.messages, shown.images, shown.places
+        turn = self._turn(messages, said)
+        finding = self._encoder.look(self._story, turn)
+        fault = finding.fault or self._other_end(finding)
+        if fault and self._encoder.history != "keep":
+            raise UnsupportedTemplate(fault if finding.is_refused else self._encoder.refusal(turn.roles, fault))
+        layout = finding.layout
+        ids: array[int] | None = None
         if limit is not None:
             if sum(len(message.content) for message in messages) <= limit * CHARS_A_TOKEN:
-                ids = self._encoder.encode_messages(messages, places=places)
-                if len(ids) <= limit:
-                    return ids, images
-            cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
-            messages = [replace(message, content=cut(message.content)) for message in messages]
-        return self._encoder.encode_messages(messages, places=places), images
+                ids = self._encoder.encode_messages(messages, places=places, layout=layout)
+            if ids is None or len(ids) > limit:
+                cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
+                messages = [replace(message, content=cut(message.content)) for message in messages]
+                ids = None
+        if ids is None:
+            ids = self._encoder.encode_messages(messages, places=places, layout=layout)
+        return _Prepared(ids, images, turn, finding, fault)
 
-    def _append(self, ids: array[int], images: Sequence[Any]) -> bool:
-        is_open = len(self._mask) == self.turn_spans[-1][0] or self._ids[-1] != self._encoder.stop_id
-        is_open = is_open and self._encoder.same_turn is None  # nothing closes a turn that goes on
-        if is_open:
-            ids = array("q", (self._encoder.stop_id,)) + ids
+    def _append(self, made: _Prepared) -> bool:
+        ids = made.ids
+        layout = made.finding.layout
+        last = self._last_id()
+        is_closed = False
+        if self._encoder.same_turn is None:  # nothing closes a turn that goes on
+            stop_id = self._encoder.vocabulary.added[layout.stop]
+            # Behind another end mark none is written, but for the one that the next message begins with.
+            is_ended = last is not None and last in self._encoder.end_ids and layout.ends_turns
+            if last != stop_id and not is_ended:
+                ids = array("q", (stop_id,)) + ids
+                is_closed = True
         limit, name = self._limit_of_response()
         if limit is not None and len(self._mask) + len(ids) > limit:
             whole = self._max_response_tokens if name == "response" else self._max_total_tokens
             self.reason = f"the observation has {len(ids)} tokens; {self.remaining} of {whole} {name} tokens are left"
             return False
-        if is_open:
+        if is_closed:
             self.closed_turns.append(len(self.turn_spans) - 1)
         self._ids.extend(ids)
         self._mask.extend(bytes(len(ids)))
         self._logprobs.extend(array("d", bytes(8 * len(ids))))
-        self.images.extend(images)
+        self.images.extend(made.images)
+        if made.fault:
+            self.differences.append(made.fault)
+        self._story.add(made.turn)
+        self._opens = made.finding.opens
         self.reason = ""
         return True
+
+
+class _Prepared(NamedTuple):
+    """An observation before it is appended: its ids and images, and what the template makes of the turn before it."""
+
+    ids: array[int]
+    images: tuple[Any, ...]
+    turn: Turn
+    finding: Finding
+    fault: str

@@ -95,7 +95,6 @@ def test_importing_the_tokens_imports_no_transformers() -> None:
         ),
         (("message.content + '\\n</tool_response>'", "'hidden\\n</tool_response>'"), "writes contents"),
         (("+ message.content + '\\n</tool", "+ message.content ~ message.content + '\\n</tool"), "writes contents"),
-        (("{{- '<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "{%- elif message.role == 'tool'"), "stop"),
         (("{%- if add", "{%- bad"), "line"),
     ],
 )

@@ -217,7 +217,7 @@ def test_a_row_that_starts_anew_shows_all_images_again(made: Any) -> None:
     thinking = TEMPLATE.replace(
         "shown(message.content or '')", "shown((message.content or '').split('</think>')[-1].lstrip('\\n'))"
     )
-    encoder = TokenEncoder(made.tokenizer, chat_template=thinking, images=ProcessorImages(made))
+    encoder = TokenEncoder(made.tokenizer, chat_template=thinking, images=ProcessorImages(made), history="rows")
     prompt = [Message("user", "q", images=(picture(60, 40),))]
     rows = encoder.start_rows(prompt)
     thought = "<think>\nhm\n</think>\n\nwhich?"

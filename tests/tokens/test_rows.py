@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
+from rlenv.tokens.encoder import History
 from tests.tokens import real
 
 # Thinking of earlier turns is left out once a user message follows, as Qwen3's template does.
@@ -15,7 +18,7 @@ FORGETS = CHAT_TEMPLATE.replace(
     "(message.content or '')",
     "((message.content or '').split('</think>')[-1] if messages[-1].role == 'user' else (message.content or ''))",
 )
-SMALL = TokenEncoder(small_tokenizer(), chat_template=FORGETS)
+SMALL = TokenEncoder(small_tokenizer(), chat_template=FORGETS, history="rows")
 USER = Observation((Message("user", "next <|im_end|><tool_call>"),))
 
 
@@ -51,7 +54,7 @@ def test_a_template_that_only_grows_keeps_one_row() -> None:
 
 
 def test_qwen3_is_split_at_a_user_message_after_thinking() -> None:
-    encoder = TokenEncoder(real.qwen("qwen3"), chat_template=real.template("qwen3"))
+    encoder = TokenEncoder(real.qwen("qwen3"), chat_template=real.template("qwen3"), history="rows")
     rows = encoder.start_rows([Message("user", "Q")])
     said = Message("assistant", rows.add_sampled(encoder.encode_text("<think>\nhm\n</think>\n\nhello<|im_end|>")))
     assert rows.add_observation(Observation((Message("user", "and?"),)), said=said)
@@ -61,10 +64,10 @@ def test_qwen3_is_split_at_a_user_message_after_thinking() -> None:
 
 
 def test_a_row_that_does_not_fit_is_not_started() -> None:
-    rows = SMALL.start_rows([Message("user", "Q")], max_prompt_tokens=25)
+    rows = SMALL.start_rows([Message("user", "Q")], max_prompt_tokens=25, max_total_tokens=26)
     said = Message("assistant", rows.add_sampled(SMALL.encode_text("<think>hm</think>one<|im_end|>")))
     assert not rows.add_observation(USER, said=said)
-    assert "expected at most 25 (max_prompt_tokens)" in rows.reason
+    assert "expected fewer than 26 (max_total_tokens)" in rows.reason
     assert len(rows.rows) == 1
 
 
@@ -84,3 +87,50 @@ def test_what_was_said_is_the_assistants() -> None:
     rows.add_sampled([SMALL.stop_id])
     with pytest.raises(UsageError, match="expected the assistant's"):
         rows.add_observation(USER, said=Message("user", "x"))
+
+
+@pytest.mark.parametrize("history", ["grow", "keep"])
+def test_other_histories_have_one_row(history: History) -> None:
+    plain = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, history=history)
+    rows = plain.start_rows([Message("user", "Q")])
+    rows.add_sampled([plain.stop_id])
+    assert rows.add_observation(Observation((Message("tool", "R"),)))
+    rows.add_sampled([plain.stop_id])
+    assert asyncio.run(rows.add_observation_async(Observation((Message("user", "more"),))))
+    assert len(rows.rows) == 1
+    assert rows.differences == []
+
+
+def test_what_is_kept_is_said() -> None:
+    kept = TokenEncoder(small_tokenizer(), chat_template=FORGETS, history="keep")
+    rows = kept.start_rows([Message("user", "Q")])
+    rows.add_sampled(kept.encode_text("<think>hm</think>one<|im_end|>"))
+    assert rows.add_observation(USER)
+    assert len(rows.differences) == 1
+    refusing = TokenEncoder(small_tokenizer(), chat_template=FORGETS).start([Message("user", "Q")])
+    refusing.add_sampled(kept.encode_text("<think>hm</think>one<|im_end|>"))
+    with pytest.raises(UnsupportedTemplate, match="choose what to do: history rows"):
+        refusing.add_observation(USER)
+
+
+def test_the_budget_is_that_of_all_rows() -> None:
+    first = SMALL.encode_text("<think>hm</think>one<|im_end|>")
+    rows = SMALL.start_rows([Message("user", "Q")], max_response_tokens=60)
+    said = Message("assistant", rows.add_sampled(first))
+    assert rows.add_observation(USER, said=said)
+    assert len(rows.rows) == 2
+    observed = len(SMALL.encode_messages(USER.messages))
+    assert len(rows) == len(first) + observed
+    assert rows.remaining == 60 - len(first) - observed
+    rows.add_sampled([5] * 10)
+    assert len(rows) == len(first) + observed + 10
+    assert not rows.add_observation(Observation((Message("user", "much too long " * 20),)), said=said)
+    assert "response tokens are left" in rows.reason
+    assert len(rows.rows) == 2
+
+
+def test_a_row_needs_what_was_said() -> None:
+    rows = SMALL.start_rows([Message("user", "Q")])
+    rows.add_sampled([SMALL.stop_id])
+    with pytest.raises(UsageError, match="said is None"):
+        rows.add_observation(USER)

@@ -175,6 +175,9 @@ def test_misuse_says_what_was_expected() -> None:
         trajectory.add_sampled([5, 6], [0.0])
     with pytest.raises(UsageError, match="negative"):
         trajectory.add_sampled([-1])
+    for number in (SIZE, 10**6, 2**40):
+        with pytest.raises(UsageError, match=f"{number} is no id of the tokenizer"):
+            trajectory.add_sampled([5, number])
     assert len(trajectory) == 0
     trajectory.add_sampled([5])
     with pytest.raises(UsageError, match="no messages"):
@@ -194,3 +197,12 @@ def test_long_contents_are_encoded_beside_the_event_loop() -> None:
     expected.add_sampled([ENCODER.stop_id])
     expected.add_observation(tools(content))
     assert asyncio.run(observe()).context_ids == expected.context_ids
+
+
+def test_ids_of_padded_embeddings_are_a_policys_to_sample() -> None:
+    padded = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, vocab_size=SIZE + 10)
+    trajectory = padded.start([Message("user", "Q")])
+    assert trajectory.add_sampled([SIZE + 9]) == ""
+    with pytest.raises(UsageError, match="is no id"):
+        trajectory.add_sampled([SIZE + 10])
+    assert trajectory.response_ids == [SIZE + 9]

@@ -1,0 +1,220 @@
+"""Made-up turns that show by rendering what a chat template does: marks stand for every text that a turn may have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from rlenv.messages import Message
+
+__all__ = [
+    "FORMS",
+    "KEYS",
+    "SLOT",
+    "THINKING",
+    "TOOL",
+    "USER",
+    "Form",
+    "Marks",
+    "Turn",
+    "Way",
+    "answer_messages",
+    "content_mark",
+    "said_mark",
+    "thought_mark",
+    "turn_message",
+]
+
+USER: Final = {"role": "user", "content": "u"}
+TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks something up.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "what"}}},
+    },
+}
+_S: Final = "\ue000"  # private use: stands in no template
+SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
+"""A mark of an answer: its letter (content, name, id) and its number."""
+KEYS: Final = ("reasoning_content", "reasoning", "thinking")
+"""The names under which templates look for an assistant's thinking, the common one first."""
+THINKING: Final = ("none", "empty", "some", "cut")
+"""Kinds of thinking: none at all, a block without words, one with words, and one that was not closed."""
+
+
+def content_mark(index: int) -> str:
+    """The content of the answer `index` of the last turn."""
+    return f"{_S}c{index}{_S}"
+
+
+def _id(index: int) -> str:
+    return f"{_S}i{index:06d}{_S}"  # nine characters, as Mistral's templates demand
+
+
+def _name(index: int) -> str:
+    return f"{_S}n{index}{_S}"
+
+
+# What an assistant says is written by letters alone, which JSON and other forms leave as they are.
+def thought_mark(turn: int) -> str:
+    """The thinking of a turn."""
+    return f"qzt{turn}zq"
+
+
+def said_mark(turn: int) -> str:
+    """The text of a turn."""
+    return f"qzx{turn}zq"
+
+
+def argument_mark(turn: int, call: int) -> str:
+    """The argument of a call."""
+    return f"qza{turn}v{call}zq"
+
+
+class Turn(NamedTuple):
+    """The shape of one turn: all that a template's treatment of it may depend on.
+
+    `thinking` is one of THINKING. `text` says where text stands beside calls: "", "before", "behind" or "both"; of a
+    turn without calls, "before" says that there is any. `roles` are those of the messages that answer it, `images` how
+    many each of them shows (() where none shows any).
+    """
+
+    thinking: str
+    text: str
+    roles: tuple[str, ...]
+    images: tuple[int, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        """How many calls it has: as many as results answer it."""
+        return self.roles.count("tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a template is given thinking: under a key of the message, or between marks in its content (`key` is "")."""
+
+    key: str
+    open: str = "<think>"
+    close: str = "</think>"
+
+    def write(self, message: dict[str, Any], thinking: str, thought: str) -> dict[str, Any]:
+        """A message with thinking of a kind."""
+        if thinking == "none" or (thinking == "empty" and self.key):
+            return message
+        if self.key:
+            return {**message, self.key: thought}
+        block = f"{self.open}\n{thought if thinking != 'empty' else ''}\n{self.close}\n\n"
+        if thinking == "cut":
+            block = f"{self.open}\n{thought}"
+        return {**message, "content": block + (message["content"] or "")}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way of writing calls; templates differ in which they take.
+
+    `content` is that of a turn with calls and no text. `name` is a tool's, where a template looks names up. `is_plain`:
+    the template knows no calls, so that they stand in the content as they were sampled.
+    """
+
+    content: str | None = ""
+    has_tools: bool = False
+    arguments_as_text: bool = False
+    name: str = ""
+    is_plain: bool = False
+
+    def calls(self, turn: int, count: int, first: int) -> list[dict[str, Any]]:
+        """The calls of a turn, `first` of which is the number of the first."""
+        out = []
+        for index in range(count):
+            arguments: Any = {"x": argument_mark(turn, index)}
+            if self.arguments_as_text:
+                arguments = json.dumps(arguments)
+            function = {"name": self.name or _name(first + index), "arguments": arguments}
+            out.append({"id": _id(first + index), "type": "function", "function": function})
+        return out
+
+
+FORMS: Final = (
+    *(
+        Form(content, has_tools, as_text)
+        for as_text in (False, True)
+        for has_tools in (False, True)
+        for content in ("", None)
+    ),
+    Form(is_plain=True),
+)
+
+
+def turn_message(form: Form, way: Way, turn: Turn, number: int, first: int) -> dict[str, Any]:
+    """The assistant's message of a turn, with marks for all that it says.
+
+    Args:
+        number: of the turn in its conversation.
+        first: the number of its first call in the conversation.
+    """
+    calls = turn.calls
+    message: dict[str, Any] = {"role": "assistant", "content": said_mark(number) if turn.text else ""}
+    if calls and form.is_plain:
+        message["content"] += " ".join(argument_mark(number, index) for index in range(calls))
+    elif calls:
+        message = {
+            "role": "assistant",
+            "content": said_mark(number) if turn.text else form.content,
+            "tool_calls": form.calls(number, calls, first),
+        }
+    return way.write(message, turn.thinking, thought_mark(number))
+
+
+def answer_messages(form: Form, turn: Turn, contents: Sequence[str], first: int) -> list[dict[str, Any]]:
+    """The messages that answer a turn, with these contents."""
+    out: list[dict[str, Any]] = []
+    number = first
+    for index, (role, content) in enumerate(zip(turn.roles, contents, strict=True)):
+        count = turn.images[index] if turn.images else 0
+        message: dict[str, Any] = {"role": role, "content": shown_content(role, content, count)}
+        if role == "tool":
+            message |= {"tool_call_id": _id(number), "name": form.name or _name(number)}
+            number += 1
+        out.append(message)
+    return out
+
+
+def shown_content(role: str, text: str, images: int) -> Any:
+    """The content of a message as templates take it."""
+    message = Message("user" if role == "user" else "tool", text)
+    return message.parts([{"type": "image"}] * images) if images else text
+
+
+class Marks:
+    """The marks of a template, or of a tokenizer, in a text.
+
+    Args:
+        added: the tokenizer's added tokens; None where there is no tokenizer, so that marks are what looks like one.
+    """
+
+    _LIKE: Final = re.compile(r"<\|[^<>|\s]{1,60}\|?>|<[^<>\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?[A-Za-z_][\w:.]{0,40}>"
+                              r"|\[/?[A-Z_]{2,40}\]")  # fmt: skip
+
+    def __init__(self, added: Sequence[str] | None = None) -> None:
+        self._added = None if added is None else frozenset(added)
+        longest = sorted((text for text in added or () if text.strip()), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest))) if longest else self._LIKE
+
+    def find(self, text: str) -> list[tuple[int, str]]:
+        """The place and the text of each mark, in order."""
+        return [(match.start(), match[0]) for match in self._pattern.finditer(text)]
+
+    def has(self, mark: str) -> bool:
+        """Whether a text can be a mark at all."""
+        return self._added is None or mark in self._added
+
+    def first(self, text: str) -> str:
+        """The mark that `text` begins with, "" where it begins with none."""
+        match = self._pattern.match(text) or self._LIKE.match(text)
+        return match[0] if match else ""

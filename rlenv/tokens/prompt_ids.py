@@ -1,0 +1,298 @@
+"""The ids of prompts and conversations: the template's own rendering, in which no content is a control token."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from rlenv.control import Spans
+from rlenv.errors import EpisodeError, UnsupportedTemplate
+from rlenv.messages import MalformedCall, Message
+from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.dummies import Way
+from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
+from rlenv.tokens.program import Program
+from rlenv.tokens.prompts import Part, encode_parts, written_parts
+from rlenv.tokens.slots import TRANSFORMS, Slot, TextSlot
+from rlenv.tokens.vocabulary import Vocabulary, encode
+
+__all__ = ["CHECKS", "PromptIds", "call_id"]
+
+_CACHED = 256
+_MARK = "\ue000c0\ue000"
+CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
+"""Harmless contents that bring out what a tokenizer merges."""
+
+
+def call_id(index: int) -> str:
+    """The id of a call that has none, by its place in its turn; nine signs, as some templates demand."""
+    return f"call{index:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """Encodes what a template writes of conversations; shared by all trajectories of a process.
+
+    Prompts that differ in their last user message only share the work for what stands before (`kept`).
+    """
+
+    template: ChatTemplate
+    vocabulary: Vocabulary
+    images: ProcessorImages | None
+    kept: dict[Any, Program]
+
+    def of_prompt(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        places: Sequence[str],
+        now: datetime,
+    ) -> array[int]:
+        """The ids of the template's rendering, generation prompt included.
+
+        Raises:
+            EpisodeError: a text of the prompt holds the placeholder of an image (`reason` is "image").
+        """
+        given = list(map(as_template_reads, messages))
+        authored = [message.authored if isinstance(message, Message) else () for message in messages]
+        if self.images is not None:
+            text = self.template.render(given, tools=tools, now=now)
+            stray = next((word for word in self.images.reserved[1:] if word in text), None)
+            if stray is not None:
+                raise EpisodeError(f"the prompt holds {stray}, which stands for something else", reason="image")
+            fill_places(text, place=self.images.place, places=places, where="the prompt")
+            return self.encode(given, authored, tools, now, places=places)
+        last = given[-1] if given else {}
+        content = last.get("content")
+        if last.get("role") != "user" or not isinstance(content, str) or authored[-1]:
+            return self.encode(given, authored, tools, now)
+        stamp = self.template.stamp(now)
+        try:
+            key = (orjson.dumps((given[:-1], authored[:-1], {**last, "content": None}, tools)), stamp)
+        except TypeError:
+            return self.encode(given, authored, tools, now)
+        program = self.kept.get(key)
+        if program is None:
+            program = self._program(given, authored, tools, now)
+            while len(self.kept) >= _CACHED:
+                self.kept.pop(next(iter(self.kept)), None)
+            self.kept[key[0], self.template.stamp(now)] = program
+        if not program.pieces:
+            return self.encode(given, authored, tools, now)
+        return program.encode(lambda slot: slot.transform(content), self._plain)
+
+    def of_history(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        said: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        places: Sequence[str],
+        now: datetime,
+        way: Way,
+    ) -> array[int]:
+        """The ids of a conversation in which every content is text, what the policy said before included.
+
+        Raises:
+            UnsupportedTemplate: the template refuses it, or leaves a call out, in each form of calls.
+        """
+        first = list(map(as_template_reads, messages))
+        authored: list[Spans] = [message.authored if isinstance(message, Message) else () for message in messages]
+        refused: UnsupportedTemplate | None = None
+        for later in _forms(said):
+            spans = [_written_marks(message, way) for message in later]
+            given = [*first, *_as_told(later, way)]
+            for form in _calls_as_text(given, len(first)):
+                try:
+                    ids = self.encode(form, [*authored, *spans], tools, now, places=places, hides=len(first))
+                    self._check_calls(form, len(first), tools, now)
+                    return ids
+                except UnsupportedTemplate as error:
+                    refused = refused if refused is not None else error
+        assert refused is not None
+        raise refused
+
+    def _check_calls(
+        self, given: Sequence[Mapping[str, Any]], first: int, tools: Sequence[Mapping[str, Any]], now: datetime
+    ) -> None:
+        text = self.template.render(given, tools=tools, now=now)
+        for message in given[first:]:
+            for call in message.get("tool_calls") or ():
+                name = call["function"]["name"]
+                if name and name not in text:
+                    raise UnsupportedTemplate(f"chat template {self.template.name} leaves out a call of {name}")
+
+    def encode(
+        self,
+        given: list[dict[str, Any]],
+        authored: Sequence[Spans],
+        tools: Sequence[Mapping[str, Any]],
+        now: datetime,
+        *,
+        places: Sequence[str] = (),
+        hides: int | None = None,
+    ) -> array[int]:
+        """The ids of the template's rendering, in which no content has become a control token.
+
+        They are those of the whole tokenizer for the whole text wherever the template alone writes control tokens.
+
+        Args:
+            hides: the first message from which on an assistant's words are text too; None: they are its own.
+        """
+        signs = self.vocabulary.signs
+        written = written_parts(self.template, given, authored, tools, signs, now=now, hides=hides)
+        place = self.images.place if self.images is not None else ""
+        parts = self._place_written(written.parts, places) if place else written.parts
+        ids = encode_parts(parts, self.vocabulary, encode_text=self._full, encode_content=self._plain)
+        text = fill_places(written.text, place=place, places=places, where="the prompt") if place else written.text
+        whole = self._full(text)
+        if ids.tolist() == whole or self._controls(ids) == self._controls(whole):
+            return array("q", whole)
+        return ids
+
+    def _full(self, text: str) -> list[int]:
+        return encode(self.vocabulary.full, text)
+
+    def _plain(self, text: str) -> list[int]:
+        return encode(self.vocabulary.plain, text)
+
+    def _controls(self, ids: Sequence[int]) -> list[int]:
+        control = self.vocabulary.control_ids
+        return [number for number in ids if number in control]
+
+    def _place_written(self, parts: Sequence[Part], places: Sequence[str]) -> list[Part]:
+        """The template's own text with its placeholders filled; those of contents are text."""
+        assert self.images is not None
+        left = iter(places)
+        out: list[Part] = []
+        for is_own, text in parts:
+            if is_own and self.images.place in text:
+                pieces = text.split(self.images.place)
+                text = pieces[0] + "".join(next(left, "") + piece for piece in pieces[1:])
+            out.append((is_own, text))
+        return out
+
+    def _program(
+        self,
+        given: list[dict[str, Any]],
+        authored: Sequence[Spans],
+        tools: Sequence[Mapping[str, Any]],
+        now: datetime,
+    ) -> Program:
+        """The program of a prompt with a slot for its last content; an empty one where the template has no such."""
+        last = given[-1]
+
+        def with_content(content: str) -> list[dict[str, Any]]:
+            return [*given[:-1], {**last, "content": content}]
+
+        def render(content: str) -> str:
+            return self.template.render(with_content(content), tools=tools, now=now)
+
+        try:
+            text = render(_MARK)
+            transform = _transform_of(text, render)
+            if transform is None:
+                return Program(())
+            # The mark stays as it is, as an author's word would, so that it is found again.
+            spans = [*authored[:-1], ((0, len(_MARK)),)]
+            written = written_parts(self.template, with_content(_MARK), spans, tools, self.vocabulary.signs, now=now)
+        except UnsupportedTemplate:
+            return Program(())
+        slotted: list[str | Slot | TextSlot] = []
+        for is_own, piece in written.parts:
+            if not is_own:
+                slotted.append(TextSlot(piece))
+                continue
+            head, mark, tail = piece.partition(_MARK)
+            slotted += [head, Slot("content", 0, transform), tail] if mark else [piece]
+        is_same = "".join(piece for _, piece in written.parts) == text
+        if not is_same or sum(isinstance(part, Slot) for part in slotted) != 1:
+            return Program(())
+        program = Program.of(slotted, self.vocabulary, self._plain)
+        for probe in CHECKS:
+            whole = self._full(render(probe))
+            ids = program.encode(lambda _, probe=probe: transform(probe), self._plain)  # type: ignore[misc]
+            if ids.tolist() != whole and self._controls(ids) == self._controls(whole):
+                return Program(())  # the template alone writes its control tokens, and its ids are others
+        return program
+
+
+def _transform_of(text: str, render: Callable[[str], str]) -> Callable[[str], str] | None:
+    """What a template does to the content whose mark stands in `text`; None where that is not known."""
+    before, mark, after = text.partition(_MARK)
+    left = dict(TRANSFORMS)
+    for probe in (*CHECKS, "", "  \n ", '"q"', "<think>x</think>", "<tool_response>\nx\n</tool_response>"):
+        shown = render(probe)
+        left = {name: change for name, change in left.items() if shown == before + change(probe) + after}
+        if not mark or not left:
+            return None
+    return next(iter(left.values()))
+
+
+def _forms(said: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """What was said, with its calls; and with calls that could not be read as text, which some templates need."""
+    yield said
+    if any(isinstance(call, MalformedCall) for message in said for call in message.tool_calls):
+        yield [_plainly(message) for message in said]
+
+
+def _plainly(message: Message) -> Message:
+    broken = [call.text for call in message.tool_calls if isinstance(call, MalformedCall)]
+    read = tuple(call for call in message.tool_calls if not isinstance(call, MalformedCall))
+    content = "\n".join(text for text in (message.content, *broken) if text)
+    return replace(message, content=content, tool_calls=read) if broken else message
+
+
+def _as_told(said: Sequence[Message], way: Way) -> list[dict[str, Any]]:
+    """Messages as the template reads them: thinking in its way, and an id for each call and each result."""
+    out: list[dict[str, Any]] = []
+    results = 0
+    for message in said:
+        told = as_template_reads(message)
+        if message.role == "assistant":
+            results = 0
+            told.pop("reasoning_content", None)
+            told = way.write(told, "some" if message.thinking else "none", message.thinking)
+            calls = told.get("tool_calls") or ()
+            told |= {"tool_calls": [{"id": call_id(i), **call} for i, call in enumerate(calls)]} if calls else {}
+        else:
+            if message.role == "tool":
+                told = {"name": "tool", "tool_call_id": call_id(results), **told}
+            results += 1
+        out.append(told)
+    return out
+
+
+def _written_marks(message: Message, way: Way) -> Spans:
+    """The parts of a message's content that are no text: what its author wrote, and marks around its thinking."""
+    if message.role != "assistant" or way.key or not message.thinking:
+        return message.authored
+    block = len(way.write({"content": ""}, "some", message.thinking)["content"])
+    close = block - len(way.close) - 2
+    moved = [(first + block, last + block) for first, last in message.authored]
+    return [(0, len(way.open)), (close, close + len(way.close)), *moved]
+
+
+def _calls_as_text(given: list[dict[str, Any]], first: int) -> Iterator[list[dict[str, Any]]]:
+    """A conversation with its calls' arguments as data, and as JSON text."""
+    yield given
+    if not any(message.get("tool_calls") for message in given[first:]):
+        return
+    out = list(given[:first])
+    for message in given[first:]:
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                function = call["function"]
+                arguments = function["arguments"]
+                if not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                calls.append({**call, "function": {**function, "arguments": arguments}})
+            message = {**message, "tool_calls": calls}
+        out.append(message)
+    yield out

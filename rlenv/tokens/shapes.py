@@ -1,0 +1,180 @@
+"""The shapes of turns, read from what was sampled, and the shape of a conversation so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from rlenv.tokens.dummies import Turn
+
+__all__ = ["Reader", "Story", "shorter"]
+
+_MOST = 2
+"""The most turns of one shape, one behind the other, that a template is taken to tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads what a turn is made of from its text alone; linear in the text.
+
+    Attributes:
+        thinking: the marks around thinking, those of the template first.
+        opener: what a call begins with; "" where it is not known.
+        closer: what a call, or a turn's calls, end with; "" where it is not known.
+        header: what the template writes before a turn: a policy that writes several parts writes it too.
+    """
+
+    thinking: tuple[tuple[str, str], ...]
+    opener: str = ""
+    closer: str = ""
+    header: str = ""
+
+    def turn(self, text: str, roles: tuple[str, ...], images: tuple[int, ...], *, is_open: bool) -> Turn:
+        """The shape of a turn.
+
+        Args:
+            roles: those of the messages that answer it; results answer calls.
+            is_open: whether the prompt has opened a block of thinking.
+        """
+        has_calls = "tool" in roles
+        thinking, before, at = self._thinking(text, is_open=is_open, opener=self.opener if has_calls else "")
+        if not has_calls:
+            return Turn(thinking, "before" if before else "", roles, images)
+        behind = False
+        if at >= 0 and self.closer:
+            end = text.rfind(self.closer, at)
+            behind = end >= 0 and bool(text[end + len(self.closer) :].strip())
+        # Calls that cannot be found are not looked for: what was sampled may be a call that could not be read.
+        before = before and at >= 0
+        where = "both" if before and behind else "before" if before else "behind" if behind else ""
+        return Turn(thinking, where, roles, images)
+
+    def _thinking(self, text: str, *, is_open: bool, opener: str) -> tuple[str, bool, int]:
+        """The kind of thinking, whether other text stands before the first call, and where that begins (or -1)."""
+        thinking, at, has_text = "none", 0, False
+        if is_open:
+            end, size = self._close(text, 0)
+            if size:
+                thinking = "some" if text[:end].strip() else "empty"
+            elif not opener or opener not in text:
+                return "cut", False, -1
+            at = end + size if size else 0
+        while True:
+            call = text.find(opener, at) if opener else -1
+            limit = call if call >= 0 else len(text)
+            begins = [(text.find(pair[0], at, limit), pair) for pair in self.thinking if pair[0]]
+            begin, pair = min((one for one in begins if one[0] >= 0), default=(-1, ("", "")))
+            has_text = has_text or self._is_text(text[at : begin if begin >= 0 else limit])
+            if begin < 0:
+                return thinking, has_text, call
+            body = begin + len(pair[0])
+            end = text.find(pair[1], body)
+            if end < 0:
+                return "cut", has_text, -1
+            if text[body:end].strip():
+                thinking = "some"
+            elif thinking == "none":
+                thinking = "empty"
+            at = end + len(pair[1])
+
+    def _close(self, text: str, at: int) -> tuple[int, int]:
+        found = [(text.find(close, at), len(close)) for _, close in self.thinking if close]
+        return min((one for one in found if one[0] >= 0), default=(len(text), 0))
+
+    def _is_text(self, text: str) -> bool:
+        text = text.strip()
+        return bool(text) and (not self.header or bool(text.replace(self.header, "").strip()))
+
+    def is_left_open(self, prompt: str) -> bool:
+        """Whether a prompt ends inside a block of thinking that it has opened."""
+        end = prompt[-200:].rstrip()
+        return any(open and end.endswith(open) for open, _ in self.thinking)
+
+    def closes(self, text: str) -> bool:
+        """Whether a text closes a block of thinking."""
+        return any(close and close in text for _, close in self.thinking)
+
+    def blocks(self, text: str) -> str:
+        """The kind of thinking that the text before a turn's own words holds."""
+        if any(close and close in text for _, close in self.thinking):
+            return "empty"
+        return "some" if any(open and open in text for open, _ in self.thinking) else "none"
+
+
+def shorter(turn: Turn) -> Turn:
+    """A turn with at most two answers of one role in a row: what later turns can tell of it."""
+    roles = turn.roles
+    if len(roles) <= _MOST:
+        return turn if not turn.images else turn._replace(images=())
+    kept = tuple(
+        role for index, role in enumerate(roles) if index < _MOST or roles[index - _MOST : index] != (role,) * _MOST
+    )
+    return turn._replace(roles=kept, images=())
+
+
+class Story:
+    """A conversation's first messages, its tools, and the shapes of its turns so far; used by one task at a time.
+
+    Attributes:
+        now: the time that the template is told, the same for the whole conversation.
+        turns: every turn so far.
+    """
+
+    __slots__ = ("_key", "_settled", "_since", "messages", "now", "tools", "turns")
+
+    def __init__(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], now: datetime
+    ) -> None:
+        self.messages = messages
+        self.tools = tools
+        self.now = now
+        self.turns: list[Turn] = []
+        self._settled: frozenset[Turn] = frozenset()
+        self._since: tuple[tuple[Turn, int], ...] = ()
+        self._key: Any = None
+
+    def of_prompt(self) -> Any:
+        """A hashable that is the same for prompts of one shape: roles and forms of messages, and their tools."""
+        if self._key is None:
+            roles = tuple((message.get("role"), type(message.get("content")) is str) for message in self.messages)
+            try:
+                tools = orjson.dumps(self.tools) if self.tools else b""
+                told = [message for message in self.messages if message.get("role") not in ("system", "user")]
+                self._key = hash((roles, tools, orjson.dumps(self.messages) if told else b""))
+            except TypeError:  # of no JSON: a conversation of its own
+                self._key = object()
+        return self._key
+
+    def add(self, turn: Turn) -> None:
+        """Goes on behind a turn and what answers it."""
+        self.turns.append(turn)
+        turn = shorter(turn)
+        if turn.roles[-1] != "tool":
+            self._settled |= {*(one for one, _ in self._since), turn}
+            self._since = ()
+        elif any(one == turn for one, _ in self._since):
+            self._since = tuple((one, min(count + (one == turn), _MOST)) for one, count in self._since)
+        else:
+            self._since += ((turn, 1),)
+
+    def after(self, turn: Turn) -> Story:
+        """The conversation that goes on behind a turn and what answers it; this one is unchanged."""
+        out = Story(self.messages, self.tools, self.now)
+        out.turns = [*self.turns]
+        out._settled, out._since, out._key = self._settled, self._since, self._key
+        out.add(turn)
+        return out
+
+    @property
+    def history(self) -> tuple[frozenset[Turn], tuple[tuple[Turn, int], ...]]:
+        """The shapes so far, without their number: those before the last reply, and those since."""
+        return self._settled, self._since
+
+    def told(self) -> list[Turn]:
+        """A short conversation of the shapes so far: each once before the last reply, at most twice since."""
+        before = sorted(self._settled, key=lambda turn: (turn.roles[-1] != "tool", turn))
+        return [*before, *(turn for turn, count in self._since for _ in range(count))]

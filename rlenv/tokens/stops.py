@@ -1,0 +1,39 @@
+"""The marks that end an assistant's turn, as a set: what the model's files name and what the chat template writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlenv.dialects.base import SameTurn
+from rlenv.tokens.growth import Growth
+
+__all__ = ["end_marks"]
+
+
+def end_marks(
+    growth: Growth, named: Sequence[str], written: Sequence[str], same_turn: SameTurn | None
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """All marks that end a turn, and what is odd about them, in words.
+
+    A mark that the template writes behind a turn and inside one (gpt-oss ends each channel with `<|end|>`) ends none.
+
+    Args:
+        named: the marks that were given and the tokenizer's end token.
+        written: the marks that the template writes behind turns.
+    """
+    given = frozenset(mark for mark in named if mark)
+    if same_turn is not None:
+        return given | frozenset(written), ()
+    begins, inside = growth.marks_of_turns()
+    remarks = []
+    for mark in sorted(given):
+        if mark in growth.reader.header or mark in begins:
+            remarks.append(
+                f"{mark} ends a turn by the tokenizer's word, and begins the assistant's turn in the template"
+            )
+        elif mark in inside:
+            remarks.append(f"{mark} ends a turn by the tokenizer's word, and stands inside turns in the template")
+    found = frozenset(written) - inside
+    # Generation would end before a turn's first word.
+    kept = given - begins if found - begins else given
+    return kept | found, tuple(remarks)
