@@ -212,7 +212,9 @@ class TextDialect:
                     outcome = [malformed(text, reason, place, length)], length, True
                 elif form is None:
                     in_section, is_text = self._section(mark, in_section)
-                    if is_text and self._behind_header(text, mark, begin) == begin:
+                    header_end = self._behind_header(text, mark, begin)
+                    is_cut_header = header_end == length and mark in self.spec.headers and mark[0] == "<"
+                    if is_text and header_end == begin and not is_cut_header:
                         content.append(mark)
                     elif mark == self.spec.section_open:
                         if section is None or len(calls) > section[1]:
@@ -220,8 +222,8 @@ class TextDialect:
                     elif mark == self.spec.section_close and section is not None:
                         self._end_section(text, section, begin, calls, content)
                         section = None
-                    at = self._behind_header(text, mark, begin)
-                    is_cut = is_cut or begin < at == length
+                    at = header_end
+                    is_cut = is_cut or is_cut_header
                     continue
                 else:
                     if mark in self._spellings:
