@@ -13,8 +13,8 @@ input is made from the corpus and from fragments, by cutting, doubling and putti
 outcome is changed further. What breaks a law is made as small as the law stays broken, written to the corpus
 (tests/attack/corpus/TARGET/), which tests/attack/test_corpus.py reads each time, and printed; the exit code is 1 then.
 
-With --growth, each dialect also reads texts of 100 kB and 1 MB that are made to be slow, and the growth of the cost is
-printed; nothing is fuzzed where --seconds is 0.
+With --growth, each dialect, strict and lenient, also reads texts of 100 kB and 1 MB that are made to be slow, of its own
+marks in many orders too, and the growth of the cost is printed; nothing is fuzzed where --seconds is 0.
 
 Plain seeded mutation and no library: atheris has to be built with clang and sees no further than Python's own bytecode,
 while the code at stake is in C and Rust libraries; hypothesis looks for a counterexample a test, not for as many
@@ -40,7 +40,9 @@ from typing import Protocol
 
 from rlenv import dialects
 from rlenv.dialects.built_in import row_of
+from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.families import ROWS
+from rlenv.dialects.json_body import marks_of
 from rlenv.environment import Environment, load
 from rlenv.errors import RewardError, SpecError, UsageError
 from rlenv.messages import Message, ToolCall, ToolResult
@@ -53,6 +55,27 @@ ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "attack" / "corpus"
 LIMIT_S = 0.5
 SMALL, LARGE = 100_000, 1_000_000
+SHAPES = 12
+"""Texts of a dialect's own marks, chosen by its name, whose growth is measured."""
+BETWEEN = [
+    '"',
+    "'",
+    "{",
+    "[",
+    "(",
+    "}",
+    "\n",
+    " ",
+    "\\",
+    ":",
+    ",",
+    "search",
+    "a(x=1)\n",
+    "[f(",
+    '{"name": "search", "arguments": {}}',
+    "<![CDATA[",
+    "]]>",
+]
 
 
 class Target(Protocol):
@@ -309,7 +332,9 @@ class Mcp:
                 return found
 
         odd, echo = self._runner.run(main())
-        assert odd.outcome in ("ok", "failed", "timeout", "bad_arguments"), f"law: a call ends as a result; {odd}"
+        assert odd.outcome in ("ok", "failed", "timeout", "bad_arguments", "malformed"), (
+            f"law: a call ends as a result; {odd}"
+        )
         assert echo.text == "still there" or echo.outcome != "ok", f"law: no call gets the answer of another; {echo}"
         return (odd.outcome, odd.reason, odd.text[:20], echo.outcome)
 
@@ -403,20 +428,60 @@ def fuzz(name: str, limit_s: float, seed: int, folder: Path) -> int:
     return len(found)
 
 
+def marks(dialect: TextDialect) -> list[str]:
+    """All that the dialect's row looks for in a text."""
+    spec = dialect.spec
+    found = [spec.section_open, spec.section_close, *spec.drop, spec.thinking_marks.open, spec.thinking_marks.close]
+    for row in spec.calls if isinstance(spec.calls, tuple) else (spec.calls,):
+        found += [
+            *marks_of(row.open),
+            *marks_of(row.close),
+            *marks_of(row.key_open),
+            *marks_of(row.after_name),
+            *row.value_open,
+            *row.spellings,
+        ]
+        found += [
+            row.key_close,
+            row.value_close,
+            row.quote,
+            row.before_name,
+            row.id_mark,
+            row.name_close,
+            row.type_open,
+            row.separator,
+        ]
+    return [mark for mark in dict.fromkeys(found) if mark]
+
+
+def mark_texts(dialect: TextDialect, size: int) -> dict[str, str]:
+    """Texts of about `size` characters made of the dialect's own marks, in all kinds of orders; the same each time."""
+    rng = random.Random(dialect.name)
+    own = marks(dialect)
+    call = dialect.render_action(Message("assistant", "", (ToolCall("search", {"query": "x"}),)))
+    parts = [*own, *own, call, call[: 2 * len(call) // 3], call[len(call) // 2 :], *BETWEEN]
+    opened = own[:1] * bool(own)
+    units = [[*opened, filler] for filler in ("a(x=1)\n", "[f(x=1)]", '{"name": "a", "arguments": {}}', '"', "'")]
+    units += [rng.choices(parts, k=rng.randint(1, 4)) for _ in range(SHAPES)]
+    texts = {f"{unit}": "".join(unit) for unit in units}
+    return {kind: (unit * (size // len(unit) + 1))[:size] for kind, unit in texts.items()}
+
+
 def growth() -> None:
     """Prints how the cost of reading grows from 100 kB to 1 MB."""
     worst = []
-    for name in ROWS:
-        dialect = dialects.get(name, lenient=row_of(name).offers)  # it looks for more than a strict reading
-        large = hostile_texts(dialect, LARGE)
-        for kind, text in hostile_texts(dialect, SMALL).items():
+    for name, lenient in [(row, given) for row in ROWS for given in {(), row_of(row).offers}]:
+        dialect = dialects.get(name, lenient=lenient)
+        assert isinstance(dialect, TextDialect)
+        large = {**hostile_texts(dialect, LARGE), **mark_texts(dialect, LARGE)}
+        for kind, text in {**hostile_texts(dialect, SMALL), **mark_texts(dialect, SMALL)}.items():
             low, high = seconds(dialect, text, repeat=3), seconds(dialect, large[kind], repeat=1)
             if high > 11 * low:  # once more before it counts: other processes disturb single measurements
                 low = min(low, seconds(dialect, text, repeat=5))
                 high = min(high, seconds(dialect, large[kind], repeat=3))
             # Below a millisecond the ratio measures the clock.
             if high > 0.01:
-                worst.append((high / (10 * low), high, f"{name}: {kind}"))
+                worst.append((high / (10 * low), high, f"{name}{' lenient' * bool(lenient)}: {kind}"))
     worst.sort(reverse=True)
     print(f"\ncost at 1 MB over ten times the cost at 100 kB; {len(worst)} pairs above 10 ms at 1 MB")
     for ratio, high, label in worst[:12]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlenv._json_limits import check_json
+from rlenv._json_limits import TooMuchJson, check_json
+from rlenv._strict_json import MAX_DEPTH, kind_of, load, value_fault
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 
 __all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text"]
@@ -79,7 +80,9 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
         raise Unreadable("the server's choice holds no message")
     calls: list[ToolCall | MalformedCall] = []
     listed = message.get("tool_calls")
-    for index, item in enumerate(listed[:_MAX_CALLS] if isinstance(listed, list) else ()):
+    if listed is not None and not isinstance(listed, list):
+        raise Unreadable("the server's tool calls are no list")
+    for index, item in enumerate((listed or ())[:_MAX_CALLS]):
         function = item.get("function") if isinstance(item, dict) else None
         if not isinstance(function, dict):
             raise Unreadable("the server's tool call holds no function")
@@ -131,20 +134,42 @@ def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
 
 
 def _call(function: Mapping[str, Any], identity: str) -> ToolCall | MalformedCall:
+    """A call as the server gives it, under the guarantees of a call that is read from text.
+
+    Servers give no arguments as `""`, as null or not at all where the model wrote none: that is an empty object.
+    """
     name = function.get("name")
-    raw = function.get("arguments", "{}")
+    raw = function.get("arguments")
     name = name if isinstance(name, str) else ""
-    try:
-        if isinstance(raw, str):
-            check_json(raw.encode("utf-8", "replace"), max_bytes=_MAX_ARGUMENTS)
-        arguments = json.loads(raw) if isinstance(raw, str) else raw
-    except (ValueError, RecursionError) as error:
-        reason = f"the arguments are not JSON ({error}); expected an object"
-        return MalformedCall(str(raw)[:_MAX_SHOWN], reason, name=name, id=identity)
-    if not isinstance(arguments, dict) or not name:
-        reason = "a call needs a name and an object of arguments"
-        return MalformedCall(str(raw)[:_MAX_SHOWN], reason, name=name, id=identity)
+    shown = raw if isinstance(raw, str) else "" if raw is None else repr(raw)
+    arguments, reason = _arguments({} if raw is None else raw)
+    if not name:
+        reason = "the call has no name; expected the name of a tool"
+    elif not reason and value_fault(name):
+        reason = "the name is not valid Unicode (a lone surrogate)"
+    if reason:
+        return MalformedCall(shown[:_MAX_SHOWN], reason, name=name, id=identity)
     return ToolCall(name, arguments, identity)
+
+
+def _arguments(raw: Any) -> tuple[dict[str, Any], str]:
+    """The arguments, or why there are none."""
+    value = raw
+    if isinstance(raw, str):
+        if not raw.strip():
+            return {}, ""
+        try:
+            check_json(raw.encode("utf-8", "replace"), max_bytes=_MAX_ARGUMENTS, max_depth=MAX_DEPTH)
+        except TooMuchJson as error:
+            return {}, f"the arguments are too much to read: {error}"
+        read = load(raw)
+        if isinstance(read, str):
+            return {}, f"the arguments are not JSON: {read}"
+        value = read[0]
+    if not isinstance(value, dict):
+        return {}, f'the arguments are {kind_of(value)}; expected an object such as {{"key": "value"}}'
+    fault = "" if value is not raw else value_fault(value)
+    return value, fault and f"the arguments are not JSON: {fault}"
 
 
 def _usage(answer: Mapping[str, Any]) -> Usage:

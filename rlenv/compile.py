@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rlenv import dialects, registry
 from rlenv.calls.attach import governed
 from rlenv.dialects.base import Dialect
+from rlenv.dialects.findings import fault_of
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
 from rlenv.functions import failure
-from rlenv.paths import read_file
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.scoring import Scorer
 from rlenv.secrets import redact
-from rlenv.source import nearest
 from rlenv.spec import EnvSpec
 from rlenv.templates import Template, compile_template
 from rlenv.tools.base import CompileContext, Tool
@@ -122,7 +121,7 @@ def compile_parts(loaded: LoadedSpec) -> Parts:
         user_context = CompileContext(loaded.base_of("user"), spec.vars, resources, bases("user", spec.user), **more)
         simulated = attempt("user", partial(registry.get("users", spec.user.kind).factory, spec.user, user_context))
 
-    dialect = attempt("dialect", lambda: _dialect(loaded))
+    dialect = attempt("dialect", lambda: _dialect(loaded, has_tools=bool(tools), has_user=spec.user is not None))
     prompt = spec.prompt
     system = attempt("prompt.system", lambda: compile_template(prompt.system)) if prompt.system is not None else None
     user = attempt("prompt.user", lambda: compile_template(prompt.user))
@@ -148,26 +147,29 @@ def nester(outer: Path) -> Callable[..., Any]:
     return compile_nested
 
 
-def _dialect(loaded: LoadedSpec) -> Dialect:
+def _dialect(loaded: LoadedSpec, *, has_tools: bool, has_user: bool) -> Dialect:
+    """The dialect of a spec; one that it defines itself is refused where its keys contradict each other."""
     given = loaded.spec.dialect
     try:
         if isinstance(given, str):
             return dialects.get(given)
-        dialect = dialects.inline(given)
+        findings = dialects.contradictions(given)
+        dialect = dialects.inline(given) if not findings else None
     except KeyError as error:
-        close = nearest(str(error.args[0]), registry.names("dialects"))
-        hint = f"; did you mean '{close}'?" if close else ""
-        raise UsageError(f"there is no dialect '{error.args[0]}'{hint}") from error
-    if given.chat_template is None:
-        return dialect
-    from rlenv.tokens.templated import TemplatedDialect
+        message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
+        raise UsageError(f"{message}; {hint}") from error
+    if given.chat_template is not None and dialect is not None:
+        from rlenv.tokens.declared import declared_template, roles_that_answer
 
-    path = loaded.base_of("dialect.chat_template") / given.chat_template
-    try:
-        source = read_file(path).decode()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"chat_template {path} cannot be read ({type(error).__name__}); give a .jinja file") from error
-    return TemplatedDialect(dialect, source, name=path.name)
+        declared = declared_template(loaded, dialect)
+        assert declared is not None
+        findings = list(declared.findings)
+        if declared.dialect is not None:
+            dialect = declared.dialect
+            findings = findings or list(declared.answered(roles_that_answer(has_tools=has_tools, has_user=has_user)))
+    if findings or dialect is None:
+        raise SpecError([fault_of(loaded.document, finding) for finding in findings])
+    return dialect
 
 
 def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlenv.spec_types import Bool, Spec, Text
 
-__all__ = ["LENIENCIES", "CallSpec", "ChatSpec", "DialectSpec", "Leniency", "ThinkingSpec"]
+__all__ = ["LENIENCIES", "CallSpec", "ChatSpec", "ChatTemplateSpec", "DialectSpec", "Leniency", "ThinkingSpec"]
 
 Marks = Text | tuple[Text, ...]
 Leniency = Literal[
@@ -22,8 +22,10 @@ Leniency = Literal[
     "open_calls",
     "open_parameters",
     "open_tags",
+    "open_thinking",
     "python_literals",
     "raw_strings",
+    "repeated_tags",
     "schema_over_mark",
     "sets_as_lists",
     "spellings",
@@ -40,8 +42,10 @@ LENIENCIES: Mapping[str, str] = {
     "open_calls": "closing marks that the text's end leaves out",
     "open_parameters": "a parameter that ends where the next one begins",
     "open_tags": "an opening tag that ends with its line",
+    "open_thinking": "a call in thinking that the prompt has opened and nothing closes ends the thinking",
     "python_literals": "single quotes, True, False and None where JSON is expected",
     "raw_strings": "line breaks and control characters inside strings",
+    "repeated_tags": "a tag that stands several times in one object is a list",
     "schema_over_mark": "a tool's schema decides the type against the mark beside the value",
     "sets_as_lists": "a Python set is a list",
     "spellings": "other spellings of the marks, as some tokenizers decode them",
@@ -62,29 +66,43 @@ class CallSpec(Spec):
     close: Marks = ()
     """The closing mark, or several; without one the call ends with its body."""
     close_is_optional: Bool = False
-    """The message's end, or the next call, may stand for the closing mark."""
+    """With `json`, `name_json` and `pythonic`: the message's end, or the next call, may stand for the closing mark."""
     starts: Text = ""
-    """One of these characters has to follow the opening mark (white space aside), or it is no call."""
+    """With `json`, `name_json`, `pythonic` and `tagged`: one of these characters has to follow the opening mark (white
+    space aside), or it is no call."""
     at_start: Bool = False
-    """A call without marks, where the message (thinking aside) starts with one."""
+    """With `json` and `pythonic`: a call without marks, where the message (thinking aside) starts with one."""
+    anywhere: Bool = False
+    """With `json` and `pythonic`: a call as `at_start` has it may also stand behind text, and one behind another."""
     spellings: tuple[Text, ...] = ()
-    """Other opening marks, with the leniency `spellings`."""
+    """With `json`, `name_json`, `pythonic` and `tagged`: other opening marks, with the leniency `spellings`."""
     name_key: Text = "name"
     """With `json`: the key of the tool's name."""
     arguments_key: Marks = "arguments"
     """With `json`: the key of the arguments, or several of which the first is written."""
     shape: Literal["object", "list", "either"] = "object"
-    """With `json` and `pythonic`: one call, or a list of calls, between the marks."""
+    """With `json`: one call, or a list of calls, between the marks."""
     by_name: Bool = False
     """With `json`: {name: arguments}."""
+    id_key: Text = ""
+    """With `json`: the key of the call's id, where the family gives one; it is written where the call has one."""
+    id_first: Bool = False
+    """With `json`: the id stands before the name, and a call without one is given its number in the message."""
     separator: Text = ""
-    """With `json` without marks: what stands between calls. With `pythonic`: a line break for a call a line."""
+    """With `json`, `name_json` and `pythonic`: what stands between calls where no closing mark ends each; with
+    `pythonic` a line break, for a call a line."""
     before_name: Text = ""
-    """What may stand before the name."""
+    """With `name_json`, `tagged` and `gemma`: what stands before the name."""
     after_name: Marks = ()
     """With `name_json`: what ends the name; "{" where the arguments follow at once."""
     id_mark: Text = ""
     """With `name_json`: stands between the name and the call's id."""
+    id_close: Text = ""
+    """With `name_json`: the call's id stands before the name, and this mark behind it."""
+    skip_to: Text = ""
+    """With `name_json` or `tagged`: what stands between the mark behind the name and this one is left out."""
+    skipped: Text = ""
+    """With `name_json` or `tagged`: what is written before `skip_to`; `{index}` is the call's number, from 1."""
     indexed: Bool = False
     """With `name_json`: the name ends with a colon and a number, and with `before_name` it is the call's id."""
     before_arguments: Text = ""
@@ -98,7 +116,7 @@ class CallSpec(Spec):
     key_open: Marks = ()
     """With `tagged`: what stands before a parameter's key."""
     key_spellings: tuple[Text, ...] = ()
-    """Other forms of `key_open`, with the leniency `spellings`."""
+    """With `tagged`: other forms of `key_open`, with the leniency `spellings`."""
     key_close: Text = ""
     """With `tagged`: what ends the key."""
     type_open: Text = ""
@@ -111,10 +129,17 @@ class CallSpec(Spec):
     """With `tagged`: what ends the value; `{key}` stands for the key."""
     untyped: Literal["text", "json"] = "text"
     """With `tagged`: how a value is read for which the tool's schema has no type."""
-    trim: Literal["nothing", "newline", "space"] = "nothing"
-    """With `tagged`: what is cut from both ends of a value."""
+    trim: Literal["nothing", "newline", "lines", "space"] = "nothing"
+    """With `tagged`: what is cut from both ends of a value: a line break from each, a line break from each where both
+    have one, or all white space."""
     cdata: Bool = False
     """With `tagged`: a value may stand in a CDATA section."""
+    values: Literal["json", "scalars", "python"] = "json"
+    """With `tagged`: how what is no text is written: as JSON; as JSON but for True, False and None; or as Python's
+    `repr`. With `gemma`: `python` where numbers, lists and objects may stand between quote marks."""
+    nested: Bool = False
+    """With `tagged`: objects are written as tags inside the value's tag, lists as tags called `item`; `value_close` has
+    `{key}`."""
     quote: Text = ""
     """With `gemma`: the mark around strings."""
     tool: Text = ""
@@ -122,7 +147,7 @@ class CallSpec(Spec):
     argument: Text = ""
     """With `text`: the argument that the text is; the tool's only required parameter where it is empty."""
     known: Literal["anything", "tools", "parameters"] = "anything"
-    """What has to exist for the text to be a call: nothing, the tool, or its parameters too."""
+    """What has to exist for the text to be a call: nothing, the tool, or its parameters too, required ones given."""
     pad: Text = ""
     """Written inside the marks, at both ends."""
     name_pad: Text = ""
@@ -141,7 +166,18 @@ class ThinkingSpec(Spec):
     close: Text = "</think>"
     """What closes it."""
     written: Text = "<think>\n{thinking}\n</think>\n\n"
-    """How a block is written before an answer."""
+    """How a block is written before an answer, with `{thinking}`; by default between its marks, each on a line."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_with_its_marks(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "written" in given or not given.keys() & {"open", "close"}:
+            return given
+        opened, closed = given.get("open", "<think>"), given.get("close", "</think>")
+        if not (isinstance(opened, str) and isinstance(closed, str)):
+            return given
+        line = "" if opened.endswith("\n") else "\n"
+        return {**given, "written": f"{opened}{line}{{thinking}}\n{closed}\n\n" if opened else ""}
 
 
 class ChatSpec(Spec):
@@ -178,10 +214,31 @@ class ChatSpec(Spec):
     """With `same_turn`: how a user's reply is written, with `{content}`; results are written as `result` says."""
     calls_behind: Text = "\n"
     """What stands between content and the first call."""
+    content_behind: Bool = False
+    """Content stands behind the calls: the family reads calls only where a message starts with them."""
+    said: Text = "{content}"
+    """How content is written that an assistant's turn ends with."""
+    said_before: Text | None = None
+    """How content is written before calls; by default as `said`."""
     drops_thinking: Bool = True
     """Thinking before the last user message is left out of the prompt."""
     strips: Bool = False
     """Contents are written without white space at their ends."""
+
+
+class ChatTemplateSpec(Spec):
+    """A chat template with what a tokenizer would bring beside it."""
+
+    file: Text
+    """The template (a .jinja file)."""
+    stop: Marks = ()
+    """The mark that ends an assistant's turn, or several; found in the template where it is a common one."""
+    bos_token: Text | None = None
+    """What the template writes for `bos_token`; needed where it reads it, "" where the family has none."""
+    eos_token: Text | None = None
+    """What the template writes for `eos_token`; needed where it reads it."""
+    kwargs: Mapping[Text, Any] = Field(default_factory=dict)
+    """Other names that the template reads, such as {enable_thinking: false}."""
 
 
 class DialectSpec(Spec):
@@ -199,16 +256,24 @@ class DialectSpec(Spec):
     """Closes it."""
     section_each: Bool = False
     """Each call is written in a section of its own."""
+    section_head: Text = ""
+    """Written before a section, with `{name}` for the name of its first call."""
     section_must_close: Bool = False
-    """A section that is not closed is text."""
+    """A section that is not closed is one malformed call, whatever it holds."""
     section_pad: Text = ""
     """Written inside the section's marks."""
+    suffixes: tuple[Text, ...] = ()
+    """What stands behind the name in each mark, as :opensource in <tool_call:opensource>, where checkpoints of a family
+    differ; the first is written, each is read. "" stands for none."""
     drop: tuple[Text, ...] = ()
     """Marks that are neither calls nor content."""
+    headers: Mapping[Text, Text] = Field(default_factory=dict)
+    """Marks that open a header of at most 128 characters of one line, with the mark that closes it; all of it is
+    neither call nor content."""
     thinking_marks: ThinkingSpec = ThinkingSpec()
     chat: ChatSpec = ChatSpec()
-    chat_template: Text | None = None
-    """A chat template (a .jinja file) that writes the conversation instead of `chat`."""
+    chat_template: Text | ChatTemplateSpec | None = None
+    """A chat template that writes the conversation instead of `chat`: a .jinja file, or a mapping with all it needs."""
     offers: tuple[Leniency, ...] = ()
     """The leniencies that fit the family."""
     lenient: tuple[Leniency, ...] = ()

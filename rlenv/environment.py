@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from rlenv._hosted import Scope
+from rlenv._strict_json import value_fault
 from rlenv.compile import Parts, compile_parts
 from rlenv.control import broken_message, broken_schemas, has_marks
 from rlenv.dialects.base import SameTurn
@@ -31,6 +32,7 @@ from rlenv.templates import Template, TemplateError
 
 __all__ = ["Environment", "load"]
 
+_MAX_SHOWN = 10_000
 _MAX_ACTION = 1_000_000
 
 
@@ -257,12 +259,14 @@ class Environment:
             action = replace(action, content=action.content[:_MAX_ACTION])
         if isinstance(action, str):
             return action, dialect.parse(action, self.parts.tools)
-        read = dialect.parse(action.content, self.parts.tools)
+        # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.
+        content = dialect.render_action(Message("assistant", action.content))
+        read = dialect.parse(content, self.parts.tools)
         if not action.tool_calls:
-            return action.content, read
-        text = dialect.render_action(action)
+            return content, read
         # Structured calls win over text that looks like a call: the server has already split the two.
-        calls: tuple[ToolCall | MalformedCall, ...] = tuple(action.tool_calls)
+        calls = tuple(map(_sound, action.tool_calls))
+        text = dialect.render_action(replace(action, tool_calls=calls))
         return text, ParsedAction(read.content, read.thinking, calls, read.is_cut)
 
     async def open_resource(self, resource: Resource, context: ResourceContext, stack: AsyncExitStack) -> Any:
@@ -287,6 +291,14 @@ class Environment:
             raise
         future.set_result((True, handle))
         return handle
+
+
+def _sound(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    """A call that came as data, malformed where its arguments are not JSON: the guarantee of one that is read."""
+    if isinstance(call, ToolCall) and (fault := value_fault(dict(call.arguments))):
+        reason = f"the arguments are not JSON: {fault}"
+        return MalformedCall(repr(call.arguments)[:_MAX_SHOWN], reason, name=call.name, id=call.id)
+    return call
 
 
 def _said(

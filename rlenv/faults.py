@@ -117,6 +117,8 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
                 and (owner := _owner(model, path[len(base) :], document, base)) is not None
             ):
                 hint = f"write a mapping with keys such as: {listed(keys_of(owner), most=4)}"
+            elif not hint and wanted == "a mapping":
+                hint = "write {NAME: …}"
             if wanted not in entry.wanted:
                 entry.wanted.append(wanted)
                 entry.hints.append(hint)

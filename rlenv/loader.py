@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlenv import registry
-from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialect_spec import CallSpec, ChatTemplateSpec, DialectSpec
 from rlenv.errors import Fault, SpecError, UsageError
 from rlenv.faults import found, from_pydantic, keys_of, listed
 from rlenv.source import SourceDocument, nearest, read_source
@@ -153,11 +153,30 @@ def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec
         data["calls"] = tuple(read) or calls
     elif isinstance(calls, Mapping):
         data["calls"] = _call_form(document, ("dialect", "calls"), faults)
+    if "chat_template" in data:
+        data["chat_template"] = _chat_template(document, faults)
     try:
         return DialectSpec.model_validate(data)
     except ValidationError as error:
         faults.extend(from_pydantic(error, document, ("dialect",), DialectSpec))
         return "hermes"
+
+
+def _chat_template(document: SourceDocument, faults: list[Fault]) -> str | ChatTemplateSpec | None:
+    """The template's file, or the mapping that names it."""
+    path = ("dialect", "chat_template")
+    value = document.get(path)
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        message = f"found {found(value)}; expected the name of a .jinja file, or a mapping with it"
+        faults.append(document.fault(path, message, "write {file: chat_template.jinja}"))
+        return None
+    try:
+        return ChatTemplateSpec.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, ChatTemplateSpec))
+        return None
 
 
 def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> CallSpec:

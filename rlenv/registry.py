@@ -36,10 +36,12 @@ class Kind:
 
 
 _DIALECTS = """
-    apertus deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma gemma4
-    gigachat3 glm45 granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 inkling internlm jamba k2_horizon
-    kimi_k2 lfm2 ling3 llama3_json llama4_pythonic longcat minicpm5 minimax_m3 mistral olmo3 phi4_mini_json plamo3
-    poolside_v1 pythonic qwen2_5 qwen3_coder react search_r1 step3 step3p5 xlam xml xml_json
+    apertus apriel cohere_command3 cohere_command4 command_r_plus deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
+    deepseek_v41 dots ernie45 functionary_v31 functiongemma gemma4 gigachat3 glm45 glm47 gpt_oss granite
+    granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2
+    ling3 llama3_json llama4_json llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral mistral_v3
+    muse nemotron nemotron_3 olmo3 phi4_mini_json plamo3 poolside_v1 pythonic qwen2_5 qwen3_5 qwen3_coder react
+    search_r1 seed_oss solar_open step3 step3p5 step5 xlam xml xml_json
 """.split()
 
 BUILT_IN: dict[Group, dict[str, str]] = {
@@ -111,7 +113,7 @@ def names(group: Group) -> tuple[str, ...]:
 
 
 def get(group: Group, name: str) -> Kind:
-    """The kind called `name`.
+    """The kind called `name`; a dialect also by another name that people know it by (see `rlenv.dialects.aliases`).
 
     Raises:
         KeyError: no kind has that name; `names(group)` lists those that exist.
@@ -132,4 +134,8 @@ def get(group: Group, name: str) -> Kind:
         if not isinstance(kind, Kind):
             raise UsageError(f"{group} kind '{name}' of {distribution} is a {type(kind).__name__}, not a Kind")
         return kind
+    if group == "dialects":  # another name of a built-in one; looked for last, since it imports all of them
+        other = getattr(importlib.import_module("rlenv.dialects.built_in"), name, None)
+        if isinstance(other, Kind):
+            return other
     raise KeyError(name)

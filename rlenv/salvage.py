@@ -42,6 +42,9 @@ class Salvaged:
             # Without its tasks nothing can be said of what reads a row, and so on.
             if path == "tasks" and _OF_ROWS.search(fault.message + fault.hint):
                 return True
+            # The marks of a dialect mean something together only.
+            if path.partition(".")[0] == fault.path.partition(".")[0] == "dialect":
+                return True
             if path == "rewards" and fault.path == "success":
                 return True
             if path not in _STAND_INS and f"'{name}'" in fault.message + fault.hint:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.checks.dialect import check_dialect
 from rlenv.checks.files import check_files
 from rlenv.checks.gold import check_gold
 from rlenv.checks.oracle import check_oracle
@@ -33,6 +34,7 @@ _CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
     check_secrets,
     check_files,
     check_surface,
+    check_dialect,
     check_rewards,
     check_oracle,
     check_servers,

@@ -35,6 +35,7 @@ LAYERS: dict[str, int] = {
     "rlenv._plain": 0,
     "rlenv._bounded": 0,
     "rlenv._json_limits": 0,
+    "rlenv._strict_json": 0,
     "rlenv._schemas": 0,
     "rlenv._threads": 0,
     "rlenv._quick": 0,

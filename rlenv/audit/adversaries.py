@@ -90,7 +90,8 @@ class Subject:
     def form_text(self, answer: str) -> str:
         """As `form`, as text also where the answer is a call."""
         made = self.form(answer)
-        return made if isinstance(made, str) else self.environment.parts.dialect.render_action(made)
+        said = Message("assistant", made) if isinstance(made, str) else made
+        return self.environment.parts.dialect.render_action(said)
 
     def wrong(self) -> list[str]:
         """Answers of other tasks."""

@@ -1,16 +1,17 @@
-"""What the model meets: tools, dialect, answer rule and observations."""
+"""What the model meets: tools, answer rule and observations."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from rlenv import dialects, registry
+from rlenv import dialects
 from rlenv._arguments import ArgumentCheck
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault, UsageError
+from rlenv.messages import Message
 from rlenv.rewards import answer as answers
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.source import nearest
@@ -21,9 +22,8 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def check_surface(subject: Subject) -> Iterator[Fault]:
-    """Faults of tool names and schemas, `dialect`, `answer` and `observation`."""
+    """Faults of tool names and schemas, `answer` and `observation`."""
     yield from _tools(subject)
-    yield from _dialect(subject)
     yield from _answer(subject)
     yield from _observation(subject)
     yield from _report_by(subject)
@@ -42,31 +42,6 @@ def _tools(subject: Subject) -> Iterator[Fault]:
         except UsageError as error:
             place = f"tools.{name}.parameters" if subject.document.has(f"tools.{name}.parameters") else f"tools.{name}"
             yield subject.document.fault(place, str(error), "see https://json-schema.org", at="key")
-
-
-def _dialect(subject: Subject) -> Iterator[Fault]:
-    given = subject.loaded.spec.dialect
-    place, name = ("dialect", given) if isinstance(given, str) else ("dialect.base", given.base)
-    try:
-        if isinstance(given, str):
-            dialects.get(given)
-        else:
-            dialects.inline(given)
-    except KeyError:
-        known = registry.names("dialects")
-        close = nearest(name, known)
-        hint = f"did you mean '{close}'?" if close else f"known: {', '.join(known)}"
-        yield subject.document.fault(place, f"there is no dialect '{name}'", hint)
-    except UsageError as error:
-        yield subject.document.fault("dialect", *split_message(str(error)))
-    if not isinstance(given, str):
-        calls = subject.document.get("dialect.calls")
-        listed = isinstance(calls, list)
-        for index, form in enumerate(calls if listed else [calls]):
-            if isinstance(form, Mapping) and form.get("open") and form.get("open") == form.get("close"):
-                path = f"dialect.calls.{index}.close" if listed else "dialect.calls.close"
-                message = "a call closes as it opens, so that its end is never found"
-                yield subject.document.fault(path, message, "write another text, such as </call>")
 
 
 def _answer(subject: Subject) -> Iterator[Fault]:
@@ -98,11 +73,13 @@ def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
     """A tag that the dialect reads as thinking or as a call never comes to the answer rule."""
     given = subject.loaded.spec.dialect
     try:
+        if not isinstance(given, str) and dialects.findings_of(given):
+            return  # reported with the dialect
         dialect = dialects.get(given) if isinstance(given, str) else dialects.inline(given)
     except (KeyError, UsageError):
         return  # reported with the dialect
     for text in (f"<{tag}>1</{tag}>", f'<{tag}>{{"name": "x", "arguments": {{}}}}</{tag}>'):
-        read = dialect.parse(text, subject.tools)
+        read = dialect.parse(dialect.render_action(Message("assistant", text)), subject.tools)
         if answers.extract(subject.loaded.spec.answer, read) is None:
             what = "a call" if read.calls else "thinking"
             place = "answer.tag" if subject.document.has("answer.tag") else "answer"

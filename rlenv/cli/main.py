@@ -32,6 +32,7 @@ _COMMANDS = {
     "export-policy": ("rlenv.cli.export_policy", "write a trained policy for transformers and vLLM"),
     "serve-search": ("rlenv.cli.serve_search", "serve a corpus to search tools, with the wire of Search-R1"),
     "doctor": ("rlenv.cli.doctor", "say what this machine lacks for a spec"),
+    "dialects": ("rlenv.cli.dialects", "list the dialects, or show a conversation in the words of one"),
     "tokens": ("rlenv.cli.tokens", "prove that token ids are exact for a model, or show a trajectory's"),
     "schema": ("rlenv.cli.schema", "write the JSON Schema that editors complete specs with"),
 }

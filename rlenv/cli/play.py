@@ -56,7 +56,7 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
             said = action.action if isinstance(action, Sampled) else action
             message = said if isinstance(said, Message) else Message("assistant", said)
             if session is not None:
-                text = environment.parts.dialect.render_action(message) if message.tool_calls else message.content
+                text = environment.parts.dialect.render_action(message)
                 console.print(Panel(escape(text), title="policy", title_align="left", border_style="cyan"))
             messages.append(message)
             step = await episode.step(action)

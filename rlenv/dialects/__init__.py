@@ -7,8 +7,10 @@ from typing import Any
 from rlenv import registry
 from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import Dialect
+from rlenv.dialects.findings import Finding
+from rlenv.source import nearest
 
-__all__ = ["Dialect", "get", "inline"]
+__all__ = ["Dialect", "contradictions", "findings_of", "get", "inline", "unknown"]
 
 
 def get(name: str, **options: Any) -> Dialect:
@@ -33,3 +35,52 @@ def inline(spec: DialectSpec, *, name: str = "inline") -> Dialect:
     from rlenv.dialects.built_in import build
 
     return build(name, spec.model_copy(update={"base": spec.base}) if spec.base else spec)
+
+
+def contradictions(spec: DialectSpec) -> list[Finding]:
+    """What cannot be meant in the keys of an inline dialect; empty where nothing contradicts itself.
+
+    Raises:
+        KeyError: `base` is no built-in dialect.
+    """
+    from rlenv.dialects.built_in import whole_row
+    from rlenv.dialects.meaning import meaning_findings
+
+    return list(meaning_findings(spec, whole_row("inline", spec)))
+
+
+def findings_of(spec: DialectSpec) -> list[Finding]:
+    """What is wrong with an inline dialect: `contradictions`, and else what it writes and does not read back.
+
+    Takes some 10 ms. What it writes has to be read without any leniency.
+
+    Raises:
+        KeyError: `base` is no built-in dialect.
+    """
+    from rlenv.dialects.built_in import whole_row
+    from rlenv.dialects.roundtrip import round_trip_findings
+
+    row = whole_row("inline", spec).model_copy(update={"lenient": ()})
+    return contradictions(spec) or list(round_trip_findings(row))
+
+
+def unknown(name: str, *, is_base: bool = False) -> tuple[str, str]:
+    """What is wrong with a name that no dialect has, and the nearest fix.
+
+    Args:
+        is_base: the name stands at `base`, where only built-in families do.
+    """
+    known = tuple(registry.BUILT_IN["dialects"]) if is_base else registry.names("dialects")
+    message = f"there is no dialect '{name}'"
+    close = nearest(name, known)
+    if close is None:
+        return message, f"known: {', '.join(known)}"
+    # Formats change with their versions: a name that differs in its number alone is likely another format.
+    kin = [other for other in known if _without_digits(other) == _without_digits(name)]
+    if kin:
+        return message, f"of that family there is {' and '.join(kin)}; formats differ from version to version"
+    return message, f"did you mean '{close}'?"
+
+
+def _without_digits(name: str) -> str:
+    return "".join(sign for sign in name.lower() if not sign.isdigit() and sign not in "._-")

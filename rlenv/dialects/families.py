@@ -9,77 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rlenv.dialects.json_families import JSON_ROWS
+from rlenv.dialects.tagged_families import DEEPSEEK as _DEEPSEEK
+from rlenv.dialects.tagged_families import TAGGED_ROWS
+
 __all__ = ["ROWS"]
 
 Row = Mapping[str, Any]
 
 # Pieces that several families share.
-_TAGS: Final[Row] = {
-    "body": "tagged",
-    "open": "<function=",
-    "name_close": ">",
-    "close": "</function>",
-    "key_open": "<parameter=",
-    "key_close": ">",
-    "value_close": "</parameter>",
-    "trim": "newline",
-    "name_pad": "\n",
-    "value_pad": "\n",
-    "between": "\n",
-}
-_PAIRS: Final[Row] = {
-    "body": "tagged",
-    "open": "<tool_call>",
-    "close": "</tool_call>",
-    "key_open": "<arg_key>",
-    "key_close": "</arg_key>",
-    "value_open": {"<arg_value>": "schema"},
-    "value_close": "</arg_value>",
-    "untyped": "json",
-    "name_pad": "\n",
-    "between": "\n",
-}
-
-
-def _dsml(section: str, space: str = "") -> Row:
-    """DeepSeek's markup from V3.2 on: the mark before each name, and whether a value is a string beside it."""
-    tag = f"<｜DSML｜{space}"
-    end = f"</｜DSML｜{space}"
-    return {
-        "calls": {
-            "body": "tagged",
-            "open": f'{tag}invoke name="',
-            "name_close": '">',
-            "close": f"{end}invoke>",
-            "key_open": f'{tag}parameter name="',
-            "key_close": '"',
-            "value_open": {' string="true">': "text", ' string="false">': "json", ">": "schema"},
-            "value_close": f"{end}parameter>",
-            "name_pad": "\n",
-            "between": "\n",
-        },
-        "section_open": f"<｜DSML｜{section}>",
-        "section_close": f"</｜DSML｜{section}>",
-        "section_pad": "\n",
-        "chat": _DEEPSEEK,
-        "offers": ["unwrap", "schema_over_mark", "bare_calls", "open_calls", "python_literals"],
-    }
-
-
-_DEEPSEEK: Final[Row] = {
-    "begin": "<｜begin▁of▁sentence｜>",
-    "turn": "<｜{role}｜>{content}",
-    "roles": {"user": "User", "assistant": "Assistant"},
-    "turns": {
-        "system": "{content}",
-        "assistant": "<｜Assistant｜>{content}<｜end▁of▁sentence｜>",
-        "tool": "<｜tool▁output▁begin｜>{content}<｜tool▁output▁end｜>",
-    },
-    "result": "{content}",
-    "result_role": "tool",
-    "results_joined": None,
-    "calls_behind": "",
-}
 _LLAMA: Final[Row] = {
     "begin": "<|begin_of_text|>",
     "turn": "<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>",
@@ -92,15 +30,6 @@ _LLAMA: Final[Row] = {
 _LLAMA4: Final[Row] = {
     **_LLAMA,
     "turn": "<|header_start|>{role}<|header_end|>\n\n{content}<|eot|>",
-}
-_GEMMA: Final[Row] = {
-    "begin": "<bos>",
-    "turn": "<start_of_turn>{role}\n{content}<end_of_turn>\n",
-    "roles": {"assistant": "model", "system": "developer"},
-    "result": "<start_function_response>response:{name}{value:<escape>{content}<escape>}<end_function_response>",
-    "result_role": "user",
-    "results_joined": "",
-    "strips": True,
 }
 _GRANITE: Final[Row] = {
     "turn": "<|start_of_role|>{role}<|end_of_role|>{content}<|end_of_text|>\n",
@@ -116,11 +45,13 @@ _MISTRAL: Final[Row] = {
         "assistant": "{content}</s>",
         "tool": "[TOOL_RESULTS]{content}[/TOOL_RESULTS]",
     },
-    "result": "{id}[TOOL_CONTENT]{content}",
+    "result": "{content}",
     "result_role": "tool",
     "results_joined": None,
     "calls_behind": "",
 }
+_NAMES: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.$"
+_MISTRAL_LIST: Final[Row] = {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either", "id_key": "id"}
 _QWEN_TOOLS: Final = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n</tools>\n\n"
@@ -134,7 +65,7 @@ _JSON_OFFERS: Final = ["arguments_as_text", "open_calls", "open_bodies", "python
 
 ROWS: Final[Mapping[str, Row]] = {
     # JSON between marks. Source of the chat: chat_template of Qwen/Qwen3-8B, tokenizer_config.json (April 2025).
-    "hermes": {"calls": _HERMES_CALL, "chat": {"tools": _QWEN_TOOLS}, "offers": _JSON_OFFERS},
+    "hermes": {"calls": _HERMES_CALL, "chat": {"tools": _QWEN_TOOLS}, "offers": ["open_calls"]},
     "qwen2_5": {
         "calls": _HERMES_CALL,
         "chat": {
@@ -143,27 +74,39 @@ ROWS: Final[Mapping[str, Row]] = {
             "drops_thinking": False,
         },
         "thinking_marks": _OFF,
-        "offers": _JSON_OFFERS,
+        "offers": ["open_calls"],
     },
-    "granite4": {"calls": _HERMES_CALL, "chat": _GRANITE, "thinking_marks": _OFF, "offers": _JSON_OFFERS},
-    "ernie45": {"calls": _HERMES_CALL, "offers": _JSON_OFFERS},
+    "granite4": {
+        "calls": _HERMES_CALL,
+        "chat": _GRANITE,
+        "thinking_marks": _OFF,
+        "offers": ["arguments_as_text"],
+    },
+    "ernie45": {"calls": _HERMES_CALL, "offers": ["missing_arguments"]},
     "longcat": {
         "calls": {"open": "<longcat_tool_call>", "close": "</longcat_tool_call>", "between": "\n"},
-        "thinking_marks": {"open": "<longcat_think>", "close": "</longcat_think>"},
-        "offers": _JSON_OFFERS,
+        "thinking_marks": {
+            "open": "<longcat_think>",
+            "close": "</longcat_think>",
+            "written": "<longcat_think>\n{thinking}\n</longcat_think>\n",
+        },
+        "offers": ["open_calls"],
     },
     "jamba": {
         "calls": {"open": "<tool_calls>", "close": "</tool_calls>", "shape": "list"},
         "thinking_marks": _OFF,
-        "offers": _JSON_OFFERS,
     },
     "hunyuan_a13b": {
         "calls": {"open": "<tool_calls>", "close": "</tool_calls>", "shape": "list"},
-        "offers": _JSON_OFFERS,
+        "offers": ["arguments_as_text"],
     },
     "apertus": {
         "calls": {"open": "<|tools_prefix|>", "close": "<|tools_suffix|>", "shape": "list", "by_name": True},
-        "thinking_marks": {"open": "<|inner_prefix|>", "close": "<|inner_suffix|>"},
+        "thinking_marks": {
+            "open": "<|inner_prefix|>",
+            "close": "<|inner_suffix|>",
+            "written": "<|inner_prefix|>{thinking}<|inner_suffix|>",
+        },
         "offers": ["open_calls", "open_bodies"],
     },
     "internlm": {
@@ -173,7 +116,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "arguments_key": ["parameters", "arguments"],
         },
         "chat": {"result": "{content}", "result_role": "environment", "results_joined": None},
-        "offers": _JSON_OFFERS,
+        "offers": ["open_calls"],
     },
     "inkling": {
         "calls": {
@@ -182,14 +125,19 @@ ROWS: Final[Mapping[str, Row]] = {
             "arguments_key": "args",
         },
         "drop": ["<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"],
-        "thinking_marks": {"open": "<|content_thinking|>", "close": "<|end_message|>"},
+        "thinking_marks": {
+            "open": "<|content_thinking|>",
+            "close": "<|end_message|>",
+            "written": "<|content_thinking|>{thinking}<|end_message|>",
+        },
         "thinking_open": False,
+        "offers": ["arguments_as_text", "open_calls"],
     },
     # JSON behind a mark; it ends where the JSON ends.
     "granite": {
         "calls": {"open": ["<|tool_call|>", "<tool_call>"], "starts": "[", "shape": "list"},
         "chat": _GRANITE,
-        "offers": ["raw_strings"],
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     "granite-20b-fc": {
         "calls": {"open": "<function_call>", "pad": " ", "between": "\n"},
@@ -197,12 +145,16 @@ ROWS: Final[Mapping[str, Row]] = {
         "thinking_marks": _OFF,
     },
     "phi4_mini_json": {
-        "calls": {
-            "open": "functools",
-            "starts": "[",
-            "shape": "list",
-            "arguments_key": ["arguments", "parameters"],
-        },
+        "calls": [
+            {"open": "functools", "starts": "[", "shape": "list", "arguments_key": ["arguments", "parameters"]},
+            {
+                "open": "<|tool_call|>",
+                "close": "<|/tool_call|>",
+                "close_is_optional": True,
+                "shape": "either",
+                "arguments_key": ["arguments", "parameters"],
+            },
+        ],
         "chat": {"turn": "<|{role}|>{content}<|end|>", "result": "{content}", "result_role": "tool"},
         "thinking_marks": _OFF,
     },
@@ -217,10 +169,11 @@ ROWS: Final[Mapping[str, Row]] = {
         },
         "drop": ["</s>"],
         "thinking_marks": _OFF,
+        "offers": ["raw_strings"],
     },
     "llama3_json": {
         "calls": [
-            {"at_start": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
+            {"at_start": True, "anywhere": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
             {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";", "starts": "{"},
         ],
         "chat": {**_LLAMA, "tools_role": "user"},
@@ -239,7 +192,8 @@ ROWS: Final[Mapping[str, Row]] = {
             {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either"},
             {"open": "<tool_call>", "close": "</tool_call>", "starts": "[{", "shape": "either"},
         ],
-        "chat": _LLAMA,
+        "chat": {**_LLAMA, "content_behind": True},
+        "offers": ["arguments_as_text"],
     },
     # A name, then JSON.
     "deepseek_v3": {
@@ -255,7 +209,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "section_open": "<｜tool▁calls▁begin｜>",
         "section_close": "<｜tool▁calls▁end｜>",
         "chat": _DEEPSEEK,
-        "offers": ["bare_calls", "open_calls"],
     },
     "deepseek_v31": {
         "calls": {
@@ -267,7 +220,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "section_open": "<｜tool▁calls▁begin｜>",
         "section_close": "<｜tool▁calls▁end｜>",
         "chat": _DEEPSEEK,
-        "offers": ["bare_calls", "open_calls"],
     },
     "kimi_k2": {
         "calls": {
@@ -289,21 +241,33 @@ ROWS: Final[Mapping[str, Row]] = {
             "results_joined": None,
             "calls_behind": "",
         },
-        "offers": ["open_calls"],
+        "offers": ["open_calls", "missing_arguments"],
     },
+    # Tokenizers from v11 on: a name and its arguments behind each mark, up to v13 with an id between.
     "mistral": {
         "calls": [
             {
                 "body": "name_json",
                 "open": "[TOOL_CALLS]",
+                "starts": _NAMES,
                 "after_name": ["[ARGS]", "{"],
                 "id_mark": "[CALL_ID]",
             },
-            {"open": "[TOOL_CALLS]", "starts": "[", "shape": "list"},
+            _MISTRAL_LIST,
         ],
         "chat": _MISTRAL,
         "thinking_marks": {"open": "[THINK]", "close": "[/THINK]", "written": "[THINK]{thinking}[/THINK]"},
-        "offers": ["missing_arguments"],
+        "offers": ["arguments_as_text", "missing_arguments"],
+    },
+    # Tokenizers before v11 (7B v0.3, Nemo, Small 3.1): one list of objects, each with its id.
+    "mistral_v3": {
+        "calls": [
+            _MISTRAL_LIST,
+            {"body": "name_json", "open": "[TOOL_CALLS]", "after_name": ["[ARGS]", "{"], "id_mark": "[CALL_ID]"},
+        ],
+        "chat": {**_MISTRAL, "result": '{"content": {content}, "call_id": "{id}"}'},
+        "thinking_marks": _OFF,
+        "offers": ["arguments_as_text", "missing_arguments"],
     },
     "plamo3": {
         "calls": {
@@ -322,19 +286,20 @@ ROWS: Final[Mapping[str, Row]] = {
     # Calls as Python writes them.
     "pythonic": {
         "calls": {"body": "pythonic", "at_start": True},
-        "chat": _LLAMA,
+        # The templates that write content beside calls write it behind them.
+        "chat": {**_LLAMA, "content_behind": True},
         "thinking_marks": _OFF,
-        "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
+        "offers": ["sets_as_lists"],
     },
     "llama4_pythonic": {
         "calls": [
-            {"body": "pythonic", "at_start": True},
+            {"body": "pythonic", "at_start": True, "anywhere": True},
             {"body": "pythonic", "open": "<|python_start|>", "close": "<|python_end|>", "close_is_optional": True},
         ],
         "drop": ["<|python_end|>"],
         "chat": _LLAMA4,
         "thinking_marks": _OFF,
-        "offers": ["raw_strings", "sets_as_lists", "inner_quotes"],
+        "offers": ["sets_as_lists"],
     },
     "olmo3": {
         "calls": {
@@ -344,7 +309,7 @@ ROWS: Final[Mapping[str, Row]] = {
             "separator": "\n",
         },
         "chat": {"result": "{content}", "result_role": "environment"},
-        "offers": ["raw_strings", "open_calls"],
+        "offers": ["sets_as_lists"],
     },
     "lfm2": {
         "calls": {"body": "pythonic", "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"},
@@ -356,169 +321,7 @@ ROWS: Final[Mapping[str, Row]] = {
         },
         "offers": ["raw_strings", "sets_as_lists", "inner_quotes", "open_calls"],
     },
-    # Tags around each parameter, values typed by the tool's schema.
-    "qwen3_coder": {
-        "calls": _TAGS,
-        "section_open": "<tool_call>",
-        "section_close": "</tool_call>",
-        "section_each": True,
-        "section_pad": "\n",
-        "chat": {"results_joined": "\n", "calls_behind": "\n"},
-        "offers": ["open_parameters", "open_tags", "bare_calls", "open_calls"],
-    },
-    "step3p5": {
-        "calls": _TAGS,
-        "section_open": "<tool_call>",
-        "section_close": "</tool_call>",
-        "section_each": True,
-        "section_pad": "\n",
-        "offers": ["open_parameters", "open_tags", "bare_calls", "open_calls"],
-    },
-    "deepseek_v32": _dsml("function_calls"),
-    "deepseek_v4": _dsml("tool_calls"),
-    "deepseek_v41": _dsml(" calls", " "),
-    "minicpm5": {
-        "calls": {
-            "body": "tagged",
-            "open": '<function name="',
-            "spellings": ['<functionname="', '<functionĠname="'],
-            "name_close": '">',
-            "close": "</function>",
-            "key_open": '<param name="',
-            "key_spellings": ['<paramname="', '<paramĠname="'],
-            "key_close": '">',
-            "value_close": "</param>",
-            "cdata": True,
-            "known": "parameters",
-            "between": "\n",
-        },
-        "offers": ["spellings", "unwrap", "python_literals", "extra_parameters"],
-    },
-    "step3": {
-        "calls": {
-            "body": "tagged",
-            "open": '<steptml:invoke name="',
-            "name_close": '">',
-            "close": "</steptml:invoke>",
-            "key_open": '<steptml:parameter name="',
-            "key_close": '">',
-            "value_close": "</steptml:parameter>",
-        },
-        "section_open": "<｜tool_calls_begin｜>",
-        "section_close": "<｜tool_calls_end｜>",
-        "drop": ["<｜tool_call_begin｜>", "<｜tool_call_end｜>", "function<｜tool_sep｜>"],
-        "chat": {
-            "begin": "<｜begin▁of▁sentence｜>",
-            "turn": "<|BOT|>{role}\n{content}<|EOT|>",
-            "result": "<tool_output>\n{content}\n</tool_output>",
-            "result_role": "user",
-        },
-    },
-    "dots": {
-        "calls": [
-            {
-                "body": "tagged",
-                "open": '<invoke name="',
-                "name_close": '">',
-                "close": "</invoke>",
-                "key_open": '<parameter name="',
-                "key_close": '">',
-                "value_close": "</parameter>",
-                "known": "tools",
-            },
-            {"open": "<dots_function_call>", "close": "</dots_function_call>", "starts": "[{", "shape": "either"},
-        ],
-        "section_open": "<dots_function_call>",
-        "section_close": "</dots_function_call>",
-    },
-    "minimax_m3": {
-        "calls": {
-            "body": "tagged",
-            "open": ']<]minimax[>[<invoke name="',
-            "name_close": '">',
-            "close": "]<]minimax[>[</invoke>",
-            "key_open": "]<]minimax[>[<",
-            "key_close": ">",
-            "value_close": "]<]minimax[>[</{key}>",
-            "between": "\n",
-        },
-        "section_open": "]<]minimax[>[<tool_call>",
-        "section_close": "]<]minimax[>[</tool_call>",
-        "section_pad": "\n",
-    },
-    # Pairs of key and value.
-    "glm45": {
-        "calls": {**_PAIRS, "trim": "space", "known": "tools"},
-        "chat": {
-            "begin": "[gMASK]<sop>",
-            "turn": "<|{role}|>\n{content}",
-            "result": "<tool_response>\n{content}\n</tool_response>",
-            "result_role": "observation",
-        },
-    },
-    "ling3": {"calls": _PAIRS},
-    "poolside_v1": {"calls": _PAIRS},
-    "hy_v3": {
-        "calls": {**_PAIRS, "name_close": "<tool_sep>"},
-        "section_open": "<tool_calls>",
-        "section_close": "</tool_calls>",
-        "section_pad": "\n",
-    },
-    "k2_horizon": {
-        "calls": [
-            {
-                "open": "<ifm|tool_call>",
-                "close": "</ifm|tool_call>",
-                "starts": "{",
-            },
-            {
-                "body": "tagged",
-                "open": "<ifm|tool_call>",
-                "close": "</ifm|tool_call>",
-                "key_open": "<ifm|arg_key>",
-                "key_close": "</ifm|arg_key>",
-                "type_open": "<ifm|arg_type>",
-                "type_close": "</ifm|arg_type>",
-                "value_open": {"<ifm|arg_value>": "schema"},
-                "value_close": "</ifm|arg_value>",
-                "untyped": "json",
-                "known": "parameters",
-            },
-        ],
-        "section_open": "<ifm|tool_calls>",
-        "section_close": "</ifm|tool_calls>",
-        "section_must_close": True,
-        "offers": ["typed_strings"],
-    },
-    # Gemma's own.
-    "gemma4": {
-        "calls": {
-            "body": "gemma",
-            "open": "<|tool_call>",
-            "close": "<tool_call|>",
-            "before_name": "call:",
-            "quote": '<|"|>',
-        },
-        "chat": {
-            **_GEMMA,
-            "turn": "<|turn>{role}\n{content}<turn|>\n",
-            "result": '<|tool_response>response:{name}{value:<|"|>{content}<|"|>}<tool_response|>',
-        },
-        "thinking_marks": {"open": "<|channel>thought\n", "close": "<channel|>"},
-        "offers": ["spellings", "missing_arguments", "open_calls", "open_bodies"],
-    },
-    "functiongemma": {
-        "calls": {
-            "body": "gemma",
-            "open": "<start_function_call>",
-            "close": "<end_function_call>",
-            "before_name": "call:",
-            "quote": "<escape>",
-        },
-        "chat": _GEMMA,
-        "thinking_marks": _OFF,
-        "offers": ["open_calls", "open_bodies", "missing_arguments"],
-    },
+    **TAGGED_ROWS,
     # Not tied to one model.
     "search_r1": {
         "calls": {"body": "text", "open": "<search>", "close": "</search>", "tool": "search"},
@@ -536,7 +339,8 @@ ROWS: Final[Mapping[str, Row]] = {
         "calls": {
             "body": "name_json",
             "open": "Action:",
-            "after_name": "Action Input:",
+            "before_name": " ",
+            "after_name": ["\nAction Input: ", "Action Input:"],
             "plain": True,
             "close": "\nObservation:",
             "close_is_optional": True,
@@ -565,4 +369,5 @@ ROWS: Final[Mapping[str, Row]] = {
         "chat": {"result": "<result>\n{content}\n</result>"},
         "offers": _JSON_OFFERS,
     },
+    **JSON_ROWS,
 }

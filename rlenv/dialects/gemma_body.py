@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.json_call import MAX_DEPTH, load
-from rlenv.dialects.literals import Broken
-from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.dialects.json_call import MAX_DEPTH
+from rlenv.dialects.literals import Broken, literal
+from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
+from rlenv.dialects.schema import Shape
 from rlenv.messages import ToolCall
 
 __all__ = ["GemmaForm", "TextForm"]
@@ -62,7 +63,9 @@ class GemmaForm:
             if close is None and not (at >= len(text) and reading.allows("open_calls")):
                 raise Broken(f"the call is not closed; expected {' or '.join(self._closes)}", at)
         except Broken as error:
-            end, is_cut = reading.recover(max(error.at, begin), self._closes, self._stops)
+            # A string that the text's end leaves open holds whatever follows, marks too.
+            closes, opens = ((), ()) if error.is_open else (self._closes, self._stops)
+            end, is_cut = reading.recover(max(error.at, begin), closes, opens)
             return [malformed(text, error.reason, start, end, name)], end, is_cut
         end = at + len(close or "")
         return [ToolCall(name, arguments, None, start, end)], end, close is None
@@ -70,15 +73,32 @@ class GemmaForm:
     def _object(self, reading: Reading, name: str, at: int) -> tuple[dict[str, Any], int]:
         value, end = self._value(reading, at)
         assert isinstance(value, dict)
-        properties = reading.properties(name) or {}
         out: dict[str, Any] = {}
-        for key, (item, is_quoted) in value.items():
-            if isinstance(item, str) and not is_quoted:
-                schema = properties.get(key)
-                out[key] = typed(item, schema, untyped="json") if item != "None" else None
-            else:
-                out[key] = _plain(item)
+        for key, item in value.items():
+            try:
+                out[key] = self._typed(reading, item, reading.parameter(name, key))
+            except Refused as error:
+                raise Broken(f"in the value of {key[:40]!r}: {error}", at) from error
         return out, end
+
+    def _typed(self, reading: Reading, item: tuple[Any, bool], shape: Shape | None) -> Any:
+        """A value in the type of its shape. A quoted one is a text; any other is JSON, or a text where it is none."""
+        value, is_quoted = item
+        if isinstance(value, dict):
+            return {key: self._typed(reading, inner, shape and shape.at_key(key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self._typed(reading, inner, shape and shape.at_index(i)) for i, inner in enumerate(value)]
+        if not is_quoted:
+            return None if value in ("None", "null") else typed(value, shape, untyped="json", none=True)
+        if shape is None or not shape.kinds or "string" in shape.kinds:
+            return value
+        if self._spec.values == "python":
+            return typed(value, shape, none=True, other=literal)
+        if "typed_strings" in reading.lenient:
+            changed = typed(value, shape)
+            if changed != value and reading.allows("typed_strings"):
+                return changed
+        return value
 
     def _value(self, reading: Reading, at: int) -> tuple[Any, int]:
         """The value at `at`; texts come as (text, whether it was quoted), one level inside dicts and lists."""
@@ -101,7 +121,7 @@ class GemmaForm:
                     end = reading.find(quote, at + len(quote))
                     if end < 0:
                         if not reading.allows("open_bodies"):
-                            raise Broken(f"a string is not closed; expected {quote}", at)
+                            raise Broken(f"a string is not closed; expected {quote}", at, is_open=True)
                         end = len(text)
                     value, at = (text[at + len(quote) : end], True), min(end + len(quote), len(text))
                 else:
@@ -131,13 +151,25 @@ class GemmaForm:
         close, inner, _ = stack[-1]
         if close != "}":
             return at
-        text = reading.text
+        text, quote = reading.text, self._spec.quote
+        if text.startswith(quote, at):
+            end = reading.find(quote, at + len(quote))
+            key = text[at + len(quote) : end] if end >= 0 else ""
+            colon = _skip(text, end + len(quote)) if end >= 0 else -1
+            if colon < 0 or not text.startswith(":", colon):
+                raise Broken("a key has no value; expected : after it", at)
+            if key in inner:
+                raise Broken(f"the key {key[:40]!r} stands twice; expected it once", at)
+            stack[-1] = (close, inner, key)
+            return colon + 1
         colon = reading.find(":", at)
         if colon < 0 or colon - at > 512:
             raise Broken("a key has no value; expected : after it", at)
-        key = text[at:colon].strip().replace(self._spec.quote, "")
-        if not key or any(sign in key for sign in "{}[],") or key in inner:
-            raise Broken(f"{key[:40]!r} is no key, or stands twice", at)
+        key = text[at:colon].strip().replace(quote, "")
+        if not key or any(sign in key for sign in "{}[],"):
+            raise Broken(f"{key[:40]!r} is no key; expected a name before the colon", at)
+        if key in inner:
+            raise Broken(f"the key {key[:40]!r} stands twice in one object; expected it once", at)
         stack[-1] = (close, inner, key)
         return colon + 1
 
@@ -147,23 +179,6 @@ class GemmaForm:
             inner[key] = value
         else:
             inner.append(value)
-
-
-def _plain(value: Any) -> Any:
-    """A value without the marks of its quotes; unquoted texts inside are read as JSON. Depth is bounded."""
-    if isinstance(value, dict):
-        return {key: _unmarked(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_unmarked(item) for item in value]
-    return value
-
-
-def _unmarked(item: tuple[Any, bool]) -> Any:
-    value, is_quoted = item
-    if isinstance(value, str) and not is_quoted:
-        loaded = load(value)
-        return value if isinstance(loaded, str) else loaded[0]
-    return _plain(value)
 
 
 class TextForm:
@@ -196,8 +211,11 @@ class TextForm:
         if not value:
             reason = f"the call is empty; expected the text of {key!r}"
             return [malformed(text, reason, start, end, spec.tool)], end, False
-        schema = (reading.properties(spec.tool) or {}).get(key)
-        return [ToolCall(spec.tool, {key: typed(value, schema)}, None, start, end)], end, False
+        try:
+            given = typed(value, reading.parameter(spec.tool, key))
+        except Refused as error:
+            return [malformed(text, f"in the value of {key!r}: {error}", start, end, spec.tool)], end, False
+        return [ToolCall(spec.tool, {key: given}, None, start, end)], end, mark == ""
 
 
 def _skip(text: str, at: int) -> int:

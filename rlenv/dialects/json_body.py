@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
+from rlenv._strict_json import missing_brackets, stopped_at
 from rlenv.dialect_spec import CallSpec
-from rlenv.dialects.json_call import json_call_reader, load, missing_brackets, shaper
+from rlenv.dialects.json_call import json_call_reader, load, shaper
 from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Call, Outcome, Reading, malformed, typed
-from rlenv.messages import ToolCall
+from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, typed
+from rlenv.messages import MalformedCall, ToolCall
 
 __all__ = ["JsonForm", "marks_of", "until"]
 
@@ -19,7 +21,14 @@ _DECODER: Final = json.JSONDecoder()
 _RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{},]', re.DOTALL)
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_CONTROL: Final = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
+_ID: Final = re.compile(r"[\w.\-/: ]{0,128}")
 _NAME: Final = re.compile(r"[\w.\-/:]{1,256}")
+# What begins so is meant as JSON, also where text may stand.
+_LIKE_JSON: Final = ("{", "[", "```json")
+# A string that goes on to the text's end: nothing but its quote is missing so far.
+_OPEN_STRING: Final = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*+\\?\Z')
 
 
 def marks_of(value: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -57,18 +66,23 @@ class JsonForm:
         self._spec = spec
         self._closes = marks_of(spec.close)
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
+        self._others = tuple(mark for mark in self._stops if mark not in self.opens)
         self._extent = until((*self._closes, *self._stops), raw="raw_strings" in lenient)
         keys = marks_of(spec.arguments_key)
         as_text = "arguments_as_text" in lenient
-        self._shaped = shaper(name_key=spec.name_key, arguments_keys=keys, arguments_as_text=as_text)
+        self._shaped = shaper(name_key=spec.name_key, arguments_keys=keys)
+        self._loosely = shaper(name_key=spec.name_key, arguments_keys=keys, arguments_as_text=True) if as_text else None
         self.body_of: Callable[[str], tuple[str, dict[str, Any]] | str] | None = None
         if spec.shape == "object" and spec.body == "json" and not spec.by_name and len(keys) == 1:
-            self.body_of = json_call_reader(name_key=spec.name_key, arguments_key=keys[0], arguments_as_text=as_text)
+            self.body_of = json_call_reader(name_key=spec.name_key, arguments_key=keys[0])
         self._starts = spec.starts
         self._after_name = marks_of(spec.after_name)
         shown = "|".join(re.escape(key) for key in (spec.name_key, *keys))
         head = r'"' if spec.by_name else rf'"(?:{shown})"'
-        self._bare = re.compile(rf"\s*(?:\[\s*)?\{{\s*{head}")
+        # The beginning of one, where the message ends with it: no text is that.
+        cut = "|".join(re.escape(key[:n]) for key in (spec.name_key, *keys) for n in range(len(key) + 1))
+        cut = "" if spec.by_name else cut
+        self._bare = re.compile(rf'\s*(?:\[\s*)?\{{\s*(?:{head}|(?:"(?:{cut}))?\Z)|\s*\[\s*\Z')
         self._name_of = re.compile(rf'"{re.escape(spec.name_key)}"[ \t\r\n]*:[ \t\r\n]*"([^"\\]{{1,256}})"')
 
     def begins(self, text: str, begin: int) -> bool:
@@ -82,8 +96,7 @@ class JsonForm:
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text = reading.text
-        match = self._extent.match(text, begin)
-        stop = match.end() if match is not None else begin
+        stop = self._stop(reading, begin)
         if not self._closes:
             return self._until_value_ends(reading, start, begin, stop)
         for mark in self._closes:
@@ -95,35 +108,72 @@ class JsonForm:
         if opened:
             if self._spec.close_is_optional:
                 return self._calls(reading, start, begin, stop, stop), stop, False
-            # Not closed before the next call. Where several stand unclosed, the last one before the closing mark is
-            # read; reading each of them would take time for marks that a model repeats without end.
+            # Not closed before the next call.
             close, _ = reading.first(self._closes, stop)
-            again = max(text.rfind(mark, stop, close if close >= 0 else len(text)) for mark in self._stops)
+            again = self._last_open(reading, stop, close)
             stop = max(stop, again)
             reason = f"the call is not closed; expected {wanted} before the next {opened}"
             return [malformed(text, reason, start, stop, self._named(text, begin, stop))], stop, False
         if stop < len(text):
-            # A string was broken off: the first closing mark behind the break ends the call.
-            close, mark = reading.first(self._closes, stop)
-            again, opened = reading.first(self._stops, stop)
+            # A string was broken off: the first closing mark behind the break ends the call. Where the text's end broke
+            # it off, marks may stand in the string, and what follows too: all is the call's.
+            close, again, mark, opened = -1, -1, "", ""
+            if _OPEN_STRING.match(text, stop) is None:
+                close, mark = reading.first(self._closes, stop)
+                again, opened = reading.first(self._stops, stop)
             if close < 0 and again < 0:
                 stop = len(text)
             elif again >= 0 and (close < 0 or again < close):
-                if close >= 0:
-                    again = max(text.rfind(opened, stop, close) for opened in self._stops)
+                again = max(again, self._last_open(reading, again, close))
                 reason = f"the call is not closed; expected {wanted} before the next {opened}"
                 return [malformed(text, reason, start, again, self._named(text, begin, again))], again, False
             else:
                 end = close + len(mark)
                 return self._calls(reading, start, begin, close, end), end, False
-        if self._spec.close_is_optional or reading.allows("open_calls"):
-            end = reading.without_cut_mark((*self._closes, self._spec.after_arguments, *self._marks_inside()), begin)
+        others = self._stops if self._spec.close_is_optional else ()
+        marks = (*self._closes, self._spec.after_arguments, *self._marks_inside(), *others)
+        end = reading.without_cut_mark(marks, begin)
+        if self._spec.close_is_optional:
+            calls = self._calls(reading, start, begin, end, len(text))
+            is_cut = type(calls[-1]) is MalformedCall and self._is_left_open(text, begin, end)
+            return calls, len(text), is_cut
+        if reading.allows("open_calls"):
             return self._calls(reading, start, begin, end, len(text)), len(text), True
-        read = self._body(reading, begin, len(text))
+        read = self._body(reading, begin, end)
         reason = f"{read}, and {wanted} after it"
         if not isinstance(read, str):
             reason = f"the call is not closed; expected {wanted} after the JSON"
         return [malformed(text, reason, start, len(text), self._named(text, begin, len(text)))], len(text), True
+
+    def _stop(self, reading: Reading, begin: int) -> int:
+        """Where the body at `begin` ends at the latest: at a mark, or at a string that is broken off."""
+        if self.at_start and reading.extent[0] <= begin <= reading.extent[1]:
+            return reading.extent[1]  # several calls follow each other, and the text behind all of them is read once
+        match = self._extent.match(reading.text, begin)
+        stop = match.end() if match is not None else begin
+        if self.at_start:
+            reading.extent = (begin, stop)
+        return stop
+
+    def _is_left_open(self, text: str, begin: int, stop: int) -> bool:
+        """Whether the end of the body leaves a bracket, a string or what stands before the arguments open."""
+        head = begin
+        if self._spec.body == "name_json":
+            if self._spec.skip_to and text.find(self._spec.skip_to, begin, stop) < 0:
+                return True
+            head += self._split(text[begin:stop])[3]
+        return not text[head:stop].strip() or missing_brackets(text[head:stop]) != ""
+
+    def _last_open(self, reading: Reading, at: int, close: int) -> int:
+        """Where reading goes on behind a call that is not closed before the mark at `at`.
+
+        Where several stand unclosed, the last one before the closing mark is read; reading each of them would take
+        time for marks that a model repeats without end.
+        """
+        other, _ = reading.first(self._others, at)
+        ends = [place for place in (close, other) if place >= 0]
+        end = min(ends, default=len(reading.text))
+        return max((reading.text.rfind(mark, at, end) for mark in self.opens), default=at)
 
     def _marks_inside(self) -> tuple[str, ...]:
         spec = self._spec
@@ -133,7 +183,7 @@ class JsonForm:
         """The tool's name, where a broken call shows it."""
         if self._spec.body == "name_json":
             name, _, _, _ = self._split(text[begin:stop])
-            return name or None
+            return name if _NAME.fullmatch(name) else None
         match = self._name_of.search(text, begin, min(stop, begin + 1000))
         return match[1] if match is not None else None
 
@@ -149,14 +199,24 @@ class JsonForm:
                 head = at + rest
             match = _SPACE.match(text, head)
             head = match.end() if match is not None else head
-            end = _value_end(text[head:stop], raw="raw_strings" in reading.lenient)
-            end = head + end if end >= 0 else -1
-            if end < 0 and spec.body == "name_json" and (head >= stop or spec.plain):
+            end = _value_end(text, head, stop, raw="raw_strings" in reading.lenient)
+            if end < 0 and stop < len(text) and text[stop] == '"':
+                # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
+                # would if strings could hold all, or at the next call.
+                again, _ = reading.first(self._stops, stop)
+                stop = again if again >= 0 and _OPEN_STRING.match(text, stop) is None else len(text)
+                whole = _value_end(text, head, stop, raw=True)
+                stop = whole if whole >= 0 else stop
+            is_cut = False
+            if end < 0 and (
+                (spec.body == "name_json" and (head >= stop or spec.plain))
+                or "python_literals" in reading.lenient
+                or "open_bodies" in reading.lenient
+            ):
                 end = stop
-            if end < 0 and ("python_literals" in reading.lenient or "open_bodies" in reading.lenient):
-                end = stop
+                is_cut = stop >= len(text) and self._is_left_open(text, at, stop)
             if end < 0:
-                is_cut = stop >= len(text)
+                is_cut = stop >= len(text) and self._is_left_open(text, at, stop)
                 reason = self._body(reading, at, stop)
                 reason = reason if isinstance(reason, str) else "the call cannot be read"
                 calls.append(malformed(text, reason, start, stop, self._named(text, at, stop)))
@@ -166,12 +226,15 @@ class JsonForm:
             match = _SPACE.match(text, end)
             after = match.end() if match is not None else end
             if not spec.separator or not text.startswith(spec.separator, after):
-                return calls, end, False
+                tail = text[after : after + len(spec.separator) + 1].rstrip()
+                if tail and after + len(spec.separator) >= len(text) and spec.separator.startswith(tail):
+                    return calls, len(text), True
+                return calls, end, is_cut
             match = _SPACE.match(text, after + len(spec.separator))
             at = match.end() if match is not None else after
             start = at
             if at >= stop:
-                return calls, at, False
+                return calls, at, is_cut
 
     def _body(self, reading: Reading, begin: int, stop: int) -> list[tuple[Any, str | None]] | str:
         """What the body holds: pairs of a value (name and arguments, or a reason) and an id; or why it holds none."""
@@ -193,14 +256,19 @@ class JsonForm:
                 return str(self._shaped(loaded))
             if not loaded:
                 return "the list is empty; expected at least one call"
-            return [(self._one(item), None) for item in loaded]
+            return [(self._one(reading, item), None) for item in loaded]
         if self._spec.shape == "list":
             return f"found {'an object' if isinstance(loaded, dict) else 'no list'}; expected a list of calls"
-        return [(self._one(loaded), None)]
+        return [(self._one(reading, loaded), None)]
 
-    def _one(self, value: Any) -> tuple[str, dict[str, Any]] | str:
+    def _one(self, reading: Reading, value: Any) -> tuple[str, dict[str, Any]] | str:
         if not self._spec.by_name:
-            return self._shaped(value)
+            read = self._shaped(value)
+            if isinstance(read, str) and self._loosely is not None:
+                read = self._loosely(value)
+                if not isinstance(read, str):
+                    reading.used.append("arguments_as_text")
+            return read
         if isinstance(value, dict) and len(value) == 1:
             ((name, arguments),) = value.items()
             if name and isinstance(arguments, dict):
@@ -212,10 +280,7 @@ class JsonForm:
         if not isinstance(value, str) or not reading.lenient:
             return value
         if "raw_strings" in reading.lenient:
-            try:
-                again = load(json.dumps(_RAW_DECODER.decode(text.strip())))
-            except (ValueError, RecursionError):
-                again = value
+            again = load(_STRING.sub(_escaped, text))
             if not isinstance(again, str) and reading.allows("raw_strings"):
                 return again
         if "open_bodies" in reading.lenient:
@@ -227,8 +292,8 @@ class JsonForm:
             try:
                 inner = Reading(text, None, reading.lenient)
                 found, end = value_at(inner, 0)
-            except Broken:
-                return value
+            except Broken as error:
+                return error.reason if error.at > stopped_at(text) else value
             if not text[end:].strip() and reading.allows("python_literals"):
                 return (found,)
         return value
@@ -238,13 +303,16 @@ class JsonForm:
         spec = self._spec
         lead = len(body) - len(body.lstrip())
         given = body[lead:]
+        call_id: str | None = None
+        before, mark, behind = given.partition(spec.id_close) if spec.id_close else ("", "", "")
+        if mark and _ID.fullmatch(before):
+            lead, given, call_id = lead + len(given) - len(behind), behind, before.strip() or None
         skipped = len(spec.before_name) if spec.before_name and given.startswith(spec.before_name) else 0
         at, size = len(given), 0
         for mark in (*self._after_name, *((spec.id_mark,) if spec.id_mark else ())):
             place = given.find(mark, skipped)
             if 0 <= place < at:
                 at, size = place, 0 if mark == "{" else len(mark)
-        call_id: str | None = None
         name = given[skipped:at].strip()
         if spec.id_mark and given.startswith(spec.id_mark, at):
             ends = [place for mark in self._after_name if (place := given.find(mark, at)) >= 0]
@@ -257,7 +325,8 @@ class JsonForm:
             name, colon, number = name.rpartition(":")
             if not colon or not number.isdigit() or len(number) > 9:
                 name = ""
-        at += size
+        place = given.find(spec.skip_to, at) if spec.skip_to else -1
+        at = place + len(spec.skip_to) if place >= 0 else at + size
         if spec.before_arguments:
             inner = given[at:].lstrip()
             if inner.startswith(spec.before_arguments):
@@ -278,10 +347,13 @@ class JsonForm:
             return "the arguments are missing; expected a JSON object, {} where the tool takes none"
         value = self._load(reading, rest)
         loaded = value if isinstance(value, str) else value[0]
-        if spec.plain and not isinstance(loaded, dict):
+        if spec.plain and not isinstance(loaded, dict) and not (isinstance(value, str) and rest.startswith(_LIKE_JSON)):
             key = reading.only_parameter(name)
             if key is not None:
-                given = typed(rest, (reading.properties(name) or {}).get(key))
+                try:
+                    given = typed(rest, reading.parameter(name, key))
+                except Refused as error:
+                    return f"in the value of {key!r}: {error}"
                 return [((name, {key: given}), call_id)]
         if isinstance(value, str):
             return value
@@ -293,25 +365,67 @@ class JsonForm:
         """The calls of a body that is whole; each has a place of its own."""
         text = reading.text
         read = self._body(reading, begin, stop)
+        if self._spec.body == "json" and "missing_arguments" in reading.lenient:
+            read = self._without_arguments(reading, text[begin:stop], read)
         if isinstance(read, str):
             return [malformed(text, read, start, end, self._named(text, begin, stop))]
+        if self._spec.id_key:
+            read = _with_ids(text[begin:stop], self._spec.id_key, read)
         if len(read) == 1:
             return [self._call(reading, read[0], start, end)]
         spans = list(_elements(text, begin, stop))
         if len(spans) != len(read):  # a leniency has read what JSON does not count
             spans = [(start + i, start + i + 1) for i in range(len(read))]
-        spans[0] = (start, spans[0][1])
-        spans[-1] = (spans[-1][0], end)
+        # A malformed call of a list has the place of its own text, without the marks around the list.
+        if not isinstance(read[0][0], str):
+            spans[0] = (start, spans[0][1])
+        if not isinstance(read[-1][0], str):
+            spans[-1] = (spans[-1][0], end)
         return [self._call(reading, item, *span) for item, span in zip(read, spans, strict=True)]
+
+    def _without_arguments(
+        self, reading: Reading, body: str, read: list[tuple[Any, str | None]] | str
+    ) -> list[tuple[Any, str | None]] | str:
+        """The calls, where one that has a name alone is a call without arguments."""
+        if not isinstance(read, str) and not any(isinstance(value, str) for value, _ in read):
+            return read
+        loaded = load(body)
+        items = loaded[0] if isinstance(loaded, tuple) else ()
+        items = [items] if isinstance(items, dict) else items
+        if not items or (isinstance(read, list) and len(items) != len(read)):
+            return read
+        pairs = [(read, None)] * len(items) if isinstance(read, str) else read
+        keys = marks_of(self._spec.arguments_key)
+        out: list[tuple[Any, str | None]] = []
+        for item, (value, call_id) in zip(items, pairs, strict=True):
+            name = item.get(self._spec.name_key) if isinstance(item, dict) else None
+            is_bare = isinstance(name, str) and name and not any(item.get(key) is not None for key in keys)
+            is_read = isinstance(value, str) and is_bare and reading.allows("missing_arguments")
+            out.append(((name, {}) if is_read else value, call_id))
+        return out if any(not isinstance(value, str) for value, _ in out) else read
 
     def _call(self, reading: Reading, item: tuple[Any, str | None], start: int, end: int) -> Call:
         value, call_id = item
         if isinstance(value, str):
             return malformed(reading.text, value, start, end)
         name, arguments = value
+        if self._spec.known != "anything" and reading.tools and reading.shape(name) is None:
+            return malformed(reading.text, f"there is no tool {name[:40]!r}", start, end, name)
         if "typed_strings" in reading.lenient and arguments:
             arguments = _typed_strings(reading, name, arguments)
         return ToolCall(name, arguments, call_id, start, end)
+
+
+def _with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
+    """The calls with the ids that stand under `key` beside their names."""
+    value = load(text)
+    items = value[0] if isinstance(value, tuple) else ()
+    items = [items] if isinstance(items, dict) else items
+    if len(items) != len(read):  # read with a leniency
+        return read
+    ids = [item.get(key) if isinstance(item, dict) else None for item in items]
+    known = [given if isinstance(given, str) and given else None for given in ids]
+    return [(call, given) for (call, _), given in zip(read, known, strict=True)]
 
 
 def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -319,20 +433,33 @@ def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> di
     out = dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, str) and key in properties:
-            out[key] = typed(value, properties[key])
+            with suppress(Refused):  # it stays the string that it is in the JSON
+                out[key] = typed(value, properties[key])
     if out != arguments:
         reading.used.append("typed_strings")
     return out
 
 
-def _value_end(text: str, *, raw: bool) -> int:
-    """Where the JSON value at the start of `text` ends, -1 where there is none."""
-    if not text.startswith(("{", "[")):
+def _escaped(match: re.Match[str]) -> str:
+    """A string with its control characters escaped."""
+    return _CONTROL.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\u{ord(found[0]):04x}", match[0])
+
+
+def _value_end(text: str, at: int, stop: int, *, raw: bool) -> int:
+    """Where the JSON object or list at `at` ends, at `stop` at the latest; -1 where there is none."""
+    if not text.startswith(("{", "["), at):
         return -1
-    try:
-        return (_RAW_DECODER if raw else _DECODER).raw_decode(text)[1]
-    except (ValueError, RecursionError):
-        return -1
+    decoder = _RAW_DECODER if raw else _DECODER
+    # In windows, so that many values in one text cost no more than their length.
+    size = 4096
+    while True:
+        window = text[at : min(at + size, stop)]
+        try:
+            return at + decoder.raw_decode(window)[1]
+        except (ValueError, RecursionError):
+            if at + size >= stop:
+                return -1
+        size *= 4
 
 
 def _elements(text: str, begin: int, stop: int) -> Iterator[tuple[int, int]]:

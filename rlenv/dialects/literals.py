@@ -8,16 +8,25 @@ from typing import Any, Final
 from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.reading import Reading
 
-__all__ = ["NAME", "Broken", "call_at", "value_at"]
+__all__ = ["NAME", "Broken", "call_at", "literal", "missing_closes", "value_at"]
 
 NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _KEYWORD: Final = re.compile(r"([^\W\d]\w*)[ \t\r\n]*=(?!=)[ \t\r\n]*")
-_NUMBER: Final = re.compile(r"[+-]?(?:\d[\d_]{0,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,3})?(?![\w.])")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9][0-9_]*+(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.])")
+_MOST_DIGITS: Final = 400
+_NOT_FINITE: Final = re.compile(r"[+-]?(?i:nan|inf|infinity)\b|[+-]?float\(")
 _WORD: Final = re.compile(r"[A-Za-z]+")
 _WORDS: Final = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _STRICT: Final = {
     quote: re.compile(rf"{quote}((?:[^{quote}\\\x00-\x08\n\r\x0b-\x1f]++|\\(?:\r\n|[^\x00]))*+){quote}")
+    for quote in "'\""
+}
+_INSIDE: Final = {
+    quote: re.compile(rf"{quote}(?>(?:[^{quote}\\\x00-\x08\n\r\x0b-\x1f]++|\\(?:\r\n|[^\x00]|\Z))*)") for quote in "'\""
+}
+_TRIPLE: Final = {
+    quote * 3: re.compile(rf"{quote * 3}((?>[^{quote}\\]+|\\[\s\S]|{quote}(?!{quote * 2}))*){quote * 3}")
     for quote in "'\""
 }
 _RAW: Final = {quote: re.compile(rf"{quote}((?:[^{quote}\\]++|\\[\s\S])*+){quote}") for quote in "'\""}
@@ -26,22 +35,27 @@ _GOES_ON: Final = r"(?![ \t\n]{0,8}(?:,[ \t\n]{0,8}\w{1,64}[ \t\n]{0,8}=|\)[ \t\
 _INNER: Final = {
     quote: re.compile(rf"{quote}((?>(?:[^{quote}\\]++|\\[\s\S]|{quote}{_GOES_ON})*)){quote}") for quote in "'\""
 }
+_BRACKET: Final = re.compile(r"'(?>(?:[^'\\]|\\.)*)('?)|\"(?>(?:[^\"\\]|\\.)*)(\"?)|[][(){}]", re.DOTALL)
 _ESCAPE: Final = re.compile(
-    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|([\s\S]))"
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|([0-7]{1,3})|([\s\S]))"
 )
 _SIMPLE: Final = {
     "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": "", "a": "\a", "b": "\b", "f": "\f",
-    "v": "\v", "0": "\0",
+    "v": "\v",
 }  # fmt: skip
 
 
 class Broken(Exception):
-    """Why a text cannot be read, and where; caught by the grammar that asked."""
+    """Why a text cannot be read, and where; caught by the grammar that asked.
 
-    def __init__(self, reason: str, at: int) -> None:
+    `is_open` is true where a string begins at `at` that runs to the text's end: all behind it is the string's.
+    """
+
+    def __init__(self, reason: str, at: int, *, is_open: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.at = at
+        self.is_open = is_open
 
 
 def _skip(text: str, at: int) -> int:
@@ -70,6 +84,9 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
     at = _skip(text, at + 1)
     arguments: dict[str, Any] = {}
     while not text.startswith(")", at):
+        if text.startswith("**", at):
+            at = _named_by_dict(reading, at, arguments)
+            continue
         keyword = _KEYWORD.match(text, at)
         if keyword is None:
             raise Broken(f"expected an argument by name, such as x=1; found {_near(text, at)}", at)
@@ -84,6 +101,21 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
     return name, arguments, at + 1
 
 
+def _named_by_dict(reading: Reading, at: int, arguments: dict[str, Any]) -> int:
+    """Reads **{"key": value}, as Python gives arguments whose names it could not write, and what parts it from more."""
+    value, end = value_at(reading, at + 2)
+    if not isinstance(value, dict):
+        raise Broken("expected a dict behind **", at)
+    twice = next((key for key in value if key in arguments), None)
+    if twice is not None:
+        raise Broken(f"the argument {twice[:40]} is given twice; expected it once", at)
+    arguments.update(value)
+    end = _skip(reading.text, end)
+    if not reading.text.startswith((",", ")"), end):
+        raise Broken(f"expected , or ) after the value; found {_near(reading.text, end)}", end)
+    return _skip(reading.text, end + 1) if reading.text.startswith(",", end) else end
+
+
 def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
     """A string with quotes of its own kind inside, where that leniency is on."""
     text = reading.text
@@ -96,6 +128,15 @@ def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
                 reading.used.append("inner_quotes")
                 return _unescaped(match[1], start), after
     raise Broken(f"expected , or ) after the value; found {_near(text, end)}", end)
+
+
+def literal(text: str) -> tuple[Any] | str:
+    """The Python literal that `text` is, in a tuple of one, or the reason why it is none; never raises."""
+    try:
+        value, end = value_at(Reading(text, None, frozenset()), 0)
+    except Broken as error:
+        return error.reason
+    return "something stands behind the value" if text[end:].strip() else (value,)
 
 
 def value_at(reading: Reading, at: int) -> tuple[Any, int]:
@@ -168,21 +209,39 @@ def _key(reading: Reading, at: int, frame: tuple[str, list[Any], list[str]]) -> 
     return end + 1
 
 
+def missing_closes(text: str, begin: int) -> str:
+    """What closes the strings and brackets that the text's end leaves open from `begin` on; "" where none is."""
+    stack: list[str] = []
+    for match in _BRACKET.finditer(text, begin):
+        token = match[0]
+        if token[0] in "'\"":
+            if not (match[1] or match[2]):
+                stack.append(token[0])
+        elif token in "[({":
+            stack.append({"[": "]", "(": ")", "{": "}"}[token])
+        elif stack:
+            stack.pop()
+    return "".join(reversed(stack))
+
+
 def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
     text = reading.text
     first = text[at : at + 1]
     if first in ("'", '"') and first:
-        match = _STRICT[first].match(text, at)
+        triple = _TRIPLE.get(text[at : at + 3])
+        match = _STRICT[first].match(text, at) if triple is None else triple.match(text, at)
         if match is None and "raw_strings" in reading.lenient:
             match = _RAW[first].match(text, at, reading.limit)
             if match is not None:
                 reading.used.append("raw_strings")
         if match is None:
-            raise Broken(f"the string {_near(text, at)} is not closed on its line; expected {first}", at)
+            raise _open_string(text, first, at)
         return _unescaped(match[1], at), match.end()
     number = _NUMBER.match(text, at)
     if number is not None:
         digits = number[0].replace("_", "")
+        if len(digits) > _MOST_DIGITS:
+            raise Broken(f"the number is out of range, or longer than {_MOST_DIGITS} characters", at)
         if digits.lstrip("+-").isdigit():
             if len(digits) > 308:
                 raise Broken("the number is out of range", at)
@@ -191,10 +250,24 @@ def _scalar(reading: Reading, at: int) -> tuple[Any, int]:
         if value in (float("inf"), float("-inf")):
             raise Broken("the number is out of range", at)
         return value, number.end()
+    if _NOT_FINITE.match(text, at) is not None:
+        raise Broken(f"{_near(text, at)} is no number that JSON has; expected a finite one", at)
     word = _WORD.match(text, at)
     if word is not None and word[0] in _WORDS:
         return _WORDS[word[0]], word.end()
     raise Broken(f"expected a value; found {_near(text, at)}", at)
+
+
+def _open_string(text: str, quote: str, at: int) -> Broken:
+    """Why the string at `at` is none: what breaks it off, or the text's end."""
+    match = _INSIDE[quote].match(text, at)
+    end = match.end() if match is not None else at + 1
+    near = _near(text, at)
+    if end >= len(text):
+        return Broken(f"the string {near} is not closed; expected the closing {quote} of it", at, is_open=True)
+    if text[end] in "\r\n":
+        return Broken(f"a raw line break stands in the string {near}; write it as \\n, or close the string", end)
+    return Broken(f"a control character stands in the string {near}; write it escaped, such as \\x00", end)
 
 
 def _unescaped(inner: str, at: int) -> str:
@@ -211,4 +284,6 @@ def _escape(match: re.Match[str]) -> str:
     code = match[1] or match[2] or match[3]
     if code:
         return chr(int(code, 16))
-    return _SIMPLE.get(match[4], match[0])  # Python keeps a backslash that escapes nothing
+    if match[4]:
+        return chr(int(match[4], 8))
+    return _SIMPLE.get(match[5], match[0])  # Python keeps a backslash that escapes nothing

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from rlenv.dialects.json_call import load
+from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
-__all__ = ["Call", "Form", "Outcome", "Reading", "malformed", "typed"]
+__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "typed"]
 
 Call = ToolCall | MalformedCall
 Outcome = tuple[list[Call], int, bool]
 """The calls, where reading goes on, and whether the text's end left the call open."""
 
-_INTEGER: Final = re.compile(r"[+-]?\d{1,308}")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _LONE: Final = re.compile(r"[\ud800-\udfff]")
-_NUMBER: Final = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,3})?")
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NOT_FINITE: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_MOST_DIGITS: Final = 308
+_MOST_CHARS: Final = 400
+"""No number that is meant is written longer."""
+
+
+class Refused(ValueError):
+    """A value that JSON cannot hold; the message is the reason, written for the model."""
 
 
 class Form(Protocol):
@@ -39,11 +48,11 @@ class Form(Protocol):
 class Reading:
     """One message while it is read; used by one parse."""
 
-    __slots__ = ("_found", "has_surrogates", "lenient", "limit", "text", "tools", "used")
+    __slots__ = ("_found", "_shapes", "extent", "has_surrogates", "lenient", "limit", "text", "tools", "used")
 
-    def __init__(self, text: str, tools: Mapping[str, Any] | None, lenient: frozenset[str]) -> None:
+    def __init__(self, text: str, tools: Any, lenient: frozenset[str]) -> None:
         self.text = text
-        self.tools = tools
+        self.tools = tools  # by name, or as they were given until a tool is looked for
         self.lenient = lenient
         self.used: list[str] = []
         # Where a lenient reading of a string ends at the latest: at the next call, or it would read to the text's end
@@ -51,7 +60,10 @@ class Reading:
         self.limit = len(text)
         # Half a surrogate pair cannot be written as UTF-8; without one in the message no call holds one.
         self.has_surrogates = not text.isascii() and _LONE.search(text) is not None
+        # What a form without marks has looked over, from a call that stood there: to the next mark outside strings.
+        self.extent = (0, -1)
         self._found: dict[str, tuple[int, int]] = {}
+        self._shapes: dict[str, Shape | None] = {}
 
     def find(self, mark: str, at: int) -> int:
         """The first place of `mark` from `at` on, -1 where there is none; no text is searched twice for one mark."""
@@ -96,32 +108,37 @@ class Reading:
                     break
         return end
 
-    def properties(self, name: str) -> Mapping[str, Any] | None:
-        """The parameters of a tool by name, None where the tool is not known."""
-        tool = (self.tools or {}).get(name)
-        if tool is None:
+    def shape(self, name: str) -> Shape | None:
+        """What the schema of a tool's parameters says, None where the tool is not known."""
+        if not self.tools:
             return None
-        schema = getattr(tool, "parameters", tool)
-        if isinstance(schema, Mapping) and isinstance(schema.get("function"), Mapping):
-            schema = schema["function"]
-        if isinstance(schema, Mapping) and isinstance(schema.get("parameters"), Mapping):
-            schema = schema["parameters"]
-        found = schema.get("properties") if isinstance(schema, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+        if name in self._shapes:
+            return self._shapes[name]
+        if not isinstance(self.tools, Mapping):
+            self.tools = by_name(self.tools)
+        tool = self.tools.get(name)
+        shape = self._shapes[name] = None if tool is None else shape_of(parameters_of(tool))
+        return shape
+
+    def parameter(self, name: str, key: str) -> Shape | None:
+        """What a tool's schema says of a parameter, None where it does not."""
+        shape = self.shape(name)
+        return None if shape is None else shape.at_key(key)
+
+    def properties(self, name: str) -> Mapping[str, Shape | None] | None:
+        """The parameters of a tool by name, None where the tool is not known."""
+        shape = self.shape(name)
+        return None if shape is None else {key: shape.at_key(key) for key in shape.keys}
 
     def only_parameter(self, name: str) -> str | None:
         """The tool's only parameter, or the only one that it requires."""
-        properties = self.properties(name)
-        if not properties:
+        shape = self.shape(name)
+        if shape is None:
             return None
-        if len(properties) == 1:
-            return str(next(iter(properties)))
-        tool = (self.tools or {})[name]
-        schema = getattr(tool, "parameters", tool)
-        while isinstance(schema, Mapping) and "required" not in schema:
-            schema = schema.get("function", schema.get("parameters"))
-        required = schema.get("required") if isinstance(schema, Mapping) else None
-        return str(required[0]) if isinstance(required, (list, tuple)) and len(required) == 1 else None
+        for keys in (shape.keys, shape.required):
+            if len(keys) == 1:
+                return keys[0]
+        return None
 
 
 def malformed(text: str, reason: str, start: int, end: int, name: str | None = None) -> MalformedCall:
@@ -130,53 +147,108 @@ def malformed(text: str, reason: str, start: int, end: int, name: str | None = N
 
 
 def _types(schema: Any) -> tuple[str, ...]:
-    """The types that a parameter's schema allows, in its order; () where it does not say."""
-    if not isinstance(schema, Mapping):
+    """The types that a parameter's schema allows, in the order in which they are tried; () where it does not say."""
+    if schema is None:
         return ()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return (kind,)
-    if isinstance(kind, (list, tuple)):
-        return tuple(item for item in kind if isinstance(item, str))
-    for key in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(key)
-        if isinstance(options, (list, tuple)):
-            return tuple(item for option in options for item in _types(option))
-    values = schema.get("enum")
-    if isinstance(values, (list, tuple)) and values and all(isinstance(value, str) for value in values):
-        return ("string",)
-    return ()
+    return schema.kinds if isinstance(schema, Shape) else shape_of(schema).kinds
 
 
-def typed(text: str, schema: Any, *, untyped: str = "text") -> Any:
+def typed(
+    text: str,
+    schema: Any,
+    *,
+    untyped: str = "text",
+    none: bool = False,
+    other: Callable[[str], tuple[Any] | str] | None = None,
+) -> Any:
     """A value written as text, in the type that the parameter's schema asks for; the text itself where it fits none.
 
-    Whether it then fits the schema is not decided here: the call's arguments are checked before a tool runs.
+    Where the schema allows no text, a value that is JSON is what the JSON says. Whether it then fits the schema is not
+    decided here: the call's arguments are checked before a tool runs.
 
     Args:
+        schema: a schema, or its shape.
         untyped: how a value without a type is read: "text", or "json" where it is JSON.
+        none: `None` stands for null, also where the schema allows a text.
+        other: reads what is no JSON, as `load` does.
+
+    Raises:
+        Refused: it is meant as JSON and is what no value may be (see `refusal`), where the schema asks for no text.
     """
     kinds = _types(schema)
     if not kinds:
         if untyped == "text":
             return text
-        value = load(text)
-        return text if isinstance(value, str) else value[0]
+        value = _loaded(text, other)
+        if isinstance(value, str):
+            _refuse(text)
+            return text
+        return value[0]
     bare = text.strip()
-    for kind in sorted(kinds, key=lambda kind: kind == "string"):
-        if kind == "null" and bare.lower() in ("null", "none"):
+    for kind in kinds:
+        if kind == "null" and (bare.lower() == "null" or (bare.lower() == "none" and (none or "string" not in kinds))):
             return None
-        if kind == "integer" and _INTEGER.fullmatch(bare):
+        if kind == "integer" and _INTEGER.fullmatch(bare) and _is_small(bare, kinds):
             return int(bare)
-        if kind == "number" and _NUMBER.fullmatch(bare):
+        if kind == "number" and _NUMBER.fullmatch(bare) and _is_small(bare, kinds):
             return int(bare) if _INTEGER.fullmatch(bare) else float(bare)
         if kind == "boolean" and bare.lower() in ("true", "false"):
             return bare.lower() == "true"
         if kind in ("object", "array"):
-            value = load(bare)
+            value = _loaded(bare, other)
             if not isinstance(value, str) and isinstance(value[0], dict if kind == "object" else list):
                 return value[0]
+    if "string" not in kinds:
+        value = load(bare)
+        if not isinstance(value, str):
+            return value[0]
+        if "number" in kinds and _NOT_FINITE.fullmatch(bare):
+            raise Refused(f"{bare[:12]!r} is not JSON; expected a finite number")
+        _refuse(bare)
     return text
+
+
+def _is_small(number: str, kinds: tuple[str, ...]) -> bool:
+    """Whether a double's range holds the number; one that it does not is a text where the schema allows texts."""
+    if len(number) <= _MOST_CHARS and (
+        len(number.lstrip("+-")) <= _MOST_DIGITS if _INTEGER.fullmatch(number) else abs(float(number)) != float("inf")
+    ):
+        return True
+    if "string" not in kinds:
+        raise Refused(f"the number {number[:12]!r} is out of range, or longer than {_MOST_DIGITS} digits")
+    return False
+
+
+def _refuse(text: str) -> None:
+    """Raises `Refused` where `text` is JSON but for what no value may be."""
+    reason = refusal(text)
+    if reason:
+        raise Refused(reason)
+
+
+def refusal(text: str) -> str:
+    """Why a value is refused that a careless reader would take for JSON; "" where such a reader takes none either.
+
+    That is NaN, infinities, numbers out of range, keys that stand twice, lone surrogates and too many levels.
+    """
+    bare = text.strip()
+    if not bare or bare[0] not in '{["0123456789-NI':
+        return ""
+    reason = load(bare)
+    if not isinstance(reason, str):
+        return ""
+    try:
+        json.loads(bare)
+    except RecursionError:
+        return reason
+    except ValueError as error:
+        return reason if str(error).startswith("Exceeds the limit") else ""
+    return reason
+
+
+def _loaded(text: str, other: Callable[[str], tuple[Any] | str] | None) -> tuple[Any] | str:
+    value = load(text)
+    return other(text) if other is not None and isinstance(value, str) else value
 
 
 def as_text(value: Any) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import load
-from rlenv.dialects.literals import Broken, value_at
-from rlenv.dialects.reading import Outcome, Reading, malformed, typed
+from rlenv.dialects.literals import Broken, literal, value_at
+from rlenv.dialects.nested_body import tree_at, value_of
+from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
+from rlenv.dialects.schema import Shape
 from rlenv.messages import ToolCall
 
 __all__ = ["TaggedForm"]
@@ -20,10 +22,12 @@ _NAME: Final = re.compile(r"[^\s<>{}\"'=()\[\]]{1,256}")
 
 
 class _Fault(Exception):
-    def __init__(self, reason: str, at: int) -> None:
+    def __init__(self, reason: str, at: int, *, behind: Literal["marks", "calls", "nothing"] = "marks") -> None:
         super().__init__(reason)
         self.reason = reason
         self.at = at
+        self.behind = behind
+        """What ends the call: its closing mark, the next call alone, or the text's end alone."""
 
 
 class TaggedForm:
@@ -35,12 +39,17 @@ class TaggedForm:
     def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
         loose = "spellings" in lenient
         self.opens = marks_of(spec.open) + (spec.spellings if loose else ())
+        self.next_calls = self.opens
+        """What begins the next call: an opening mark, or that of a section, which whoever knows of one adds."""
         self.at_start = spec.at_start
         self._spec = spec
         self._closes = marks_of(spec.close)
         self._keys = marks_of(spec.key_open) + (spec.key_spellings if loose else ())
+        self._key_spellings = frozenset(spec.key_spellings) - frozenset(marks_of(spec.key_open))
         self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
         self._value_opens = sorted(spec.value_open.items(), key=lambda item: -len(item[0]))
+        self._none = spec.values != "json"
+        self._other = literal if spec.values == "python" else None
 
     def begins(self, text: str, begin: int) -> bool:
         if not self._spec.starts:
@@ -54,7 +63,6 @@ class TaggedForm:
         try:
             name, at = self._name(reading, begin)
             arguments: dict[str, Any] = {}
-            properties = reading.properties(name)
             while True:
                 at = _skip(text, at)
                 if any(text.startswith(mark, at) for mark in self._closes):
@@ -62,6 +70,8 @@ class TaggedForm:
                 mark = next((mark for mark in self._keys if text.startswith(mark, at)), None)
                 if mark is None:
                     break
+                if mark in self._key_spellings:
+                    reading.used.append("spellings")
                 at = self._parameter(reading, name, at + len(mark), arguments)
             close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
             end = at + len(close or "")
@@ -70,9 +80,10 @@ class TaggedForm:
                 raise _Fault(f"expected {wanted}; found {text[at : at + 20]!r}", at)
             end = len(text) if close is None and at >= self._cut(reading, at) else end
         except _Fault as fault:
-            end, is_cut = reading.recover(max(fault.at, begin), self._closes, self._stops)
+            ends = {"marks": (self._closes, self._stops), "calls": ((), self.next_calls), "nothing": ((), ())}
+            end, is_cut = reading.recover(max(fault.at, begin), *ends[fault.behind])
             return [malformed(text, fault.reason, start, end, name)], end, is_cut
-        unwrapped = self._unwrapped(reading, arguments, properties)
+        unwrapped = self._unwrapped(reading, arguments, reading.shape(name))
         reason = self._unknown(reading, name, unwrapped)
         if reason:
             return [malformed(text, reason, start, end, name)], end, False
@@ -104,7 +115,13 @@ class TaggedForm:
             name = name.removeprefix(spec.before_name)
         if _NAME.fullmatch(name) is None:
             raise _Fault(f"{name[:40]!r} is no name; expected the name of a tool", at)
-        return name, place + (len(mark) if spec.name_close else 0)
+        end = place + (len(mark) if spec.name_close else 0)
+        if spec.skip_to:
+            skipped = text.find(spec.skip_to, end, end + 128)
+            if skipped < 0 or "\n" in text[end:skipped]:
+                raise _Fault(f"the name is not closed; expected {spec.skip_to} behind it", end)
+            end = skipped + len(spec.skip_to)
+        return name, end
 
     def _parameter(self, reading: Reading, name: str, at: int, arguments: dict[str, Any]) -> int:
         """Reads one parameter whose key starts at `at`, and gives its end."""
@@ -134,11 +151,34 @@ class TaggedForm:
                 raise _Fault(f"the value of {key[:40]!r} is missing; expected {wanted}", at)
             how = spec.value_open[mark]
             at = inner + len(mark)
+        if spec.nested:
+            return self._nested(reading, name, key, at, arguments)
         value, at = self._value(reading, key, at)
         if key in arguments:
             raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
-        arguments[key] = self._typed(reading, name, key, value, how, kind)
+        try:
+            arguments[key] = self._typed(reading, name, key, value, how, kind)
+        except Refused as error:
+            raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
         return at
+
+    def _nested(self, reading: Reading, name: str, key: str, at: int, arguments: dict[str, Any]) -> int:
+        """Reads a value that may be tags inside its tag, and gives its end."""
+        try:
+            tree, end = tree_at(reading, self._spec, key, at)
+            value = value_of(reading, tree, reading.parameter(name, key))
+        except Broken as error:
+            raise _Fault(error.reason, max(error.at, at)) from error
+        except Refused as error:
+            raise _Fault(f"in the value of {key[:40]!r}: {error}", at) from error
+        if key not in arguments:
+            arguments[key] = value
+        elif not reading.allows("repeated_tags"):
+            raise _Fault(f"the parameter {key[:40]!r} is given twice; expected it once", at)
+        else:
+            known = arguments[key]
+            arguments[key] = [*known, value] if isinstance(known, list) else [known, value]
+        return end
 
     def _value(self, reading: Reading, key: str, at: int) -> tuple[str, int]:
         text, spec = reading.text, self._spec
@@ -148,51 +188,59 @@ class TaggedForm:
                 place = reading.find(_CDATA[1], inner)
                 close = _skip(text, place + 3) if place >= 0 else -1
                 if place < 0 or not text.startswith(spec.value_close, close):
-                    raise _Fault(f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}", inner)
+                    reason = f"a CDATA section is not closed; expected {_CDATA[1]}{spec.value_close}"
+                    is_cut = place < 0 or spec.value_close.startswith(text[close:])
+                    raise _Fault(reason, inner, behind="nothing" if is_cut else "marks")
                 return text[inner + len(_CDATA[0]) : place], close + len(spec.value_close)
         close_mark = spec.value_close.replace("{key}", key)
         place = reading.find(close_mark, at)
         if "open_parameters" in reading.lenient:
             # Only where the value would swallow the next parameter, the end of the call or the next call.
-            other, _ = reading.first((*self._keys, *self._closes, *self._stops), at)
+            other, _ = reading.first((*self._keys, *self._closes, *self.opens), at)
             if other >= 0 and (place < 0 or other < place) and reading.allows("open_parameters"):
                 return self._trimmed(text[at:other], space=True), other
         if place < 0:
             if reading.allows("open_calls"):
                 end = reading.without_cut_mark((close_mark, *self._closes), at)
                 return self._trimmed(text[at:end]), len(text)
-            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at)
-        if any(0 <= (other := reading.find(mark, at)) < place for mark in self._stops):
+            # Such a value goes on to the text's end, and may hold the marks that close calls.
+            raise _Fault(f"the value of {key[:40]!r} is not closed; expected {close_mark}", at, behind="calls")
+        opened, _ = reading.first(self._stops, at)
+        if 0 <= opened < place and 0 <= reading.first(self._keys, opened)[0] < place:
+            # Not a text about a mark: the next call begins here, and its first value would end this one.
             raise _Fault(f"the value of {key[:40]!r} is not closed before the next call; expected {close_mark}", at)
         return self._trimmed(text[at:place]), place + len(close_mark)
 
     def _trimmed(self, value: str, *, space: bool = False) -> str:
         if self._spec.trim == "space" or (space and self._spec.trim == "nothing"):
             return value.strip()
+        if self._spec.trim == "lines" and len(value) > 1 and value[0] == value[-1] == "\n":
+            return value[1:-1]
         if self._spec.trim == "newline":
             return value.removeprefix("\n").removesuffix("\n")
         return value
 
     def _typed(self, reading: Reading, name: str, key: str, value: str, how: str, kind: str) -> Any:
-        schema = (reading.properties(name) or {}).get(key)
-        if kind and schema is None:
-            schema = {"type": kind}
+        shape = reading.parameter(name, key)
+        if kind and kind != "any":
+            base = kind.partition("[")[0].strip()
+            named = Shape({"type": base}).kinds
+            if shape is None or (len(shape.kinds) > 1 and set(named) <= set(shape.kinds)):
+                shape = Shape({"type": base})
         if how == "text":
-            if schema is not None and "schema_over_mark" in reading.lenient:
-                changed = typed(value, schema)
+            if shape is not None and "schema_over_mark" in reading.lenient:
+                changed = typed(value, shape)
                 if changed != value and reading.allows("schema_over_mark"):
                     return changed
             return value
-        if how == "json" and schema is None:
-            loaded = load(value)
-            return value if isinstance(loaded, str) else loaded[0]
-        return typed(value, schema, untyped=self._spec.untyped)
+        untyped = "json" if how == "json" else self._spec.untyped
+        return typed(value, shape, untyped=untyped, none=self._none, other=self._other)
 
-    def _unwrapped(self, reading: Reading, arguments: dict[str, Any], properties: Any) -> dict[str, Any]:
-        if "unwrap" not in reading.lenient or len(arguments) != 1 or properties is None:
+    def _unwrapped(self, reading: Reading, arguments: dict[str, Any], shape: Shape | None) -> dict[str, Any]:
+        if "unwrap" not in reading.lenient or len(arguments) != 1 or shape is None:
             return arguments
         ((key, value),) = arguments.items()
-        if key in properties or key not in ("arguments", "properties", "parameters", "input"):
+        if key in shape.keys or key not in ("arguments", "properties", "parameters", "input"):
             return arguments
         if isinstance(value, str):
             loaded = load(value)
@@ -213,27 +261,21 @@ class TaggedForm:
         known = self._spec.known
         if known == "anything" or not reading.tools:
             return ""
-        properties = reading.properties(name)
-        if properties is None:
+        shape = reading.shape(name)
+        if shape is None:
             return f"there is no tool {name[:40]!r}"
         if known == "parameters":
-            extra = [key for key in arguments if key not in properties]
-            if extra and "extra_parameters" in reading.lenient and not _requires(reading, name):
-                reading.used.append("extra_parameters")
+            keys = shape.keys
+            extra = [key for key in arguments if key not in keys]
+            if extra and reading.allows("extra_parameters"):
                 for key in extra:
                     del arguments[key]
             elif extra:
-                return f"{name} has no parameter {extra[0][:40]!r}; expected {', '.join(properties) or 'none'}"
+                return f"{name} has no parameter {extra[0][:40]!r}; expected {', '.join(keys) or 'none'}"
+            lacking = [key for key in shape.required if key not in arguments]
+            if lacking:
+                return f"{name} is called without {lacking[0][:40]!r}, which it requires"
         return ""
-
-
-def _requires(reading: Reading, name: str) -> bool:
-    tool = (reading.tools or {}).get(name)
-    schema = getattr(tool, "parameters", tool)
-    for key in ("function", "parameters"):
-        if isinstance(schema, dict) and isinstance(schema.get(key), dict):
-            schema = schema[key]
-    return bool(schema.get("required")) if isinstance(schema, dict) else False
 
 
 def _skip(text: str, at: int) -> int:

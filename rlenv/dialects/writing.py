@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec
 from rlenv.dialects.base import SameTurn
 from rlenv.dialects.json_body import marks_of
-from rlenv.dialects.reading import as_text
+from rlenv.dialects.values import ValueWriter
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 __all__ = ["Writer"]
@@ -72,12 +73,21 @@ def _around(turn: str) -> tuple[str, str]:
 
 
 class Writer:
-    """How one family writes; what it writes its own reader reads back."""
+    """How one family writes. What it writes its own reader reads back, given the types of the values.
 
-    def __init__(self, spec: DialectSpec) -> None:
+    A call that the family's format cannot hold, because a text in it has the format's own marks, is written so that it
+    reads as malformed, never as another call.
+
+    Args:
+        reads_back: whether a text is read as a call and as nothing else.
+    """
+
+    def __init__(self, spec: DialectSpec, reads_back: Callable[[str, ToolCall], bool]) -> None:
         self._spec = spec
         self._chat = spec.chat
         self._call = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
+        if self._call.close_is_optional:  # what may be left out is not taught
+            self._call = self._call.model_copy(update={"close": ()})
         self._turns = {
             role: spec.chat.turns.get(role, spec.chat.turn).replace("{role}", spec.chat.roles.get(role, role))
             for role in ("system", "user", "assistant", "tool", spec.chat.result_role)
@@ -95,6 +105,11 @@ class Writer:
             elif spec.thinking_open:
                 generation += written.partition("{thinking}")[0]
         self._generation = generation
+        self._opened, _, self.closing = written.partition("{thinking}")
+        if not (spec.thinking_marks.open and spec.thinking and spec.thinking_open):
+            self._opened = self.closing = ""
+        self._values = ValueWriter(spec)
+        self._reads_back = reads_back
         self.same_turn: SameTurn | None = None
         """How observations go on in the assistant's turn, for a family where they do."""
         if spec.chat.same_turn:
@@ -102,32 +117,105 @@ class Writer:
             closes = tuple(mark for call in calls for mark in marks_of(call.close))
             self.same_turn = SameTurn(_around(spec.chat.result), _around(spec.chat.reply), closes)
 
+    @property
+    def spec(self) -> DialectSpec:
+        """The row."""
+        return self._spec
+
+    @property
+    def chat(self) -> ChatSpec:
+        """How the family writes conversations."""
+        return self._chat
+
+    @property
+    def row(self) -> CallSpec:
+        """How the family writes a call."""
+        return self._call
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """What opens and closes a call where it is written; "" where nothing does."""
+        return _first(self._call.open), _first(self._call.close)
+
     # Calls
 
     def calls(self, calls: Sequence[ToolCall | MalformedCall]) -> str:
-        """Several calls, in the marks of their section where the family has one."""
+        """Several calls, in the marks of their section where the family has one.
+
+        A broken call that was read from a text is written as it stood there, within the marks that it had.
+        """
         spec, row = self._spec, self._call
-        if not calls:
-            return ""
-        opened, closed = spec.section_open + spec.section_pad, spec.section_pad + spec.section_close
         is_list = row.shape in ("list", "either") or (row.body == "pythonic" and row.separator != "\n")
-        if is_list or row.separator:
-            bodies = [self._body(call) for call in calls]
-            joined = (row.separator or ", ").join(bodies) if row.separator else ", ".join(bodies)
-            if is_list:
-                joined = f"[{joined}]"
-            text = _first(row.open) + row.pad + joined + row.pad + _first(row.close)
-            return opened + text + closed if spec.section_open else text
-        written = [_first(row.open) + self._padded(call) + _first(row.close) for call in calls]
-        if spec.section_each:
-            return row.between.join(opened + call + closed for call in written)
-        return opened + row.between.join(written) + closed if spec.section_open else row.between.join(written)
+        out: list[str] = []
+        section: list[str] = []  # blocks that share one section
+        joined: list[str] = []  # calls that share one block
+        for index, call in enumerate(calls):
+            if isinstance(call, MalformedCall) and (marks := self._marks_of(call)):
+                # Behind a string that it leaves open, a line break keeps the next call out of it.
+                broken = call.text + ("\n" if index + 1 < len(calls) else "")
+                section += self._joined(joined, is_list)
+                if marks == "section":
+                    out += [*self._in_section(section), broken]
+                else:
+                    section.append(broken)
+            elif is_list or row.separator:
+                joined.append(self._body(call, index))
+            else:
+                section.append(self._one(call, index))
+                if spec.section_each:
+                    out += self._in_section(section, call.name or "")
+        section += self._joined(joined, is_list)
+        return row.between.join(out + self._in_section(section, next((call.name or "" for call in calls), "")))
 
-    def _padded(self, call: ToolCall | MalformedCall) -> str:
-        return self._call.pad + self._body(call) + self._call.pad
+    def _in_section(self, blocks: list[str], name: str = "") -> list[str]:
+        """The blocks in one section, where the family has one; the list is then empty."""
+        spec = self._spec
+        text = self._call.between.join(blocks)
+        if not blocks:
+            return []
+        blocks.clear()
+        if not spec.section_open:
+            return [text]
+        head = spec.section_head.replace("{name}", name) + spec.section_open
+        return [head + spec.section_pad + text + spec.section_pad + spec.section_close]
 
-    def _body(self, call: ToolCall | MalformedCall) -> str:
+    def _one(self, call: ToolCall | MalformedCall, index: int) -> str:
+        """A call between its marks."""
         row = self._call
+        text = _first(row.open) + row.pad + self._body(call, index) + row.pad + _first(row.close)
+        if isinstance(call, MalformedCall) or row.body in ("json", "name_json", "pythonic"):
+            return text
+        is_doubtful = self._values.may_be_broken(call)
+        if is_doubtful and not self._reads_back("".join(self._in_section([text], call.name)), call):
+            return _first(row.open) + self._values.as_broken(call) + _first(row.close)
+        return text
+
+    def _joined(self, bodies: list[str], is_list: bool) -> list[str]:
+        """The calls of one list in its marks; the list is then empty."""
+        row = self._call
+        text = (row.separator or ", ").join(bodies)
+        if not bodies:
+            return []
+        bodies.clear()
+        return [_first(row.open) + row.pad + (f"[{text}]" if is_list else text) + row.pad + _first(row.close)]
+
+    def _marks_of(self, call: MalformedCall) -> Literal["", "call", "section"]:
+        """The marks that a broken call has around it, which was read from a text: its own, or a section's too."""
+        if call.start < 0:
+            return ""
+        if self._spec.section_open and call.text.startswith(self._spec.section_open):
+            return "section"
+        calls = (self._spec.calls,) if isinstance(self._spec.calls, CallSpec) else self._spec.calls
+        if call.text.startswith(tuple(mark for row in calls for mark in (*marks_of(row.open), *row.spellings))):
+            return "call"
+        # Without marks a call begins with its bracket, which an object in a list has not.
+        is_item = self._call.shape != "object" and not call.text.lstrip().startswith("[")
+        return "call" if any(row.at_start for row in calls) and not is_item else ""
+
+    def _body(self, call: ToolCall | MalformedCall, index: int) -> str:
+        row = self._call
+        if isinstance(call, MalformedCall) and call.start >= 0:
+            return call.text
         name = call.name or ""
         if isinstance(call, MalformedCall) and row.body not in ("json", "name_json"):
             return call.text
@@ -136,49 +224,41 @@ class Writer:
             if row.by_name:
                 return f"{{{_json(name)}: {arguments}}}"
             key = marks_of(row.arguments_key)[0]
-            return f"{{{_json(row.name_key)}: {_json(name)}, {_json(key)}: {arguments}}}"
+            text = f"{_json(row.name_key)}: {_json(name)}, {_json(key)}: {arguments}"
+            if row.id_key and (call.id or row.id_first):
+                number = f"{_json(row.id_key)}: {_json(call.id or str(index))}"
+                text = f"{number}, {text}" if row.id_first else f"{text}, {number}"
+            return f"{{{text}}}"
         if row.body == "name_json":
             number = ""
             if row.indexed:
                 tail = (call.id or "").rpartition(":")[2]
-                number = f":{tail if tail.isdigit() else 0}"
+                number = f":{tail if tail.isdigit() else index}"
+            elif row.id_close:
+                name = (call.id or f"call_{index}") + row.id_close + name
             after = next((mark for mark in marks_of(row.after_name) if mark != "{"), "")
+            after = row.skipped.replace("{index}", str(index + 1)) + row.skip_to if row.skip_to else after
             return row.before_name + name + number + after + row.before_arguments + arguments + row.after_arguments
         assert isinstance(call, ToolCall)
         if row.body == "pythonic":
-            return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
-        if row.body == "gemma":
-            inside = ",".join(f"{key}:{self._gemma(value)}" for key, value in call.arguments.items())
-            return f"{row.before_name}{name}{{{inside}}}"
-        if row.body == "text":
-            return as_text(next(iter(call.arguments.values()), ""))
-        mark = next(iter(row.value_open), "")
-        parts = [row.before_name, name, row.name_close, row.name_pad]
-        for key, value in call.arguments.items():
-            opened = mark
-            if len(row.value_open) > 1:
-                wanted = "text" if isinstance(value, str) else "json"
-                opened = next((text for text, how in row.value_open.items() if how == wanted), mark)
-            close = row.value_close.replace("{key}", key)
-            parts += [_first(row.key_open), key, row.key_close, opened, row.value_pad, as_text(value)]
-            parts += [row.value_pad, close, row.name_pad]
-        return "".join(parts)
-
-    def _gemma(self, value: Any) -> str:
-        quote = self._call.quote
-        if isinstance(value, str):
-            return quote + value + quote
-        if isinstance(value, Mapping):
-            return "{" + ",".join(f"{key}:{self._gemma(item)}" for key, item in value.items()) + "}"
-        if isinstance(value, (list, tuple)):
-            return "[" + ",".join(map(self._gemma, value)) + "]"
-        return _json(value)
+            return f"{name}({', '.join(_argument(key, value) for key, value in call.arguments.items())})"
+        return self._values.body(call, index)
 
     def action(self, message: Message) -> str:
-        """Content, then calls."""
-        text = message.content
+        """Content and calls, in the family's order; thinking that the prompt has opened is closed where it is not."""
+        closes = self.closing and self._spec.thinking_marks.close not in message.content
+        return self.closing + self._said(message) if closes else self._said(message)
+
+    def _said(self, message: Message) -> str:
+        chat, text = self._chat, message.content
         calls = self.calls(message.tool_calls)
-        return text + (self._chat.calls_behind if text and calls else "") + calls
+        if not text:
+            return calls
+        form = chat.said if not calls or chat.said_before is None else chat.said_before
+        text = _fill(form, content=text)
+        if not calls:
+            return text
+        return calls + chat.calls_behind + text if chat.content_behind else text + chat.calls_behind + calls
 
     # Conversations
 
@@ -197,6 +277,7 @@ class Writer:
         if chat.tools_role == "user" and shown:
             first = next((i for i, message in enumerate(rest) if message.role == "user"), -1)
             if first >= 0:
+                shown += "" if shown.endswith("\n") else "\n\n"
                 rest[first] = replace(rest[first], content=shown + self._strip(rest[first].content))
                 shown = ""
         if system is not None or shown:
@@ -234,7 +315,7 @@ class Writer:
 
     def _in_turn(self, message: Message, same_turn: SameTurn) -> str:
         if message.role == "assistant":
-            return self.action(message)
+            return self._said(message)
         head, tail = same_turn.around(message.role)
         return head + message.content + tail
 
@@ -270,7 +351,7 @@ class Writer:
         form = chat.tools if chat.tools is not None else _TOOLS
         if alone and chat.tools_alone is not None:
             form = chat.tools_alone
-        example = self.calls((ToolCall("NAME", {self._call.argument or "KEY": "VALUE"}),))
+        example = self.calls((ToolCall(self._call.tool or "NAME", {self._call.argument or "KEY": "VALUE"}),))
         return _fill(form, tools="\n".join(_json(self._listed(tool)) for tool in tools), example=example)
 
     def _written(self, message: Message, keeps_thinking: bool) -> str:
@@ -280,9 +361,9 @@ class Writer:
             thinking = text.split(row.close)[0].rstrip("\n").split(row.open)[-1].strip("\n")
             text = text.split(row.close)[-1].lstrip("\n")
             if keeps_thinking and thinking:
-                return row.written.replace("{thinking}", thinking) + self.action(replace(message, content=text))
-            return self.action(replace(message, content=text))
-        return self.action(message)
+                return row.written.replace("{thinking}", thinking) + self._said(replace(message, content=text))
+            message = replace(message, content=text)
+        return self._opened + self.closing + self._said(message)
 
     def _listed(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         form = self._spec.tool_schemas
@@ -299,6 +380,13 @@ def _gap(blocks: list[str], shown: str) -> str:
 
 def _first(marks: str | tuple[str, ...]) -> str:
     return next(iter(marks_of(marks)), "")
+
+
+def _argument(key: str, value: Any) -> str:
+    """An argument of a Python call; a name that Python could not write stands in a dict."""
+    if re.fullmatch(r"[^\W\d]\w*", key):
+        return f"{key}={_literal(value)}"
+    return f"**{{{_quoted(key)}: {_literal(value)}}}"
 
 
 def _literal(value: Any) -> str:

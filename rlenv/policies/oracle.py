@@ -111,7 +111,7 @@ class OracleSession:
     async def act(self, messages: Sequence[Message]) -> str:
         """The next action as text."""
         action = self.next_action(messages)
-        return self.dialect.render_action(action) if action.tool_calls else action.content
+        return self.dialect.render_action(action)
 
     def _expand(self, values: Mapping[str, Any]) -> Sequence[tuple[int, _Calls | _Say, Any]]:
         queue: list[tuple[int, _Calls | _Say, Any]] = []

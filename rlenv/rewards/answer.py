@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from rlenv.errors import UsageError
-from rlenv.messages import ParsedAction, ToolCall
+from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.spec import AnswerSpec
 
@@ -40,7 +40,8 @@ class Answer:
 def is_explicit(spec: AnswerSpec) -> bool:
     """Whether an answer is marked as one.
 
-    A marked answer (`tag`, `boxed`, `regex`, `tool`) ends the episode wherever it stands, calls beside it or not.
+    A marked answer (`tag`, `boxed`, `regex`, `tool`) ends the episode wherever it stands, calls beside it or not, as
+    long as every call can be read.
     The others (`last_number`, `final_message`) are read only from a message without calls, which ends the episode
     by itself.
     """
@@ -70,9 +71,17 @@ def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
     closed, and the last one of the message counts; an empty tag is the answer "". The only argument of a submit
     call is its answer where `argument` names none; a value that is not text is given as JSON.
 
+    An action with a malformed call gives no answer, whatever stands beside it: the policy meant to go on, and what was
+    to stand in the call may stand outside. The same holds for what is written beside a call that was cut.
+
     Raises:
         UsageError: the spec would not pass `check`.
     """
+    for call in action.calls:
+        if type(call) is MalformedCall:
+            return None
+    if action.is_cut and action.calls and spec.from_ != "tool":
+        return None
     text = _read(spec, action)
     return None if text is None else Answer(text)
 

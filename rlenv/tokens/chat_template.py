@@ -13,13 +13,17 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlenv.errors import UnsupportedTemplate
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "names_read"]
+
+
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
+"""What every rendering is given."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -53,6 +57,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     return environment
+
+
+def names_read(source: str) -> frozenset[str]:
+    """The names that a template reads from outside, such as `bos_token`, without those that every rendering has.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the text is no template.
+    """
+    environment = _environment()
+    return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys() - _GIVEN)
 
 
 class ChatTemplate:

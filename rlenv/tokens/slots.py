@@ -33,7 +33,7 @@ from rlenv.tokens.dummies import (
     turn_message,
 )
 
-__all__ = ["TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
+__all__ = ["STOPS", "TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
 
 _PROBES: Final = (
     "",
@@ -57,8 +57,7 @@ TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
     "ascii tojson": lambda text: json.dumps(text)[1:-1],
     "strip, tojson": lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
 }
-# Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name.
-_STOPS: Final = (
+STOPS: Final = (
     "<start_function_response>",
     "<|im_end|>",
     "<|eot_id|>",
@@ -72,6 +71,7 @@ _STOPS: Final = (
     "<|end_of_text|>",
     "<|endoftext|>",
 )
+"""Ends of an assistant's turn where it is neither the tokenizer's end token nor one that the model's files name."""
 _NO_CALLS: Final = "does not write an assistant's calls"
 _ONE_WAY: Final = Way("")
 
@@ -272,7 +272,7 @@ class _Derivation:
         shared = shared_text(tail, self._alone())
         inside = [(at, mark) for at, mark in self.marks.find(tail) if at + len(mark) <= len(shared)]
         places = [
-            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *_STOPS) if mark and self.marks.has(mark)
+            (tail.find(mark), -len(mark), mark) for mark in (*self.stops, *STOPS) if mark and self.marks.has(mark)
         ]
         at, size, known = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
         # A known mark behind the turn's own last one is of what follows: an end token that begins turns.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlenv.dialects.base import Dialect
+from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ParsedAction
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.slots import Layout, Slot, derive
+from rlenv.tokens.slots import STOPS, Layout, Slot, derive
 
 __all__ = ["TemplatedDialect"]
 
@@ -47,6 +49,7 @@ class TemplatedDialect:
         named = (stop,) if isinstance(stop, str) else tuple(stop or ())
         self._stops = tuple(mark for mark in (*named, eos) if mark)
         self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._refused: set[tuple[str, ...]] = set()
 
     def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
         """What the dialect inside reads."""
@@ -67,13 +70,26 @@ class TemplatedDialect:
     def render_observation(self, messages: Sequence[Message]) -> str:
         """The stop mark of the assistant's turn and what the template writes behind it.
 
+        How many calls a turn holds is the policy's choice: a template that refuses several results is given them as
+        one, a line break between them.
+
         Raises:
             UnsupportedTemplate: it changes contents in a way that is not known.
         """
         roles = tuple(message.role for message in messages)
         layout = self._layouts.get(roles)
         if layout is None:
-            layout = self._layouts[roles] = derive(self._template, roles, self._stops)
+            if roles in self._refused:
+                return self.render_observation(_as_one(messages))
+            try:
+                layout = derive(self._template, roles, self._stops)
+                self._check_stop(layout)
+                self._layouts[roles] = layout
+            except UnsupportedTemplate:
+                if len(roles) == 1 or set(roles) != {"tool"}:
+                    raise
+                self._refused.add(roles)
+                return self.render_observation(_as_one(messages))
 
         def value(part: str | Slot) -> str:
             if isinstance(part, str):
@@ -84,3 +100,22 @@ class TemplatedDialect:
             return message.name or "tool" if part.field == "name" else message.tool_call_id or f"call{part.index:05d}"
 
         return layout.stop + "".join(map(value, layout.parts))
+
+    def _check_stop(self, layout: Layout) -> None:
+        """Refuses a guess that may be wrong: without a tokenizer, any tag in front of the next message looks like a
+        stop mark, also the one that closes a call."""
+        if layout.stop in (*self._stops, *STOPS):
+            return
+        said = "\ue000said\ue000"
+        answer = [{"role": "user", "content": "u"}, {"role": "assistant", "content": said}]
+        behind = self._template.render(answer, add_generation_prompt=False).rpartition(said)[2].strip()
+        if behind and not behind.startswith(layout.stop):
+            raise UnsupportedTemplate(
+                f"chat template {self._template.name} ends an assistant's turn with no known stop mark: {behind!r};"
+                " name it by stop"
+            )
+
+
+def _as_one(results: Sequence[Message]) -> tuple[Message, ...]:
+    """Several results as one message, under the name and the id of the first."""
+    return (replace(results[0], content="\n".join(message.content for message in results)),)

@@ -16,6 +16,7 @@ from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import ScriptPolicy
 from rlenv.rollout import Job, rollout
 from rlenv.testing.tokens import CHAT_TEMPLATE
+from rlenv.validate import validate
 
 SPEC = """
 rlenv: 1
@@ -77,3 +78,26 @@ def test_evaluations_count_the_leniencies_that_were_used(tmp_path: Path) -> None
     assert played.success
     assert summarise([played], seconds=1.0).calls_lenient == {"open_calls": 1}
     assert record.parse(record.dump(played)).turns[0].parsed.leniencies == ("open_calls",)
+
+
+def test_what_a_server_has_split_off_is_no_thinking_where_the_prompt_opens_it(tmp_path: Path) -> None:
+    environment = rlenv.load(written(tmp_path, "qwen3_5"))
+    _, sampled = environment.parse("<answer>5</answer>")
+    assert (sampled.content, sampled.thinking) == ("", "<answer>5</answer>")
+    for said in (Message("assistant", "<answer>5</answer>"), "hm</think><answer>5</answer>"):
+        _, read = environment.parse(said)
+        assert read.content == "<answer>5</answer>"
+    call = ToolCall("calculate", {"expression": "2 + 3"})
+    text, read = environment.parse(Message("assistant", "", (call,)))
+    assert [found.name for found in read.calls] == ["calculate"]
+    assert [found.name for found in environment.parse(text)[1].calls] == ["calculate"]
+
+
+def test_an_answer_is_found_where_the_prompt_opens_thinking(tmp_path: Path) -> None:
+    path = written(tmp_path, "qwen3_5")
+    assert validate([path]).faults == ()
+    environment = rlenv.load(path)
+    script = tmp_path / "script.txt"
+    script.write_text("I know it.\n</think>\n\n<answer>5</answer>")
+    (played,) = asyncio.run(rollout(environment, ScriptPolicy(script), [Job("train", 0)]))
+    assert (played.success, played.turns[0].parsed.thinking) == (True, "I know it.")

@@ -44,3 +44,16 @@ def test_recorded_calls_are_read_the_same() -> None:
     wrong = {case["id"] for case in given if not agrees(case)}
     assert len(given) - len(wrong) >= BAR * len(given) / 264
     assert wrong == KNOWN
+
+
+def test_a_call_that_only_a_leniency_reads_names_it() -> None:
+    for case in cases():
+        functions = [tool.get("function", tool) for tool in case["tools"] or []]
+        tools = {function["name"]: function for function in functions}
+        strict, lenient = (
+            dialects.get(case["format"], lenient=lenient).parse(case["raw"], tools)
+            for lenient in ((), row_of(case["format"]).offers)
+        )
+        read = [(call.name, call.arguments) for call in lenient.calls if isinstance(call, ToolCall)]
+        if read and read != [(call.name, call.arguments) for call in strict.calls if isinstance(call, ToolCall)]:
+            assert lenient.leniencies, case["id"]

@@ -109,13 +109,34 @@ def test_a_marked_answer_counts_beside_calls() -> None:
     assert all(is_explicit(spec(**{"from": rule})) for rule in ("tag", "boxed", "regex", "tool"))
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"from": "tag"},
+        {"from": "boxed"},
+        {"from": "regex", "pattern": r"(\d+)"},
+        {"from": "tool", "tool": "submit"},
+        {"from": "last_number"},
+        {"from": "final_message"},
+    ],
+    ids=lambda keys: str(keys["from"]),
+)
+def test_no_answer_stands_beside_a_call_that_cannot_be_read(keys: dict[str, object]) -> None:
+    submit = ToolCall("submit", {"x": "4"})
+    said = r"<answer>4</answer> \boxed{4} 4"
+    broken = MalformedCall('{"name": "submit", "arguments": {"answer": "e"', "unclosed")
+    for calls in ((broken,), (submit, broken), (broken, submit)):
+        assert extract(spec(**keys), ParsedAction(said, calls=calls)) is None
+    if keys["from"] != "tool":
+        assert extract(spec(**keys), ParsedAction(said, calls=(submit,), is_cut=True)) is None
+
+
 def test_the_argument_of_the_last_well_formed_submit_call_is_the_answer() -> None:
     submit = spec(**{"from": "tool", "tool": "submit", "argument": "answer"})
     calls = (
         ToolCall("submit", {"answer": " a "}),
         ToolCall("submit", {"answer": "b", "note": "c"}),
         ToolCall("other", {"answer": "d"}),
-        MalformedCall('{"name": "submit", "arguments": {"answer": "e"', "unclosed"),
     )
     assert extract(submit, ParsedAction("", calls=calls)) == Answer("b")
     assert extract(submit, ParsedAction('submit(answer="x")')) is None

@@ -119,7 +119,7 @@ def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -
                 if result.outcome in _REFUSED:
                     refused += 1
                     reason = result.text
-            # An answer ends the turn before its calls are run; those that cannot be read are still the policy's.
+            # A limit may end the turn before its calls are run; those that cannot be read are still the policy's.
             for call in turn.parsed.calls[len(turn.results) :]:
                 if isinstance(call, MalformedCall):
                     seen += 1

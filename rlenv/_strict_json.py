@@ -1,0 +1,237 @@
+"""JSON that a model wrote, read strictly and without a lost digit or key, with reasons that lead to the fix."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+__all__ = [
+    "EXACT",
+    "MAX_DEPTH",
+    "count_keys",
+    "exact",
+    "has_keys",
+    "kind_of",
+    "load",
+    "missing_brackets",
+    "reason_of",
+    "stopped_at",
+    "value_fault",
+]
+
+MAX_DEPTH: Final = 128
+"""Arguments nested deeper than this are refused, so that nothing downstream meets a recursion limit."""
+
+_UNSURE: Final = -1
+_DEEP: Final = -2
+EXACT: Final = 2.0**63  # a float this large may stand for an integer that the C parser could not keep
+_COMPLETE: Final = "expected a complete value"
+_WORDS: Final = {
+    "N": "null stands for no value, and NaN is not JSON",
+    "I": "Infinity is not JSON",
+    "T": "true and false are written in lower case",
+    "F": "true and false are written in lower case",
+    "u": "null stands for no value",
+    "`": "write the bare JSON without a code fence",
+    "'": 'names and strings stand in double quotes (")',
+}
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+("?)|[][{}]', re.DOTALL)
+_LONE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKey(key)
+            seen.add(key)
+    return found
+
+
+_careful = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def missing_brackets(text: str) -> str | None:
+    """What closes the strings and brackets that the end of `text` leaves open; None where too many are open."""
+    stack: list[str] = []
+    closing = ""
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token[0] == '"':
+            closing = "" if match[1] else '"'
+        elif token in "{[":
+            stack.append("}" if token == "{" else "]")
+        elif stack:
+            stack.pop()
+    return closing + "".join(reversed(stack)) if len(stack) <= MAX_DEPTH else None
+
+
+def load(body: str) -> tuple[Any] | str:
+    """The JSON value of `body` in a tuple of one, or the reason why there is none; never raises."""
+    try:
+        read = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return reason_of(body, error.pos)
+    return exact(body, read)
+
+
+def value_fault(value: Any) -> str:
+    """Why a value that was not read here is none that JSON has, or "": for what comes as data and not as text."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"they hold what JSON cannot ({str(error)[:80]}); expected finite numbers, texts, lists and objects"
+    read = load(text)
+    return read if isinstance(read, str) else ""
+
+
+def stopped_at(body: str) -> int:
+    """Where a strict parser of `body` stops; -1 where it does not."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        return error.pos
+    return -1
+
+
+def has_keys(body: str, keys: int) -> bool:
+    """True only where the objects of `body` have `keys` keys in all, counted as written; False where that is unsure.
+
+    Every key brings a colon, and mostly one right behind a quote.
+    """
+    if body.count(":") == keys:
+        return True
+    return (
+        body.count('":') == keys
+        and '\\":' not in body
+        and " :" not in body
+        and "\n:" not in body
+        and "\t:" not in body
+        and "\r:" not in body
+    )
+
+
+def exact(body: str, read: Any) -> tuple[Any] | str:
+    """What `read` stands for without a lost digit or key, or the reason why it is refused."""
+    keys = count_keys(read) if type(read) in (dict, list) else _UNSURE
+    if keys == _DEEP:
+        return f"the JSON is nested more than {MAX_DEPTH} levels deep; expected a flatter object"
+    if keys >= 0 and has_keys(body, keys):
+        return (read,)
+    try:
+        return (_careful.decode(body),)
+    except _DuplicateKey as error:
+        return f"the key {_quote(str(error))} stands twice in one object; expected it once"
+    except (ValueError, RecursionError) as error:
+        return f"the JSON cannot be read ({type(error).__name__}); expected one object"
+
+
+def count_keys(read: Any, levels: int = MAX_DEPTH) -> int:
+    """The keys of all objects in `read`; `_UNSURE` where a number may have lost digits, `_DEEP` beyond `levels`."""
+    keys = 0
+    level: Sequence[Any] = (read,)
+    for _ in range(levels):
+        below: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                keys += len(item)
+                item = item.values()
+            for value in item:
+                kind = type(value)
+                if kind is str or kind is int:
+                    continue
+                if kind is dict or kind is list:
+                    below.append(value)
+                elif kind is float and not -EXACT < value < EXACT:
+                    return _UNSURE
+        if not below:
+            return keys
+        level = below
+    return _DEEP
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words that a reason can go on with."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text if len(text) <= 40 else text[:40] + "…", ensure_ascii=False)
+
+
+def reason_of(body: str, position: int) -> str:
+    """Why a strict parser stopped at `position`, in words that lead to the fix; characters are counted from 1."""
+    try:
+        body.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1} of the JSON is not valid Unicode (a lone surrogate)"
+    stripped = body.strip(" \t\r\n")
+    if not stripped:
+        return "the call is empty; expected one JSON object"
+    offset = len(body) - len(body.lstrip(" \t\r\n"))
+    at = min(max(position - offset, 0), len(stripped))
+    place = f"at character {at + 1}"
+    if at >= len(stripped):
+        return f"the JSON ends too early {place}; {_missing(stripped)}"
+    if stripped[at] in "0123456789-":
+        return f"the number {place} cannot be read; it is out of range or not written as JSON writes numbers"
+    found, before = stripped[at], stripped[:at].rstrip(" \t\r\n")[-1:]
+    near = _quote(stripped[at : at + 12])
+    if found < " ":
+        return (
+            f"a string holds a line break or control character {place}; expected it escaped, as \\n writes a line break"
+        )
+    if position > MAX_DEPTH and stripped[:at].count("[") + stripped[:at].count("{") > 1000:
+        return f"the JSON {place} is nested too deep; expected at most {MAX_DEPTH} levels"
+    if found in _WORDS:
+        return f"unexpected {near} {place}; {_WORDS[found]}"
+    if found == "\\" and _LONE_ESCAPE.match(stripped, at):
+        return f"the string holds half a surrogate pair {place}; expected both halves or the character itself"
+    if found == "\\":
+        return f'a string holds {near} {place}; expected one of \\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX'
+    if found == "," and stripped[at + 1 :].lstrip(" \t\r\n")[:1] in ("}", "]"):
+        return f"a comma stands behind the last item {place}; expected none before a closing bracket"
+    if found == "," or before == ",":
+        return f"unexpected {near} {place}; expected one value or key between commas"
+    if before in ("}", "]") and _missing(stripped[:at]) == _COMPLETE:
+        return f"unexpected {near} {place}, after the JSON has ended; expected nothing behind it"
+    return f"unexpected {near} {place}; {_wanted(before)}"
+
+
+def _missing(text: str) -> str:
+    """What an unfinished text still needs: the end of a string, or its closing brackets."""
+    stack: list[str] = []
+    for match in _TOKEN.finditer(text):
+        token = match[0]
+        if token[0] == '"':
+            if not match[1]:
+                return 'expected the closing " of a string'
+        elif token in "{[":
+            stack.append("}" if token == "{" else "]")
+        elif stack:
+            stack.pop()
+    if not stack:
+        return _COMPLETE
+    closing = "".join(reversed(stack[-8:]))
+    return f"expected {closing} to close it" if len(stack) <= 8 else f"expected {len(stack)} closing brackets"
+
+
+def _wanted(before: str) -> str:
+    if before == "{":
+        return "expected a key in double quotes"
+    if before in (":", "["):
+        return "expected a value"
+    if before == "":
+        return 'expected one JSON object that starts with "{"'
+    return "expected , or a closing bracket"

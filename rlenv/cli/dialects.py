@@ -1,0 +1,122 @@
+"""`rlenv dialects [NAME|SPEC]`: the dialects, or one of them as the model sees it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from rlenv import dialects, registry
+from rlenv.cli.console import Console
+from rlenv.cli.options import add_set, overrides
+from rlenv.cli.terminal import write_json
+from rlenv.dialects.base import Dialect
+from rlenv.dialects.built_in import row_of, whole_row
+from rlenv.dialects.engine import TextDialect
+from rlenv.dialects.findings import calls_of
+from rlenv.dialects.json_body import marks_of
+from rlenv.dialects.roundtrip import TOOLS
+from rlenv.environment import load
+from rlenv.errors import UsageError
+from rlenv.messages import Message, ToolCall
+from rlenv.shipped import find
+
+__all__ = ["add_arguments", "run"]
+
+_BREAK: Final = "⏎"
+_VALUES: Final[Mapping[str, Any]] = {
+    "string": "VALUE", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {},
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME|SPEC", help="a dialect, or a spec whose dialect is shown")
+    parser.add_argument("--json", action="store_true", help="print the texts as one JSON object")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists the dialects, or shows a conversation in the words of one."""
+    if args.name is None:
+        return _list(as_json=args.json)
+    texts = _texts(*_chosen(args))
+    if args.json:
+        write_json(texts, indent=2)
+        return 0
+    console = Console(soft_wrap=True, highlight=False)
+    for title, text in texts.items():
+        console.print(Text(title, style="bold"))
+        # A line break is shown, since one at the end of a text could not be seen.
+        lines = text.split("\n")
+        console.print(Text(f"{_BREAK}\n".join(lines) or "(nothing)"))
+    return 0
+
+
+def _list(*, as_json: bool) -> int:
+    names = registry.names("dialects")
+    built_in = registry.BUILT_IN["dialects"]
+    rows = {name: [[form.body, *marks_of(form.open)[:1]] for form in calls_of(row_of(name))] for name in built_in}
+    if as_json:
+        write_json({name: rows.get(name) for name in names}, indent=2)
+        return 0
+    table = Table("dialect", "a call's body and its mark", show_edge=False)
+    for name in names:
+        forms = [" ".join([body, *(mark or ["at the start"])]) for body, *mark in rows.get(name, [])]
+        table.add_row(Text(name), Text(", ".join(forms) or "of a plug-in"))
+    Console().print(table)
+    return 0
+
+
+def _chosen(args: argparse.Namespace) -> tuple[Dialect, Sequence[Mapping[str, Any]], Dialect]:
+    """The dialect, the tools that it is shown with, and what writes its calls."""
+    if args.name in registry.names("dialects"):
+        dialect = dialects.get(args.name)
+        return dialect, [{"type": "function", "function": dict(tool)} for tool in TOOLS.values()], dialect
+    try:
+        spec = find(args.name)
+    except UsageError as error:
+        message, hint = dialects.unknown(args.name)
+        no_spec, _, near = str(error).partition("; ")
+        hint = near if near.startswith("did you mean") and "did you mean" not in hint else hint
+        raise UsageError(f"{message}, and {no_spec}; {hint}") from error
+    environment = load(spec, set=overrides(args.set))
+    given = environment.spec.dialect
+    inside = dialects.get(given) if isinstance(given, str) else TextDialect("inline", whole_row("inline", given))
+    return environment.parts.dialect, environment.tool_schemas, inside
+
+
+def _texts(dialect: Dialect, tools: Sequence[Mapping[str, Any]], inside: Dialect) -> dict[str, str]:
+    """A conversation part by part: what the model is given, and what it writes."""
+    texts = {"prompt": dialect.render_prompt([Message("system", "SYSTEM"), Message("user", "USER")], tools)}
+    if tools:
+        call = _call(tools[0])
+        row = inside.spec if isinstance(inside, TextDialect) else None
+        texts["a call"] = dialect.render_action(Message("assistant", "", (call,)))
+        if row is not None and row.thinking_marks.open:
+            shown = row.thinking_marks.written.replace("{thinking}", "THINKING")
+            texts["thinking, words and two calls"] = shown + dialect.render_action(
+                Message("assistant", "WORDS", (call, call))
+            )
+        else:
+            texts["words and two calls"] = dialect.render_action(Message("assistant", "WORDS", (call, call)))
+        if row is not None:
+            for number, form in enumerate(calls_of(row)[1:], 2):
+                other = TextDialect(dialect.name, row.model_copy(update={"calls": form}))
+                texts[f"a call by form {number}"] = other.render_action(Message("assistant", "", (call,)))
+        results = [Message("tool", f"RESULT {number}", name=call.name) for number in (1, 2)]
+        texts["what follows one call"] = dialect.render_observation(results[:1])
+        texts["what follows two calls"] = dialect.render_observation(results)
+    return texts
+
+
+def _call(tool: Mapping[str, Any]) -> ToolCall:
+    function = tool.get("function", tool)
+    parameters = function.get("parameters", {})
+    properties = parameters.get("properties", {})
+    wanted = parameters.get("required") or list(properties)[:1]
+    arguments = {key: _VALUES.get(str(properties.get(key, {}).get("type", "string")), "VALUE") for key in wanted}
+    return ToolCall(str(function["name"]), arguments)

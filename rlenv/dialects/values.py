@@ -1,0 +1,139 @@
+"""Writes the bodies of tagged, Gemma's and one-text calls; their values have no escape for the format's own marks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv.dialects.json_body import marks_of
+from rlenv.dialects.nested_body import ITEM
+from rlenv.dialects.reading import as_text
+from rlenv.messages import ToolCall
+
+__all__ = ["ValueWriter"]
+
+_PLAIN_KEY: Final = re.compile(r"[\w.\-$]+")
+
+
+class ValueWriter:
+    """How one family writes what stands in a call."""
+
+    def __init__(self, spec: DialectSpec) -> None:
+        self._call = row = spec.calls if isinstance(spec.calls, CallSpec) else spec.calls[0]
+        forms = (spec.calls,) if isinstance(spec.calls, CallSpec) else spec.calls
+        marks = {mark for form in forms for mark in (*marks_of(form.open), *marks_of(form.close))}
+        marks |= {*marks_of(row.key_open), row.key_close, row.name_close, row.type_open, row.quote}
+        marks |= {row.value_close.partition("{key}")[0], spec.section_open, spec.section_close, *spec.drop}
+        marks |= {*row.value_open, spec.thinking_marks.open, spec.thinking_marks.close}
+        # Of a mark such as "> alone every text has some; what stands in a value is ended by longer ones.
+        self._marks = re.compile("|".join(sorted((re.escape(mark) for mark in marks if len(mark) > 2), key=len)[::-1]))
+        self._names = re.compile(r"[\w.\-]{1,256}")
+
+    def may_be_broken(self, call: ToolCall) -> bool:
+        """Whether a text in the call might not read back as it is."""
+        row = self._call
+        if self._names.fullmatch(call.name) is None or row.body == "text":
+            return True
+        return any(
+            self._marks.search(text) is not None or (is_key and _PLAIN_KEY.fullmatch(text) is None)
+            or (row.trim != "nothing" and text != text.strip()) or (row.cdata and "]]>" in text)
+            for text, is_key in _texts(call.arguments, not row.nested and row.body != "gemma")
+        )  # fmt: skip
+
+    def as_broken(self, call: ToolCall) -> str:
+        """What stands between the marks of a call that the format cannot hold: it is read as malformed."""
+        if self._call.body == "text":
+            return ""
+        text = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=True)
+        return text.replace("<", "\\u003c").replace(">", "\\u003e")
+
+    def body(self, call: ToolCall, index: int) -> str:
+        """What stands between the marks of a call; `index` is its place among the message's calls."""
+        row = self._call
+        if row.body == "gemma":
+            inside = ",".join(f"{self._gemma_key(key)}:{self._gemma(value)}" for key, value in call.arguments.items())
+            return f"{row.before_name}{call.name}{{{inside}}}"
+        if row.body == "text":
+            return as_text(next(iter(call.arguments.values()), ""))
+        skipped = row.skipped.replace("{index}", str(index + 1)) + row.skip_to
+        parts = [row.before_name, call.name, row.name_close, skipped, row.name_pad]
+        for key, value in call.arguments.items():
+            close = row.value_close.replace("{key}", key)
+            parts += [next(iter(marks_of(row.key_open)), ""), key, row.key_close, self._value_open(value)]
+            parts += [row.value_pad, self._value(value), row.value_pad, close, row.name_pad]
+        return "".join(parts)
+
+    def _value_open(self, value: Any) -> str:
+        marks = self._call.value_open
+        if len(marks) < 2:
+            return next(iter(marks), "")
+        kind = _KINDS.get(type(value), "number")
+        wanted = "text" if kind == "string" else "json"
+        fitting = [mark for mark, how in marks.items() if how == wanted]
+        return next((mark for mark in fitting if kind in mark), fitting[0] if fitting else next(iter(marks)))
+
+    def _value(self, value: Any) -> str:
+        row = self._call
+        if isinstance(value, str):
+            in_cdata = row.cdata and any(sign in value for sign in "<&\n") and "]]>" not in value
+            if row.trim == "lines" and value[:1] == value[-1:] == "\n":
+                return f"\n{value}\n"
+            return f"<![CDATA[{value}]]>" if in_cdata else value
+        if row.nested:
+            return self._nested(value)
+        if row.values == "python" or (row.values == "scalars" and not isinstance(value, (Mapping, list, tuple))):
+            text, escaped = repr(value), "\\x3c"
+        else:
+            text, escaped = json.dumps(value, ensure_ascii=False), "\\u003c"
+        return text.replace("<", escaped) if self._marks.search(text) else text
+
+    def _nested(self, value: Any) -> str:
+        """Objects and lists as tags inside the tag."""
+        if isinstance(value, Mapping):
+            inside = [(str(key), item) for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            inside = [(ITEM, item) for item in value]
+        else:
+            return as_text(value)
+        row = self._call
+        opened = next(iter(marks_of(row.key_open)), "")
+        return "".join(
+            opened + key + row.key_close + self._nested(item) + row.value_close.replace("{key}", key)
+            for key, item in inside
+        )
+
+    def _gemma(self, value: Any) -> str:
+        quote = self._call.quote
+        if isinstance(value, str):
+            return quote + value + quote
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{self._gemma_key(key)}:{self._gemma(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, (list, tuple)):
+            return "[" + ",".join(map(self._gemma, value)) + "]"
+        return json.dumps(value, ensure_ascii=False)
+
+    def _gemma_key(self, key: Any) -> str:
+        """A key as it is, or between quote marks where it holds a sign of the grammar."""
+        quote = self._call.quote
+        return str(key) if _PLAIN_KEY.fullmatch(str(key)) else f"{quote}{key}{quote}"
+
+
+_KINDS: Final = {
+    str: "string", bool: "boolean", int: "number", float: "number", type(None): "null", dict: "object", list: "array",
+    tuple: "array",
+}  # fmt: skip
+
+
+def _texts(value: Any, in_all: bool) -> Iterator[tuple[str, bool]]:
+    """The texts in a call's arguments, and whether each is a key; without `in_all` those inside lists and objects too,
+    which stand there as they are."""
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if isinstance(key, str):
+            yield key, True
+        if isinstance(item, str):
+            yield item, False
+        elif not in_all and isinstance(item, (Mapping, list, tuple)):
+            yield from _texts(item, in_all)

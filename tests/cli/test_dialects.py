@@ -1,0 +1,76 @@
+"""`rlenv dialects`: the list, and one dialect as the model sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlenv import dialects
+from rlenv.cli.main import main
+from rlenv.dialects.families import ROWS
+from rlenv.messages import ToolCall
+
+SPEC = """
+rlenv: 1
+name: toy
+tasks: {train: {rows: [{question: "What is 2 + 3?", answer: 5}]}}
+prompt: {user: "{{ task.question }}"}
+dialect:
+  calls: [{open: "<do>", close: "</do>"}, {body: pythonic, open: "<py>", close: "</py>"}]
+  chat: {turn: "[{role}]{content}[/]", result: "seen: {content}", tools: "{tools}"}
+tools: {calculate: {kind: calculator}}
+rewards: {correct: {kind: rule, rule: numeric_match, expect: "{{ task.answer }}"}}
+"""
+
+
+def test_all_dialects_are_listed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(ROWS) <= set(listed)
+    assert listed["hermes"] == [["json", "<tool_call>"]]
+    assert main(["dialects"]) == 0
+    assert "json <tool_call>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_dialect_can_be_shown_and_its_calls_read_back(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", name, "--json"]) == 0
+    texts = json.loads(capsys.readouterr().out)
+    assert "USER" in texts["prompt"]
+    assert "RESULT 1" in texts["what follows one call"]
+    (call,) = dialects.get(name).parse(texts["a call"]).calls
+    assert isinstance(call, ToolCall)
+    assert (call.name, dict(call.arguments)) == ("search", {"query": "VALUE"})
+
+
+def test_the_dialect_of_a_spec_is_shown_with_its_tools_and_forms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(SPEC)
+    assert main(["dialects", str(path), "--json"]) == 0
+    texts = json.loads(capsys.readouterr().out)
+    assert texts["prompt"].startswith('[system]SYSTEM\n\n{"type": "function", "function": {"name": "calculate"')
+    assert texts["a call"] == '<do>{"name": "calculate", "arguments": {"expression": "VALUE"}}</do>'
+    assert texts["a call by form 2"] == '<py>[calculate(expression="VALUE")]</py>'
+    assert texts["what follows two calls"] == "[/][user]seen: RESULT 1\nseen: RESULT 2[/][assistant]"
+
+
+def test_line_breaks_and_control_characters_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(SPEC.replace("seen: {content}", "seen:\\n\\x07{content}"))
+    assert main(["dialects", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x07" not in shown
+    assert "[/][user]seen:⏎\n" in shown
+
+
+def test_an_unknown_name_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", "qwen3_code"]) == 2
+    assert "there is no dialect 'qwen3_code', and no spec at 'qwen3_code'; did you mean 'qwen3_coder'?" in (
+        capsys.readouterr().err
+    )
+    assert main(["dialects", "arithmetc"]) == 2
+    assert "did you mean 'arithmetic'?" in capsys.readouterr().err

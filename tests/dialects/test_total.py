@@ -1,0 +1,88 @@
+"""Reading never raises, whatever the text and whatever is given as the tools."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlenv.dialects.built_in import row_of
+from rlenv.testing.dialects import check_reading, pieces
+from tests.dialects.written import NAMES, TOOLS, dialect, written
+
+
+class Odd:
+    """A tool with a schema that is none."""
+
+    parameters: Any = 7
+
+
+FUNCTION = TOOLS["search"]
+ODD_TOOLS: list[Any] = [
+    None,
+    {},
+    {"search": None},
+    {"search": 7},
+    {"search": []},
+    {"search": Odd()},
+    {"search": {"parameters": None}},
+    {"search": {"parameters": [1]}},
+    {"search": {"parameters": {"properties": None}}},
+    {"search": {"parameters": {"properties": [1, 2], "required": 3}}},
+    {"search": {"parameters": {"properties": {"query": None, "n": 7, "o": [], "l": {"type": 3}}}}},
+    {"search": {"parameters": {"properties": {"query": {"type": [None, {}]}, "n": {"anyOf": 3, "enum": 5}}}}},
+    {"search": {"parameters": {"properties": {"query": {"anyOf": [None, 1, {"type": "number"}]}}, "required": [3]}}},
+    {"search": {"function": {"parameters": {"function": {"parameters": 1}}}}},
+    {3: FUNCTION, "search": {"parameters": {"required": [[]]}}},
+    [],
+    [{"type": "function", "function": FUNCTION}],
+    [FUNCTION],
+    [None, 7, "search", {"function": None}, {"function": {"name": 3}}, {"name": ["search"]}],
+    (FUNCTION,),
+    "search",
+    7,
+    Odd(),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_tools_are_no_reason_to_raise(name: str) -> None:
+    for lenient in {(), row_of(name).offers}:
+        reader = dialect(name, lenient=lenient)
+        texts = [one.text for one in written(name)][:4]
+        texts += [text[:-9] for text in texts]
+        for tools in ODD_TOOLS:
+            for text in texts:
+                check_reading(reader, text, tools)
+
+
+@pytest.mark.parametrize("tools", [[{"type": "function", "function": FUNCTION}], [FUNCTION], (FUNCTION,)])
+@pytest.mark.parametrize("name", NAMES)
+def test_tools_may_be_a_list_as_chat_templates_take_it(name: str, tools: Any) -> None:
+    for one in written(name):
+        assert dialect(name).parse(one.text, tools) == dialect(name).parse(one.text, TOOLS)
+
+
+MARKS = sorted({part for name in NAMES for part in dialect(name)._marks})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(MARKS) | st.text(max_size=6) | st.sampled_from('{}[]"\\,:\n('), max_size=20), st.data())
+def test_any_text_is_read(parts: list[str], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NAMES))
+    for options in ({}, {"lenient": row_of(name).offers}, {"thinking_open": True}):
+        check_reading(dialect(name, **options), "".join(parts), TOOLS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_of_a_dialects_own_pieces_keep_the_laws(name: str) -> None:
+    rng = random.Random(name)
+    readers = [dialect(name), dialect(name, lenient=row_of(name).offers), dialect(name, thinking_open=True)]
+    parts = [*pieces(readers[0]), *readers[0]._marks, "<think>", "\ud800", "NaN", "1e400", "9" * 400]
+    for _ in range(60):
+        text = "".join(rng.choices(parts, k=rng.randint(1, 25)))
+        for reader in readers:
+            check_reading(reader, text, TOOLS)
