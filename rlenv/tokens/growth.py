@@ -198,6 +198,20 @@ class Growth:
         """
         return self._layout(story, turn)
 
+    def last_end(self, story: Story, turn: Turn, ends: Collection[str]) -> str:
+        """The first of some marks that the template writes behind a turn while it is the last; "" where there is none."""
+        try:
+            layout = self._layout(story, turn)
+            said = turn_message(layout.form, self.way, turn, 0, 0)
+            text = self._template.render(
+                [*story.messages, said], tools=story.tools, now=story.now, add_generation_prompt=False
+            )
+        except UnsupportedTemplate:
+            return ""
+        places = [text.rfind(word) + len(word) for word in _words(turn, 0) if word in text]
+        found = [(text.find(mark, max(places, default=len(text))), mark) for mark in ends]
+        return min((one for one in found if one[0] >= 0), default=(-1, ""))[1]
+
     def marks_of_turns(self) -> tuple[frozenset[str], frozenset[str]]:
         """The marks that an assistant's turn begins with behind its prompt, and those inside turns."""
         begins: set[str] = set()

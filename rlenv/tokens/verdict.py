@@ -213,6 +213,10 @@ def _situation(encoder: TokenEncoder, story: Story, turn: Turn, name: str, *, is
     fault = finding.fault
     if not fault and encoder.same_turn is None and not encoder.ends_with(finding.layout.stop):
         fault = f"it ends such a turn with {finding.layout.stop}, which no generation ends with"
+    if not fault and encoder.same_turn is None and len(encoder.end_ids) > 1 and not story.turns:
+        last = encoder.growth.last_end(story, turn, encoder.vocabulary.texts(encoder.end_ids))
+        if last not in ("", finding.layout.stop):  # what a policy has learned to end it with
+            fault = f"it ends this turn with {finding.layout.stop}, and with {last} while it is the last"
     return Situation(name, "rewritten" if fault else "grows", fault, is_rare)
 
 
