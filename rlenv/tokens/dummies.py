@@ -43,8 +43,12 @@ SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 """A mark of an answer: its letter (content, name, id) and its number."""
 KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 """The names under which templates look for an assistant's thinking, the common one first."""
-THINKING: Final = ("none", "empty", "some", "cut")
-"""Kinds of thinking: none at all, a block without words, one with words, and one that was not closed."""
+THINKING: Final = ("none", "empty", "some", "cut", "left", "closed", "stray")
+"""Kinds of thinking: none at all, a block without words, one with words, and one that was not closed.
+
+"left": the prompt's own block was not closed, so that all of the turn stands in it. "closed" and "stray": a block is
+closed that nobody opened, with no words before it, or with some.
+"""
 
 
 def content_mark(index: int) -> str:
@@ -105,14 +109,19 @@ class Way:
 
     def write(self, message: dict[str, Any], thinking: str, thought: str) -> dict[str, Any]:
         """A message with thinking of a kind."""
-        if thinking == "none" or (thinking == "empty" and self.key):
+        content = message["content"] or ""
+        if thinking == "none" or (thinking in ("empty", "closed") and self.key):
             return message
+        if thinking == "left":
+            return {**message, "content": thought + content}
         if self.key:
             return {**message, self.key: thought}
+        if thinking in ("closed", "stray"):
+            return {**message, "content": f"{thought if thinking == 'stray' else ''}{self.close}{content}"}
         block = f"{self.open}\n{thought if thinking != 'empty' else ''}\n{self.close}\n\n"
         if thinking == "cut":
             block = f"{self.open}\n{thought}"
-        return {**message, "content": block + (message["content"] or "")}
+        return {**message, "content": block + content}
 
 
 @dataclass(frozen=True, slots=True)

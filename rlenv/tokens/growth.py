@@ -40,6 +40,9 @@ __all__ = ["Finding", "Growth"]
 _KEPT: Final = 4096
 _DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
 _ANY_MARK: Final = re.compile("qz[tx]\\d+zq|qza\\d+v\\d+zq|\ue000[cni]\\d+\ue000")
+_NAMED_END: Final = re.compile(r"<\|\w+\|>(\w+)<\|\w+\|>$")  # as Kimi K3 writes: three tokens, one of them a word
+_NAMED_BEGIN: Final = re.compile(r"<\|\w+\|>(\w+)<\|\w+\|>")
+_LONGEST_NAME: Final = 20
 _First = Sequence[Mapping[str, Any]]
 Derive = Callable[[tuple[str, ...], tuple[int, ...], _First | None, _First], Layout]
 
@@ -195,6 +198,20 @@ class Growth:
         """
         return self._layout(story, turn)
 
+    def last_end(self, story: Story, turn: Turn, ends: Collection[str]) -> str:
+        """The first of some marks that the template writes behind a turn while it is the last; "" where there is none."""
+        try:
+            layout = self._layout(story, turn)
+            said = turn_message(layout.form, self.way, turn, 0, 0)
+            text = self._template.render(
+                [*story.messages, said], tools=story.tools, now=story.now, add_generation_prompt=False
+            )
+        except UnsupportedTemplate:
+            return ""
+        places = [text.rfind(word) + len(word) for word in _words(turn, 0) if word in text]
+        found = [(text.find(mark, max(places, default=len(text))), mark) for mark in ends]
+        return min((one for one in found if one[0] >= 0), default=(-1, ""))[1]
+
     def marks_of_turns(self) -> tuple[frozenset[str], frozenset[str]]:
         """The marks that an assistant's turn begins with behind its prompt, and those inside turns."""
         begins: set[str] = set()
@@ -291,12 +308,17 @@ class Growth:
         gap = grown[:first]
         if not words:
             gap = grown.partition("\ue000")[0]
-        held = self.reader.blocks(gap)
-        if turn.thinking == "none" and held != "none":
-            return "it writes an empty block of thinking where a turn has none", 0
-        if turn.thinking == "cut" and self.reader.closes(grown[at:].partition("\ue000")[0]):
+        held = self.reader.blocks(gap, is_open=is_open)
+        if turn.thinking in ("none", "left", "stray") and held != "none":
+            what = "a mark that closes" if held == "closed" else "an empty block of"
+            return f"it writes {what} thinking where a turn has none", 0
+        if turn.thinking == "closed" and held != "closed":
+            return "it leaves out a mark that closes thinking, which no mark has opened", 0
+        if turn.thinking == "stray" and not self.reader.closes(grown[first:].partition("\ue000")[0]):
+            return "it leaves out a mark that closes thinking, which no mark has opened", 0
+        if turn.thinking in ("cut", "left") and self.reader.closes(grown[at:].partition("\ue000")[0]):
             return "it closes a block of thinking that a turn left open", 0
-        if turn.thinking == "empty" and held == "none":
+        if turn.thinking == "empty" and held != "empty":
             return "it leaves out the empty block of thinking of a turn", 0
         return "", at
 
@@ -387,7 +409,7 @@ def _bound(kept: dict[Any, Any]) -> None:
 
 
 def _words(turn: Turn, number: int) -> list[str]:
-    words = [thought_mark(number)] if turn.thinking in ("some", "cut") else []
+    words = [thought_mark(number)] if turn.thinking in ("some", "cut", "left", "stray") else []
     calls = [argument_mark(number, index) for index in range(turn.calls)]
     if turn.text == "behind":
         return [*words, *calls, said_mark(number)]
@@ -445,13 +467,18 @@ def _thinking_of(
 
 def _pair(before: str, behind: str, opening: str, bare: str, marks: Marks) -> tuple[str, str] | None:
     """The marks around thinking, from the text before and behind it."""
+    named = _NAMED_END.search(before.rstrip()), _NAMED_BEGIN.match(behind.lstrip())
+    if named[0] and named[1] and named[0][1] == named[1][1]:
+        return named[0][0], named[1][0]
     start = before[len(opening) :].strip() if before.startswith(opening) else ""
     if not start:
         shared = _shared(before, bare)
         start = before[len(shared) :].strip()
     if not start:
         found = marks.find(before[-100:].rstrip()) or Marks().find(before[-100:].rstrip())
-        start = found[-1][1] if found and before.rstrip().endswith(found[-1][1]) else ""
+        start = before[-100:].rstrip()[found[-1][0] :] if found else ""
+        if len(start) > len(found[-1][1]) + _LONGEST_NAME if found else True:
+            start = ""
     end = marks.first(behind.lstrip()) or behind.lstrip().partition("\n")[0][:40]
     end = _ANY_MARK.split(end)[0].strip()
     return (start, end) if start and end else None

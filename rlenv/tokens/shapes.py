@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,10 @@ import orjson
 from rlenv.tokens.dummies import Turn
 
 __all__ = ["Reader", "Story", "shorter"]
+
+def _words(mark: str) -> set[str]:
+    return set(re.findall("[a-z]{4,}", mark.lower()))
+
 
 _MOST = 2
 """The most turns of one shape, one behind the other, that a template is taken to tell apart."""
@@ -26,12 +31,19 @@ class Reader:
         opener: what a call begins with; "" where it is not known.
         closer: what a call, or a turn's calls, end with; "" where it is not known.
         header: what the template writes before a turn: a policy that writes several parts writes it too.
+        paired: the marks of `thinking` of which the second names what it closes.
     """
 
     thinking: tuple[tuple[str, str], ...]
     opener: str = ""
     closer: str = ""
     header: str = ""
+    paired: tuple[tuple[str, str], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Others close with a mark that ends much else, too.
+        paired = ((open, close) for open, close in self.thinking if open and _words(open) & _words(close))
+        object.__setattr__(self, "paired", tuple(paired))
 
     def turn(self, text: str, roles: tuple[str, ...], images: tuple[int, ...], *, is_open: bool) -> Turn:
         """The shape of a turn.
@@ -61,8 +73,10 @@ class Reader:
             if size:
                 thinking = "some" if text[:end].strip() else "empty"
             elif not opener or opener not in text:
-                return "cut", False, -1
+                return "left", False, -1
             at = end + size if size else 0
+        else:
+            thinking, at = self._unopened(text, opener)
         while True:
             call = text.find(opener, at) if opener else -1
             limit = call if call >= 0 else len(text)
@@ -75,11 +89,23 @@ class Reader:
             end = text.find(pair[1], body)
             if end < 0:
                 return "cut", has_text, -1
-            if text[body:end].strip():
+            if thinking in ("closed", "stray"):
+                thinking = "stray"
+            elif text[body:end].strip():
                 thinking = "some"
             elif thinking == "none":
                 thinking = "empty"
             at = end + len(pair[1])
+
+    def _unopened(self, text: str, opener: str) -> tuple[str, int]:
+        """The kind of a block that is closed and that nothing has opened, and where it ends."""
+        for open, close in self.paired:
+            end = text.find(close)
+            if end < 0 or open in text[:end] or (opener and opener in text[:end]):
+                continue
+            if not any(other and other in text[:end] for other, _ in self.thinking):
+                return "stray" if text[:end].strip() else "closed", end + len(close)
+        return "none", 0
 
     def _close(self, text: str, at: int) -> tuple[int, int]:
         found = [(text.find(close, at), len(close)) for _, close in self.thinking if close]
@@ -98,11 +124,13 @@ class Reader:
         """Whether a text closes a block of thinking."""
         return any(close and close in text for _, close in self.thinking)
 
-    def blocks(self, text: str) -> str:
-        """The kind of thinking that the text before a turn's own words holds."""
+    def blocks(self, text: str, *, is_open: bool) -> str:
+        """The kind of thinking that the text before a turn's own words holds, behind a prompt that opens a block."""
+        opens = any(open and open in text for open, _ in self.thinking)
         if any(close and close in text for _, close in self.thinking):
-            return "empty"
-        return "some" if any(open and open in text for open, _ in self.thinking) else "none"
+            is_closed = not opens and not is_open and any(close in text for _, close in self.paired)
+            return "closed" if is_closed else "empty"
+        return "some" if opens else "none"
 
 
 def shorter(turn: Turn) -> Turn:

@@ -15,7 +15,13 @@ from rlenv.tokens.shapes import Story
 __all__ = ["Played", "Situation", "Verdict", "judge"]
 
 Status = Literal["grows", "rewritten", "refused"]
-_THINKING: Final = {"none": "without thinking", "empty": "with an empty block of thinking", "some": "with thinking"}
+_THINKING: Final = {
+    "none": "without thinking",
+    "empty": "with an empty block of thinking",
+    "some": "with thinking",
+    "cut": "that does not close its thinking",
+    "left": "that does not close the prompt's block of thinking",
+}
 _TEXT: Final = {"": "", "before": " and with text beside its calls"}
 _NUMBERS: Final = {1: "one", 2: "two", 3: "three", 4: "four"}
 
@@ -160,10 +166,22 @@ def _situations(encoder: TokenEncoder, played: Played) -> Iterator[Situation]:
         yield first[turn]
     if encoder.same_turn is not None:
         return
+    yield from _unclosed(encoder, story, played, turns)
     for before, before_rare in turns:
         if first[before].status == "refused" or (first[before].status != "grows" and encoder.history == "grow"):
             continue  # nothing comes behind it
         yield from _later(encoder, story.after(before), before, turns, first, before_rare)
+
+
+def _unclosed(
+    encoder: TokenEncoder, story: Story, played: Played, turns: Sequence[tuple[Turn, bool]]
+) -> Iterator[Situation]:
+    """What a policy comes to that thinks and does not close it, and that is answered in words all the same."""
+    kind = "left" if encoder.growth.opens(story) else "cut"
+    if played.thinks and any(turn.thinking in ("some", "empty") for turn, _ in turns):
+        for roles in dict.fromkeys(turn.roles for turn, _ in turns if not turn.calls):
+            turn = Turn(kind, "", roles)
+            yield _situation(encoder, story, turn, _named(turn), is_rare=True)
 
 
 def _later(
@@ -195,12 +213,16 @@ def _situation(encoder: TokenEncoder, story: Story, turn: Turn, name: str, *, is
     fault = finding.fault
     if not fault and encoder.same_turn is None and not encoder.ends_with(finding.layout.stop):
         fault = f"it ends such a turn with {finding.layout.stop}, which no generation ends with"
+    if not fault and encoder.same_turn is None and len(encoder.end_ids) > 1 and not story.turns:
+        last = encoder.growth.last_end(story, turn, encoder.vocabulary.texts(encoder.end_ids))
+        if last not in ("", finding.layout.stop):  # what a policy has learned to end it with
+            fault = f"it ends this turn with {finding.layout.stop}, and with {last} while it is the last"
     return Situation(name, "rewritten" if fault else "grows", fault, is_rare)
 
 
 def _is_choice(turn: Turn) -> bool:
     """Whether a policy can do without what a template refuses: several calls, or text beside calls."""
-    return len(turn.roles) > 1 or (turn.calls > 0 and turn.text != "") or turn.thinking == "empty"
+    return len(turn.roles) > 1 or (turn.calls > 0 and turn.text != "") or turn.thinking not in ("none", "some")
 
 
 def _kinds(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[str, bool]]:

@@ -137,6 +137,7 @@ def played(kind: Kind, *answers: tuple[str, ...], **more: Any) -> Played:
         ("counts", (("tool",), ("user",)), True),
         ("two stops", (("tool",), ("user",)), True),
         ("ends the last otherwise", (("tool",),), True),
+        ("ends the last otherwise", (("tool",), ("user",)), False),
         ("bare", (("tool",), ("user",)), False),
     ],
 )

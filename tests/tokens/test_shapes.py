@@ -1,0 +1,110 @@
+"""What a turn is made of is read from its text: blocks of thinking that are closed, left open, or closed alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message, Observation
+from rlenv.tokens import TokenEncoder
+from rlenv.tokens.shapes import Reader
+from tests.tokens.kinds import _VALUES, KINDS, TOOLS, Kind, tokenizer
+
+READER = Reader((("<think>", "</think>"), ("to=self<|message|>", "<|eom|>")), opener="<tool_call>", closer="</tool_call>")
+CALL = '<tool_call>{"name": "look", "arguments": {"x": "R"}}</tool_call>'
+# The prompt opens a block that only turns with thinking have in a history, and a turn without has a closing mark alone.
+OPENS = Kind("opens", {"opens": "<think>\n", "think": ["<think>", "</think>"]})
+ALONE = Kind(
+    "alone",
+    source=KINDS["grows"].source.replace(
+        "{%- elif empties %}{{- think[0] + '\\n\\n' + think[1] + '\\n' }}", "{%- else %}{{- think[1] }}"
+    ),
+)
+
+
+def bound(kind: Kind) -> TokenEncoder:
+    return TokenEncoder(tokenizer(), chat_template=kind.source, template_kwargs={**_VALUES, **kind.values})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "thinking"),
+    [
+        ("Ans.", False, "none"),
+        ("<think>\nhm\n</think>Ans.", False, "some"),
+        ("<think>\n\n</think>Ans.", False, "empty"),
+        ("<think>\nhm", False, "cut"),
+        ("hm</think>Ans.", True, "some"),
+        ("</think>Ans.", True, "empty"),
+        ("Ans.", True, "left"),
+        ("</think>Ans.", False, "closed"),
+        ("\n</think>Ans.", False, "closed"),
+        ("hm</think>Ans.", False, "stray"),
+        ("hm<|eom|>Ans.", False, "none"),  # a mark that ends much else, too
+        ("<think>a</think>b</think>c", False, "some"),
+    ],
+)
+def test_the_kind_of_thinking(text: str, is_open: bool, thinking: str) -> None:
+    assert READER.turn(text, ("user",), (), is_open=is_open).thinking == thinking
+
+
+def test_a_closing_mark_in_a_call_is_a_part_of_the_call() -> None:
+    assert READER.turn(CALL.replace("R", "</think>"), ("tool",), (), is_open=False).thinking == "none"
+    assert READER.turn("</think>" + CALL, ("tool",), (), is_open=False) == ("closed", "", ("tool",), ())
+
+
+def refused(encoder: TokenEncoder, text: str, role: str) -> str:
+    trajectory = encoder.start([Message("user", "Q")], tools=TOOLS if role == "tool" else ())
+    trajectory.add_sampled(encoder.encode_text(text + "<|im_end|>"))
+    try:
+        assert trajectory.add_observation(Observation((Message(role, "R"),)))
+    except UnsupportedTemplate as error:
+        return str(error)
+    return ""
+
+
+def test_the_prompts_block_left_open_is_refused_where_the_history_has_none() -> None:
+    encoder = bound(OPENS)
+    assert refused(encoder, "hm\n</think>\nAns.", "user") == ""
+    assert "rewrites" in refused(encoder, "Ans.", "user")
+    trajectory = TokenEncoder(
+        tokenizer(), chat_template=OPENS.source, template_kwargs={**_VALUES, **OPENS.values}, history="keep"
+    ).start([Message("user", "Q")])
+    trajectory.add_sampled(encoder.encode_text("Ans.<|im_end|>"))
+    assert trajectory.add_observation(Observation((Message("user", "R"),)))
+    assert len(trajectory.differences) == 1
+
+
+def test_a_closing_mark_alone_is_a_shape_of_its_own() -> None:
+    encoder = bound(ALONE)
+    for role, words in (("user", "Ans."), ("tool", CALL)):
+        assert refused(encoder, "</think>" + words, role) == ""
+        assert refused(encoder, "<think>\nhm\n</think>\n" + words, role) == ""
+        assert "closes thinking where a turn has none" in refused(encoder, words, role)
+        assert "leaves out the empty block" in refused(encoder, "<think></think>" + words, role)
+        assert "rewrites" in refused(encoder, "hm</think>" + words, role)
+    assert "leaves out a mark" in refused(bound(KINDS["grows"]), "</think>Ans.", "user")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL + "\n",
+        CALL + " ",
+        "\n\n" + CALL,
+        "Hi. \n\n" + CALL,
+        "<think>hm</think>" + CALL,
+        "<think>\n\nhm\n\n</think>\n\n\n" + CALL + "\n\n",
+    ],
+)
+def test_white_space_around_the_parts_of_a_turn_is_the_policys_own(text: str) -> None:
+    assert refused(bound(KINDS["grows"]), text, "tool") == ""
+
+
+def test_marks_of_several_tokens_are_found_as_one() -> None:
+    named = ["<|open|>think<|sep|>", "<|close|>think<|sep|>"]
+    made = tokenizer().from_str(tokenizer().to_str())
+    made.add_special_tokens(["<|open|>", "<|close|>", "<|sep|>"])
+    source = KINDS["grows"].source.replace("+ '\\n' + thought + '\\n' +", "+ thought +")
+    encoder = TokenEncoder(made, chat_template=source, template_kwargs={**_VALUES, "think": named})
+    assert encoder.growth.reader.thinking[0] == tuple(named)
+    assert refused(encoder, f"{named[0]}hm{named[1]}\nAns.", "user") == ""
