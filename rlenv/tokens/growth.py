@@ -199,7 +199,7 @@ class Growth:
         return self._layout(story, turn)
 
     def last_end(self, story: Story, turn: Turn, ends: Collection[str]) -> str:
-        """The first of some marks that the template writes behind a turn while it is the last; "" where there is none."""
+        """The first of some marks that the template writes behind a turn that is the last; "" where there is none."""
         try:
             layout = self._layout(story, turn)
             said = turn_message(layout.form, self.way, turn, 0, 0)

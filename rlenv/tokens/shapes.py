@@ -14,6 +14,7 @@ from rlenv.tokens.dummies import Turn
 
 __all__ = ["Reader", "Story", "shorter"]
 
+
 def _words(mark: str) -> set[str]:
     return set(re.findall("[a-z]{4,}", mark.lower()))
 

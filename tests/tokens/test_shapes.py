@@ -10,7 +10,9 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.shapes import Reader
 from tests.tokens.kinds import _VALUES, KINDS, TOOLS, Kind, tokenizer
 
-READER = Reader((("<think>", "</think>"), ("to=self<|message|>", "<|eom|>")), opener="<tool_call>", closer="</tool_call>")
+READER = Reader(
+    (("<think>", "</think>"), ("to=self<|message|>", "<|eom|>")), opener="<tool_call>", closer="</tool_call>"
+)
 CALL = '<tool_call>{"name": "look", "arguments": {"x": "R"}}</tool_call>'
 # The prompt opens a block that only turns with thinking have in a history, and a turn without has a closing mark alone.
 OPENS = Kind("opens", {"opens": "<think>\n", "think": ["<think>", "</think>"]})
