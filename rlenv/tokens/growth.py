@@ -42,6 +42,7 @@ _DROPS: Final = "it drops the thinking of earlier turns once these messages foll
 _ANY_MARK: Final = re.compile("qz[tx]\\d+zq|qza\\d+v\\d+zq|\ue000[cni]\\d+\ue000")
 _NAMED_END: Final = re.compile(r"<\|\w+\|>(\w+)<\|\w+\|>$")  # as Kimi K3 writes: three tokens, one of them a word
 _NAMED_BEGIN: Final = re.compile(r"<\|\w+\|>(\w+)<\|\w+\|>")
+_ID: Final = "\ue000i"
 _LONGEST_NAME: Final = 20
 _First = Sequence[Mapping[str, Any]]
 Derive = Callable[[tuple[str, ...], tuple[int, ...], _First | None, _First], Layout]
@@ -199,7 +200,7 @@ class Growth:
         return self._layout(story, turn)
 
     def last_end(self, story: Story, turn: Turn, ends: Collection[str]) -> str:
-        """The first of some marks that the template writes behind a turn while it is the last; "" where there is none."""
+        """The first of some marks that the template writes behind a turn that is the last; "" where there is none."""
         try:
             layout = self._layout(story, turn)
             said = turn_message(layout.form, self.way, turn, 0, 0)
@@ -286,7 +287,13 @@ class Growth:
         limit = grown.find(marks[0], end)
         if at < 0 or 0 <= limit < at:
             return Finding(f"it ends such a turn without {layout.stop}", layout, turn.roles, opens)
+        ids = after.count(_ID, 0, len(before) + at)
+        if ids > before.count(_ID) and self._alone(story, [*conversation, said]).count(_ID) < ids:
+            return Finding("it writes the ids of calls once results follow, not before", layout, turn.roles, opens)
         return self._tail(story, turn, layout, grown[at + len(layout.stop) :], calls, form, opens)
+
+    def _alone(self, story: Story, conversation: Sequence[Mapping[str, Any]]) -> str:
+        return self._template.render(conversation, tools=story.tools, now=story.now, add_generation_prompt=False)
 
     def _words_fault(self, grown: str, words: Sequence[str], turn: Turn, *, is_open: bool) -> tuple[str, int]:
         """How a turn's own words are written otherwise ("" where they are not), and where they end."""

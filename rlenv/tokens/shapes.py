@@ -14,6 +14,7 @@ from rlenv.tokens.dummies import Turn
 
 __all__ = ["Reader", "Story", "shorter"]
 
+
 def _words(mark: str) -> set[str]:
     return set(re.findall("[a-z]{4,}", mark.lower()))
 
@@ -72,13 +73,13 @@ class Reader:
             end, size = self._close(text, 0)
             if size:
                 thinking = "some" if text[:end].strip() else "empty"
-            elif not opener or opener not in text:
+            elif self._call(text, 0, opener) < 0:
                 return "left", False, -1
             at = end + size if size else 0
         else:
             thinking, at = self._unopened(text, opener)
         while True:
-            call = text.find(opener, at) if opener else -1
+            call = self._call(text, at, opener)
             limit = call if call >= 0 else len(text)
             begins = [(text.find(pair[0], at, limit), pair) for pair in self.thinking if pair[0]]
             begin, pair = min((one for one in begins if one[0] >= 0), default=(-1, ("", "")))
@@ -101,11 +102,22 @@ class Reader:
         """The kind of a block that is closed and that nothing has opened, and where it ends."""
         for open, close in self.paired:
             end = text.find(close)
-            if end < 0 or open in text[:end] or (opener and opener in text[:end]):
+            if end < 0 or open in text[:end] or 0 <= self._call(text, 0, opener) < end:
                 continue
             if not any(other and other in text[:end] for other, _ in self.thinking):
                 return "stray" if text[:end].strip() else "closed", end + len(close)
         return "none", 0
+
+    def _call(self, text: str, at: int, opener: str) -> int:
+        """Where the first call begins, -1 where there is none; a mark of thinking may begin as calls do."""
+        place = text.find(opener, at) if opener else -1
+        while place >= 0:
+            word = place + len(opener) - len(opener.lstrip())
+            mark = next((one for pair in self.thinking for one in pair if one and text.startswith(one, word)), "")
+            if not mark:
+                return place
+            place = text.find(opener, word + len(mark))
+        return -1
 
     def _close(self, text: str, at: int) -> tuple[int, int]:
         found = [(text.find(close, at), len(close)) for _, close in self.thinking if close]

@@ -8,6 +8,7 @@ import pytest
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Observation
+from rlenv.tokens import TokenTrajectory
 from rlenv.tokens.verdict import Played, Verdict, judge
 from tests.tokens.kinds import KINDS, Oracle, Said, dialogues
 from tests.tokens.test_exactness import bound
@@ -38,6 +39,15 @@ def said_alike(detail: str, error: str) -> bool:
     )
 
 
+def refused(trajectory: TokenTrajectory, turn: Said) -> str:
+    """Why a run refuses what answers a turn; "" where it does not."""
+    try:
+        assert trajectory.add_observation(Observation(turn.answers))
+    except UnsupportedTemplate as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("with_users", [True, False], ids=["users", "tools"])
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_judged_exact_is_not_refused_and_what_is_refused_is_named(name: str, with_users: bool) -> None:
@@ -52,11 +62,9 @@ def test_what_is_judged_exact_is_not_refused_and_what_is_refused_is_named(name: 
             conversation += [turn.turn(), *(answer.as_dict() for answer in turn.answers)]
             after = oracle.text(conversation, tools)
             trajectory.add_sampled(oracle.ids(before + said)[len(oracle.ids(before)) :])
-            try:
-                assert trajectory.add_observation(Observation(turn.answers))
-            except UnsupportedTemplate as error:
-                assert not seen.is_exact, (seen, str(error), before, said)
+            if error := refused(trajectory, turn):
+                assert not seen.is_exact, (seen, error, before, said)
                 named = [one for one in seen.situations if one.status != "grows"]
-                assert any(said_alike(one.detail, str(error)) for one in named), (str(error), named)
+                assert any(said_alike(one.detail, error) for one in named), (error, named)
                 break
             before = after

@@ -10,7 +10,9 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.shapes import Reader
 from tests.tokens.kinds import _VALUES, KINDS, TOOLS, Kind, tokenizer
 
-READER = Reader((("<think>", "</think>"), ("to=self<|message|>", "<|eom|>")), opener="<tool_call>", closer="</tool_call>")
+READER = Reader(
+    (("<think>", "</think>"), ("to=self<|message|>", "<|eom|>")), opener="<tool_call>", closer="</tool_call>"
+)
 CALL = '<tool_call>{"name": "look", "arguments": {"x": "R"}}</tool_call>'
 # The prompt opens a block that only turns with thinking have in a history, and a turn without has a closing mark alone.
 OPENS = Kind("opens", {"opens": "<think>\n", "think": ["<think>", "</think>"]})
@@ -50,6 +52,31 @@ def test_the_kind_of_thinking(text: str, is_open: bool, thinking: str) -> None:
 def test_a_closing_mark_in_a_call_is_a_part_of_the_call() -> None:
     assert READER.turn(CALL.replace("R", "</think>"), ("tool",), (), is_open=False).thinking == "none"
     assert READER.turn("</think>" + CALL, ("tool",), (), is_open=False) == ("closed", "", ("tool",), ())
+
+
+def test_a_mark_of_thinking_that_begins_as_a_call_does_is_no_call() -> None:
+    calls = '<function name="look">'
+    reader = Reader((("<think>", "</think>"),), opener="<", closer="</function>")
+    for text, kind in (
+        ("<think></think>", "empty"),
+        ("<think>a < b</think>", "some"),
+        ("</think>", "closed"),
+        ("", "none"),
+    ):
+        assert reader.turn(text + calls, ("tool",), (), is_open=False) == (kind, "", ("tool",), ())
+        assert reader.turn(text + "So. " + calls, ("tool",), (), is_open=False).text == "before"
+
+
+def test_ids_of_calls_that_only_a_history_has_are_a_difference() -> None:
+    behind = "+ (', \"id\": \"' + call.id + '\"' if not loop.last or not outer.last else '') + '}</tool_call>' }}"
+    source = (
+        KINDS["grows"]
+        .source.replace("+ '}</tool_call>' }}", behind)
+        .replace("{{- '<|im_start|>assistant\\n' }}", "{%- set outer = loop %}{{- '<|im_start|>assistant\\n' }}")
+    )
+    assert source.count("outer") == 2
+    encoder = TokenEncoder(tokenizer(), chat_template=source, template_kwargs=_VALUES)
+    assert "writes the ids of calls once results follow" in refused(encoder, CALL, "tool")
 
 
 def refused(encoder: TokenEncoder, text: str, role: str) -> str:
