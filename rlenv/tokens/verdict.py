@@ -20,6 +20,8 @@ _THINKING: Final = {
     "empty": "with an empty block of thinking",
     "some": "with thinking",
     "cut": "that does not close its thinking",
+    "closed": "with the mark alone that closes thinking",
+    "stray": "that closes thinking which no mark has opened",
     "left": "that does not close the prompt's block of thinking",
 }
 _TEXT: Final = {"": "", "before": " and with text beside its calls"}
@@ -236,7 +238,19 @@ def _kinds(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[st
         return [("some", False), ("empty", True)]
     if not played.thinks or encoder.growth.closes(story):
         return [("none", False)]
-    return [("none", False), ("some", False), ("empty", True)]
+    return [*_without_thinking(encoder, story, played), ("some", False), ("empty", True)]
+
+
+def _without_thinking(encoder: TokenEncoder, story: Story, played: Played) -> list[tuple[str, bool]]:
+    """How a turn without thinking looks: bare, or behind a closing mark alone where the template writes it so."""
+    for roles in dict.fromkeys(map(tuple, played.answers)):
+        bare, closed = (
+            _situation(encoder, story, Turn(kind, "" if "tool" in roles else "before", roles), "", is_rare=False).status
+            for kind in ("none", "closed")
+        )
+        if bare != "grows" and closed == "grows":
+            return [("closed", False), ("none", True)]
+    return [("none", False)]
 
 
 def _turns(encoder: TokenEncoder, played: Played, kinds: Sequence[tuple[str, bool]]) -> Iterator[tuple[Turn, bool]]:
