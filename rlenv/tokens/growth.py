@@ -40,6 +40,7 @@ __all__ = ["Finding", "Growth"]
 _KEPT: Final = 4096
 _DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
 _ANY_MARK: Final = re.compile("qz[tx]\\d+zq|qza\\d+v\\d+zq|\ue000[cni]\\d+\ue000")
+_TORN_MARK: Final = re.compile("^[^\ue000]{0,8}\ue000|\ue000[^\ue000]{0,8}$")
 _NAMED_END: Final = re.compile(r"<\|\w+\|>(\w+)<\|\w+\|>$")  # as Kimi K3 writes: three tokens, one of them a word
 _NAMED_BEGIN: Final = re.compile(r"<\|\w+\|>(\w+)<\|\w+\|>")
 _ID: Final = "\ue000i"
@@ -429,7 +430,8 @@ def _rewritten(before: str, after: str, number: int) -> str:
         if thought_mark(turn) in before and thought_mark(turn) not in after:
             return _DROPS
     at = len(shared_text(before, after))
-    new, old = (_ANY_MARK.sub("…", text[max(at - 20, 0) : at + 30]) for text in (after, before))
+    shown = (_ANY_MARK.sub("…", text[max(at - 20, 0) : at + 30]) for text in (after, before))
+    new, old = (_TORN_MARK.sub("…", text) for text in shown)
     return f"after turn {number + 1} it writes {new!r} where {old!r} stood"
 
 
