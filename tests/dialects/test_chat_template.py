@@ -96,7 +96,7 @@ def test_a_user_who_answers_is_tried_out_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        (SINGLE, "[over][tool]5[/tool][tool]7[/tool][zorb]"),
+        (SINGLE, "[over][tool]5\n7[/tool][zorb]"),
         (STRICT, "[over][tool]5\n7[/tool][zorb]"),
     ],
 )
