@@ -135,8 +135,10 @@ def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[
     if at < len(text):
         yield text[at:]
     if seen != list(range(contents)):
+        lost = "" if seen else "; it leaves out what these messages say, so that no policy would read it"
         raise UnsupportedTemplate(
             f"chat template {name} writes contents {seen} where messages 0 to {contents - 1} were given, each once"
+            + lost
         )
 
 
