@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -77,3 +78,13 @@ def make_environment(tmp_path: Path) -> Make:
         return load(tmp_path / "spec.yaml", set={key.replace("__", "."): value for key, value in overrides.items()})
 
     return make
+
+
+def pytest_collection_finish() -> None:
+    """Takes what collecting has made out of the garbage collector's sight.
+
+    Ten thousand tests are a million objects, and each full collection walks them all: half a second of CPU time in
+    the middle of a test that measures its own.
+    """
+    gc.collect()
+    gc.freeze()
