@@ -88,3 +88,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Gives it back, so that what other libraries count at the end is freed."""
+    gc.unfreeze()
