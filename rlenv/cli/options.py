@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -30,13 +31,7 @@ def overrides(items: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: an option without '='.
     """
-    found: dict[str, Any] = {}
-    for item in items:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise UsageError(f"--set {item}: expected KEY=VALUE, such as --set limits.turns=4")
-        found[key] = value
-    return found
+    return dict(_pairs(items, option="--set", example="--set limits.turns=4"))
 
 
 def keywords(items: list[str]) -> dict[str, Any]:
@@ -46,12 +41,17 @@ def keywords(items: list[str]) -> dict[str, Any]:
         UsageError: an option without '='.
     """
     found: dict[str, Any] = {}
-    for item in items:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise UsageError(f"--kwarg {item}: expected KEY=VALUE, such as enable_thinking=false")
+    for key, value in _pairs(items, option="--kwarg", example="enable_thinking=false"):
         try:
             found[key] = orjson.loads(value)
         except orjson.JSONDecodeError:
             found[key] = value
     return found
+
+
+def _pairs(items: list[str], *, option: str, example: str) -> Iterator[tuple[str, str]]:
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise UsageError(f"{option} {item}: expected KEY=VALUE, such as {example}")
+        yield key, value

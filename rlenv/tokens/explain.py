@@ -67,13 +67,13 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
     of_row: list[int] = []
     for turn in trajectory.turns:
         of_row.append(len(rows.rows) - 1)
-        if sampled := _sampled_ids(turn):
+        if sampled := turn.token_ids:
             if rows.add_sampled(sampled) != turn.action:
                 others.append(turn.index)
         else:
             anew.append(turn.index)
             has_end = encoder.same_turn is None and _has_ended(turn, trajectory)
-            if has_end and not _finish_reason(turn):
+            if has_end and not turn.finish_reason:
                 assumed.add(turn.index)
             rows.add_sampled([*encoder.encode_text(turn.action), *([encoder.stop_id] if has_end else [])])
         if turn.observation is not None and turn.observation.messages:
@@ -87,17 +87,9 @@ def explain(encoder: TokenEncoder, trajectory: Trajectory, *, tools: Sequence[Ma
     return Explained(tuple(pieces), tuple(anew), tuple(others), tuple(rows.differences))
 
 
-def _sampled_ids(turn: Turn) -> tuple[int, ...]:
-    return turn.token_ids
-
-
-def _finish_reason(turn: Turn) -> str:
-    return turn.finish_reason
-
-
 def _has_ended(turn: Turn, trajectory: Trajectory) -> bool:
     """Whether a turn ended by an end token: as its sampler says, else as far as its text and its place tell."""
-    if reason := _finish_reason(turn):
+    if reason := turn.finish_reason:
         return reason != "length"
     is_last = turn.index == len(trajectory.turns) - 1
     return not turn.parsed.is_cut and not (is_last and trajectory.truncated)
