@@ -124,6 +124,38 @@ def test_the_policy_reads_what_the_template_writes_of_earlier_turns(tiny_folder:
     assert "I need more" not in seen[1]
 
 
+ONE_CALL = (
+    "{%- for m in messages %}{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one call at a time') }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("response_tokens", [4096, 20])
+def test_neither_two_calls_nor_a_spent_budget_make_the_policys_own_reward_invalid(
+    tiny_folder: Path, tmp_path: Path, response_tokens: int
+) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    environment = load(tmp_path / "spec.yaml")
+    call = Said(call="6*7").text
+    texts = ["Which?", call + call, *["Well?"] * 8]
+
+    async def run() -> Trajectory:
+        folder = forgetful(tiny_folder, tmp_path / "policy", ends=[2])
+        (folder / "chat_template.jinja").write_text(ONE_CALL + FORGETFUL, encoding="utf-8")
+        policy = make(folder, environment)
+        policy.response_tokens = response_tokens
+        policy.server = cast(Any, Scripted(transformers.AutoTokenizer.from_pretrained(folder), texts))
+        try:
+            return (await rollout(environment, policy, [Job("train", 0)]))[0]
+        finally:
+            await policy.aclose()
+
+    with quiet():
+        trajectory = asyncio.run(run())
+    assert trajectory.failure is None
+    assert trajectory.reward.total is not None
+
+
 def test_generation_ends_at_every_id_that_the_model_names(tiny_folder: Path, tmp_path: Path) -> None:
     folder = forgetful(tiny_folder, tmp_path / "policy", ends=[9, 11])
     with quiet():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.environment import Environment
-from rlenv.errors import PolicyError, UsageError
+from rlenv.errors import PolicyError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenRows
@@ -145,8 +145,12 @@ class _Session:
     context: PolicyContext
     _tokens: TokenRows | None = None
     _seen: int = field(default=0)
+    _over: str | Sampled | None = None
+    """What is said from where nothing more can be sampled; the episode is scored as it stands."""
 
     async def act(self, messages: Sequence[Message]) -> str | Sampled:
+        if self._over is not None:
+            return self._over
         policy = self.policy
         tokens = self._tokens
         if tokens is None:
@@ -155,13 +159,22 @@ class _Session:
             )
         else:
             own, *observed = messages[self._seen :]
-            if not tokens.add_observation(Observation(tuple(observed)), said=self._said(own)):
-                return ""
+            try:
+                fits = tokens.add_observation(Observation(tuple(observed)), said=self._said(own))
+            except UnsupportedTemplate:
+                # The policy chose the shape of its turn, such as more calls than the template can show results of: it
+                # may not make its own reward invalid by that.
+                self._over = ""
+                return self._over
+            if not fits:
+                self._over = Sampled("", "length")
+                return self._over
         # What the policy says next stands first among what is new then.
         self._seen = len(messages)
         room = tokens.remaining
         if not room:
-            return ""
+            self._over = Sampled("", "length")
+            return self._over
         sampling = policy.sampling
         most = min(sampling.max_tokens, room)
         sampling = dataclasses.replace(sampling, max_tokens=most, stop_texts=self.context.stops)
