@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -132,6 +133,7 @@ class _Sandbox:
         ours.setblocking(False)
         self._socket = ours
         self._pid = 0
+        self._pidfd: int | None = None
         self.is_usable = False
         self.is_gone = False
 
@@ -145,6 +147,7 @@ class _Sandbox:
             async with asyncio.timeout(_START_S):
                 await readable(self._handshake.fileno)
                 self._pid = self._handshake.started()
+                self._pidfd = os.pidfd_open(self._pid)
                 said = await self._message()
         except (TimeoutError, OSError, ValueError) as error:
             raise EpisodeError("the sandbox bubblewrap could not be started", reason="sandbox") from error
@@ -161,8 +164,19 @@ class _Sandbox:
         except OSError:
             return b""
 
+    def _has_ended(self) -> bool:
+        """Whether the process that forks is no more.
+
+        The socket does not say: bwrap holds its other end too, until it has heard of the end and ends itself, and takes
+        what is sent in between without anybody there to read it.
+        """
+        return self._pidfd is None or bool(select.select((self._pidfd,), (), (), 0)[0])
+
     async def run(self, code: str, spec: CodeSpec, *, deadline: float, seed: int) -> Outcome:
         self.is_usable = False  # until it has answered that nothing is left
+        if self._has_ended():
+            self.is_gone = True
+            return Outcome(error=_GONE, reason="worker")
         token = secrets.token_hex(16)
         request = {
             "code": code,
@@ -248,6 +262,9 @@ class _Sandbox:
         """Ends the sandbox with everything in it; the process namespace goes with its first process."""
         self._socket.close()
         self._handshake.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         # The whole group: what bwrap forks while it sets up dies with it only later, and not while it is stopped.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)

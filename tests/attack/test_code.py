@@ -452,6 +452,25 @@ def test_a_sandbox_that_ended_while_it_was_idle_costs_nobody_a_call() -> None:
     assert asyncio.run(go()) == ["1", "2"]
 
 
+def test_a_sandbox_whose_end_bwrap_has_not_heard_of_yet_costs_nobody_a_call() -> None:
+    tool = compiled()
+    find = sandboxed(set(sandboxed(set())()))
+
+    async def go() -> list[str]:
+        async with kept() as make:
+            texts = [(await call(tool, {"code": "1"}, within=make())).text]
+            bwrap, forks = find()[BWRAP], find()[FORKS]
+            os.kill(bwrap, signal.SIGSTOP)  # so that it stays between the end of what it started and its own
+            os.kill(forks, signal.SIGKILL)
+            end = time.monotonic() + 30
+            while (work := work_of(forks)) is not None and work.state != "Z":
+                assert time.monotonic() < end
+                await asyncio.sleep(0.002)
+            return [*texts, (await call(tool, {"code": "2"}, within=make())).text]
+
+    assert asyncio.run(go()) == ["1", "2"]
+
+
 def test_no_piece_of_code_opens_the_breaker_for_the_next() -> None:
     bad = ["while True: pass", "1/0", "import os\nos._exit(3)", "repr = lambda value: [1]\n5", "10**5000"]
 
