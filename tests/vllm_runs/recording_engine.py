@@ -1,6 +1,6 @@
 """Writes down what vLLM was asked and what it sampled, and the weights that the trainer sends to it.
 
-Named by `actor_rollout_ref.model.external_lib`, so imported in the trainer's worker and in the process of vLLM's server.
+Named by `actor_rollout_ref.model.external_lib`, so imported in the trainer's worker and in vLLM's server.
 """
 
 from __future__ import annotations
