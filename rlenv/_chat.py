@@ -45,11 +45,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer. `finish_reason` is the server's own word (`stop`, `length`, `tool_calls`), "" where it gave none."""
+    """One answer. `finish_reason` is the server's own word (`stop`, `length`, `tool_calls`), "" where it gave none.
+
+    `stopped_at` is the stop text that ended it, "" where it ended by itself, None where the server does not say.
+    """
 
     message: Message
     finish_reason: str = ""
     usage: Usage = Usage()
+    stopped_at: str | None = None
 
 
 def as_wire(message: Message) -> dict[str, Any]:
@@ -106,7 +110,18 @@ def read_text(answer: Mapping[str, Any]) -> Completion:
     text = choice.get("text")
     if not isinstance(text, str):
         raise Unreadable("the completion holds no text")
-    return Completion(Message("assistant", text), _word(choice.get("finish_reason")), _usage(answer))
+    return Completion(
+        Message("assistant", text), _word(choice.get("finish_reason")), _usage(answer), _stopped_at(choice)
+    )
+
+
+def _stopped_at(choice: Mapping[str, Any]) -> str | None:
+    """What vLLM (`stop_reason`) and SGLang (`matched_stop`) say: the stop text; an end token's id, or null, where none
+    was met."""
+    for key in ("stop_reason", "matched_stop"):
+        if key in choice:
+            return _word(choice[key])
+    return None
 
 
 def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:

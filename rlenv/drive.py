@@ -28,6 +28,8 @@ def context_of(episode: Episode) -> PolicyContext:
         episode.task_index,
         environment.stops,
         environment.turn_ends,
+        environment.prompt_is_whole,
+        environment.spec.limits.response_tokens,
     )
 
 

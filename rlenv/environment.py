@@ -96,6 +96,15 @@ class Environment:
         return () if self.same_turn is not None else tuple(getattr(self.parts.dialect, "turn_ends", ()))
 
     @property
+    def prompt_is_whole(self) -> bool:
+        """Whether the prompt's raw text starts with what its model's tokenizer would put before it (`<s>`, `<bos>`).
+
+        It does where the dialect says how a conversation begins, or is a chat template's own text. Otherwise the
+        tokenizer of whoever reads it knows whether there is such a mark.
+        """
+        return bool(getattr(self.parts.dialect, "begins", False))
+
+    @property
     def id(self) -> str:
         """The name it is registered under: rlenv/NAME-vVERSION."""
         return f"rlenv/{self.spec.name}-v{self.spec.version}"

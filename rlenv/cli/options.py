@@ -10,7 +10,7 @@ import orjson
 
 from rlenv.errors import UsageError
 
-__all__ = ["add_set", "keywords", "overrides"]
+__all__ = ["add_set", "fields", "keywords", "overrides"]
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,21 @@ def keywords(items: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: an option without '='.
     """
+    return _values(_pairs(items, option="--kwarg", example="enable_thinking=false"))
+
+
+def fields(items: list[str]) -> dict[str, Any]:
+    """The `--extra` options as fields of a request; values are JSON, or text where they are none.
+
+    Raises:
+        UsageError: an option without '='.
+    """
+    return _values(_pairs(items, option="--extra", example="repetition_penalty=1"))
+
+
+def _values(pairs: Iterator[tuple[str, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for key, value in _pairs(items, option="--kwarg", example="enable_thinking=false"):
+    for key, value in pairs:
         try:
             found[key] = orjson.loads(value)
         except orjson.JSONDecodeError:

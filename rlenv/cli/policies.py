@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from rlenv.cli.options import fields
 from rlenv.environment import Environment
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.policies.base import Policy
@@ -25,6 +26,13 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         "--mode", choices=("tools", "text"), default="tools", help="the server's own tool calls, or raw text"
     )
     endpoint.add_argument("--max-tokens", type=int, help="of one action")
+    endpoint.add_argument(
+        "--extra",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="another field of each request, such as repetition_penalty=1; null leaves a field out",
+    )
     endpoint.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
     endpoint.add_argument("--retries", type=int, default=3, help="of a request that failed in passing")
     sampling = parser.add_argument_group("--policy openai and hf")
@@ -62,7 +70,7 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
             args.model,
             api_key=os.environ.get(args.api_key_env),
             mode=args.mode,
-            sampling=Sampling(args.temperature, args.top_p, args.max_tokens),
+            sampling=Sampling(args.temperature, args.top_p, args.max_tokens, extra=fields(args.extra)),
             timeout_s=args.request_timeout,
             retries=args.retries,
             concurrency=getattr(args, "concurrency", 64),

@@ -37,7 +37,9 @@ class Dialect(Protocol):
     character (the end mark of the assistant's turn included) and ends with the next generation prompt.
 
     A dialect whose observations go on in the assistant's own turn has an attribute `same_turn` that says how; None, or
-    no such attribute, where every message has a turn of its own.
+    no such attribute, where every message has a turn of its own. Two more attributes it may leave out: `turn_ends`, the
+    marks that end an assistant's turn, and `begins`, which is true where prompts start with what their model's
+    tokenizer would put before them.
     """
 
     name: str

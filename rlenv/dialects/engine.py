@@ -95,6 +95,11 @@ class TextDialect:
                 self._think_sign = _common_end(self._think_open, self._think_close)
 
     @property
+    def begins(self) -> bool:
+        """Whether prompts start with the family's mark for a conversation's beginning."""
+        return bool(self.writer.chat.begin)
+
+    @property
     def turn_ends(self) -> tuple[str, ...]:
         """The mark behind an assistant's turn, () where the family has none."""
         return self.writer.turn_ends

@@ -29,6 +29,10 @@ class PolicyContext:
     """An action of raw text ends behind the first of these; see `Environment.stops`."""
     turn_ends: tuple[str, ...] = ()
     """An action of raw text ends before the first of these; see `Environment.turn_ends`."""
+    prompt_is_whole: bool = False
+    """`prompt_text` holds what a tokenizer would put before it; see `Environment.prompt_is_whole`."""
+    response_tokens: int | None = None
+    """The spec's own limit of the tokens after the prompt, observations included; None where it has none."""
 
 
 class PolicySession(Protocol):

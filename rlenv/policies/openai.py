@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal
 
+from rlenv._chat import Completion
 from rlenv.control import broken_message, broken_schemas
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.errors import EndpointError, PolicyError
 from rlenv.messages import Message, Sampled
+from rlenv.observe import CHARS_PER_TOKEN
 from rlenv.policies.base import PolicyContext
 from rlenv.spec import SamplingSpec
 
-__all__ = ["OpenAIPolicy", "Sampling"]
+__all__ = ["MAX_TOKENS", "OpenAIPolicy", "Sampling"]
+
+MAX_TOKENS: Final = 4096
+"""The most tokens of an action in raw text where neither the sampling nor the spec has a limit; fewer where the
+server's context has no room for so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What is sent with every request. None leaves a field to the server."""
+    """What is sent with every request. None leaves a field to the server.
+
+    `extra` are other fields, sent as they stand; one that is None is not sent, also where rlenv would send it itself.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class OpenAIPolicy:
     """Chat completions of an OpenAI-compatible server (`POST {base_url}/chat/completions`).
+
+    An action has at most as many tokens as the sampling says and the spec's `limits.response_tokens` has left. Where
+    neither is given a chat server writes on to the end of its context; in raw text the limit is `MAX_TOKENS`.
 
     Args:
         mode: `tools` sends the tools' schemas and reads the server's own tool calls; `text` sends the prompt as raw
@@ -60,7 +74,11 @@ class OpenAIPolicy:
             timeout_s=timeout_s,
             retries=retries,
             sampling=SamplingSpec(
-                temperature=given.temperature, top_p=given.top_p, max_tokens=given.max_tokens, seed=given.seed
+                temperature=given.temperature,
+                top_p=given.top_p,
+                max_tokens=given.max_tokens,
+                seed=given.seed,
+                extra=given.extra,
             ),
         )
         self.mode: Literal["tools", "text"] = mode
@@ -102,37 +120,72 @@ class _Session:
         self._context = context
         self._is_text = policy.mode == "text"
         self._tools = broken_schemas(context.tools)
-        seeded = self._client.endpoint.sampling.seed is None
-        self._sampling = SamplingSpec(seed=context.seed) if seeded else None
+        sampling = self._client.endpoint.sampling
+        self._seed = context.seed if sampling.seed is None else sampling.seed
+        self._most = sampling.max_tokens
         self._text = ""
         self._seen = 0
+        self._before = 0
+        """Tokens of the first prompt, as far as the server counts them."""
+        self._used = 0
+        """Tokens after it."""
 
     async def act(self, messages: Sequence[Message]) -> Sampled:
+        new = messages[self._seen :] if self._seen else ()
+        self._seen = len(messages) + 1  # what is said now is known then
+        most = self._left(new)
+        if most is not None and most < 1:
+            return Sampled("", "length")
         try:
-            if self._is_text:
-                return await self._complete(messages)
-            # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
-            said = [broken_message(message) for message in messages]
-            answer = await self._client.chat(said, tools=self._tools, sampling=self._sampling)
-            return Sampled(answer.message, answer.finish_reason)
+            answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
         except EndpointError as error:
             # A request that is refused for what it holds, such as one that has grown too long, is named apart.
             raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
+        usage = answer.usage
+        if usage.prompt_tokens:
+            self._before = self._before or usage.prompt_tokens
+            self._used = usage.prompt_tokens - self._before + usage.completion_tokens
+        return Sampled(answer.message.content if self._is_text else answer.message, answer.finish_reason)
 
-    async def _complete(self, messages: Sequence[Message]) -> Sampled:
+    def _left(self, new: Sequence[Message]) -> int | None:
+        """The most tokens of the next action; None where nobody limits them.
+
+        The server counts what it has read; of what is new the characters are taken. One that counts nothing leaves the
+        limit of the whole episode to the environment, which goes by characters as well.
+        """
+        whole = self._context.response_tokens
+        if whole is None:
+            return self._most
+        left = whole - self._used - sum(len(message.content) for message in new) // CHARS_PER_TOKEN
+        return left if self._most is None else min(left, self._most)
+
+    async def _chat(self, messages: Sequence[Message], most: int | None) -> Completion:
+        # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
+        said = [broken_message(message) for message in messages]
+        ask = partial(self._client.chat, said, tools=self._tools)
+        try:
+            return await ask(sampling=SamplingSpec(seed=self._seed, max_tokens=most))
+        except EndpointError as error:
+            if most == self._most or error.status not in REFUSED:
+                raise
+        # The limit is the episode's. A server whose context is smaller takes what is left of it by itself.
+        return await ask(sampling=SamplingSpec(seed=self._seed))
+
+    async def _complete(self, new: Sequence[Message], most: int | None) -> Completion:
         # The raw text so far: the prompt, then each action and the observation that followed it.
-        if not self._text:
-            self._text = self._context.prompt_text
-        self._text += self._tail(messages)
         context = self._context
-        answer = await self._client.complete(
-            self._text, stops=context.stops, ends=context.turn_ends, sampling=self._sampling
+        if not self._text:
+            self._text = context.prompt_text
+        if new:
+            self._text += context.render_observation(new)
+        answer = await self._client.raw_text.complete(
+            self._text,
+            max_tokens=MAX_TOKENS if most is None else most,
+            may_lower=most is None or most != self._most,
+            is_whole=context.prompt_is_whole,
+            stops=context.stops,
+            ends=context.turn_ends,
+            sampling=SamplingSpec(seed=self._seed),
         )
         self._text += answer.message.content
-        return Sampled(answer.message.content, answer.finish_reason)
-
-    def _tail(self, messages: Sequence[Message]) -> str:
-        new = messages[self._seen :]
-        first = self._seen == 0
-        self._seen = len(messages) + 1  # the action that is about to be made is in `_text` already
-        return "" if first else self._context.render_observation(new)
+        return answer

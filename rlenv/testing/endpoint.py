@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -35,6 +36,9 @@ class Reply:
     drops: bool = False
 
 
+_DEFAULT_TOKENS: Final = 16
+"""What a completion server writes where no limit is given."""
+
 Given = str | Message | Sampled | Reply
 Answer = Callable[[Mapping[str, Any]], Given | Awaitable[Given]]
 
@@ -43,15 +47,37 @@ class FakeEndpoint:
     """Answers `POST /v1/chat/completions` and `POST /v1/completions` in the wire format of the OpenAI API.
 
     `requests` are the bodies in the order they came, `headers` theirs; `most_at_once` is how many were in flight
-    together at most. A request that no server would take (no model, messages without a role, a result without its
-    call) is answered with 400, so that a test fails where the real thing would.
+    together at most; `counted` is how often tokens were counted. A request that no server would take (no model,
+    messages without a role, a result without its call) is answered with 400, so that a test fails where the real thing
+    would.
+
+    Raw text has the defaults of a real completion server: what an answer spells is what its model samples, and sixteen
+    tokens (here: words) of it come back, without control tokens, up to an end token or before a text of `stop`.
 
     Args:
         answers: what to answer, in order, the last one again and again; or a function of the request's body, sync or
             async. A text or a Message is a good answer, one as `Sampled` has a finish reason, a Reply is any other.
+        context: the most tokens of a prompt and its answer; a request for more is answered with 400, and `POST
+            /tokenize` counts. Without one nothing is too long, and nobody counts (404).
+        end: the model's end token.
+        special: its other control tokens.
+        says_stops: give `stop_reason`, as vLLM does; the OpenAI API has no such field.
     """
 
-    def __init__(self, answers: Iterable[Given] | Answer) -> None:
+    def __init__(
+        self,
+        answers: Iterable[Given] | Answer,
+        *,
+        context: int | None = None,
+        end: str = "<|endoftext|>",
+        special: Sequence[str] = ("<|im_start|>", "<|im_end|>"),
+        says_stops: bool = True,
+    ) -> None:
+        self._context = context
+        self._end = end
+        self._special = (*special, end)
+        self._says_stops = says_stops
+        self.counted = 0
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.most_at_once = 0
@@ -69,6 +95,8 @@ class FakeEndpoint:
         app = web.Application(client_max_size=64_000_000)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
+        if self._context is not None:
+            app.router.add_post("/tokenize", self._count)
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -82,25 +110,53 @@ class FakeEndpoint:
             await self._runner.cleanup()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        def choice(message: Message, reason: str) -> dict[str, Any]:
-            reason = reason or ("tool_calls" if message.tool_calls else "stop")
+        def choice(said: Sampled, message: Message, body: Mapping[str, Any]) -> dict[str, Any]:
+            reason = said.finish_reason or ("tool_calls" if message.tool_calls else "stop")
             return {"index": 0, "message": as_wire(message), "finish_reason": reason}
 
         return await self._respond(request, "chat.completion", choice)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        def choice(message: Message, reason: str) -> dict[str, Any]:
-            return {"index": 0, "text": message.content, "finish_reason": reason or "stop"}
+        def choice(said: Sampled, message: Message, body: Mapping[str, Any]) -> dict[str, Any]:
+            text, reason, stop = self._completed(message.content, body)
+            told = {"stop_reason": stop or None} if self._says_stops else {}
+            return {"index": 0, "text": text, "finish_reason": said.finish_reason or reason, **told}
 
         return await self._respond(request, "text_completion", choice)
 
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        self.counted += 1
+        count = len(_words((await request.json())["prompt"]))
+        return web.json_response({"count": count, "max_model_len": self._context, "tokens": []})
+
+    def _completed(self, text: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
+        """What a completion server gives of what its model samples: the text, the finish reason and the stop text."""
+        words = _words(text)
+        most = body.get("max_tokens", _DEFAULT_TOKENS)
+        kept = "".join(words[:most])
+        own, mark, _ = kept.partition(self._end)
+        keeps = body.get("include_stop_str_in_output", False)
+        own += mark if keeps else ""
+        if body.get("skip_special_tokens", True):
+            for token in self._special:
+                own = own.replace(token, "")
+        ends = [(own.find(stop) + len(stop), stop) for stop in body.get("stop") or () if stop in own]
+        if ends:
+            behind, met = min(ends)
+            return own[: behind if keeps else behind - len(met)], "stop", met
+        return own, "stop" if mark or len(words) <= most else "length", ""
+
     async def _respond(
-        self, request: web.Request, kind: str, choice: Callable[[Message, str], dict[str, Any]]
+        self,
+        request: web.Request,
+        kind: str,
+        choice: Callable[[Sampled, Message, Mapping[str, Any]], dict[str, Any]],
     ) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        problem = _problem(body, is_chat=kind == "chat.completion")
+        asked = json.dumps(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
+        problem = _problem(body, is_chat=kind == "chat.completion") or self._too_long(asked, body)
         if problem:
             return web.json_response({"error": {"message": problem, "type": "invalid_request_error"}}, status=400)
         self._now += 1
@@ -115,11 +171,24 @@ class FakeEndpoint:
             return _unusual(request, given)
         said = given if isinstance(given, Sampled) else Sampled(given)
         message = said.action if isinstance(said.action, Message) else Message("assistant", said.action)
-        asked = json.dumps(body.get("messages", body.get("prompt", "")))
-        usage = {"prompt_tokens": len(asked.split()), "completion_tokens": len(message.content.split())}
+        chosen = choice(said, message, body)
+        usage = {"prompt_tokens": len(_words(asked)), "completion_tokens": len(_words(message.content))}
+        if "text" in chosen:
+            usage["completion_tokens"] = len(_words(chosen["text"]))
         usage["total_tokens"] = sum(usage.values())
         answer = {"id": f"fake-{len(self.requests)}", "object": kind, "model": body["model"]}
-        return web.json_response({**answer, "choices": [choice(message, said.finish_reason)], "usage": usage})
+        return web.json_response({**answer, "choices": [chosen], "usage": usage})
+
+    def _too_long(self, asked: str, body: Mapping[str, Any]) -> str:
+        count, most = len(_words(asked)), body.get("max_tokens", 0)
+        if self._context is None or count + most <= self._context:
+            return ""
+        return f"the context has {self._context} tokens; found a prompt of {count} and max_tokens {most}"
+
+
+def _words(text: str) -> list[str]:
+    """A fake's tokens: each word with the white space before it."""
+    return re.findall(r"\s*\S+|\s+\Z", text)
 
 
 def _in_order(answers: list[Given]) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from rlenv.dialects.base import Dialect
 from rlenv.errors import UnsupportedTemplate
@@ -33,6 +33,9 @@ class TemplatedDialect:
         UnsupportedTemplate: a syntax error in the template.
     """
 
+    begins: Final = True
+    """A chat server, too, puts nothing before what the template writes."""
+
     def __init__(
         self,
         dialect: Dialect,
@@ -50,6 +53,17 @@ class TemplatedDialect:
         self._stops = tuple(mark for mark in (*named, eos) if mark)
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._refused: set[tuple[str, ...]] = set()
+
+    @property
+    def turn_ends(self) -> tuple[str, ...]:
+        """The marks that end an assistant's turn: those that are named, else the template's; () where it has none."""
+        for roles in (("user",), ("tool",)) if not self._stops else ():
+            try:
+                layout = self._layout(roles)
+            except UnsupportedTemplate:
+                continue
+            return (layout.stop.strip(),) if layout.ends_turns and layout.stop.strip() else ()
+        return self._stops
 
     def parse(self, text: str, tools: Mapping[str, Any] | None = None) -> ParsedAction:
         """What the dialect inside reads."""
@@ -77,19 +91,15 @@ class TemplatedDialect:
             UnsupportedTemplate: it changes contents in a way that is not known.
         """
         roles = tuple(message.role for message in messages)
-        layout = self._layouts.get(roles)
-        if layout is None:
-            if roles in self._refused:
-                return self.render_observation(_as_one(messages))
-            try:
-                layout = derive(self._template, roles, self._stops)
-                self._check_stop(layout)
-                self._layouts[roles] = layout
-            except UnsupportedTemplate:
-                if len(roles) == 1 or set(roles) != {"tool"}:
-                    raise
-                self._refused.add(roles)
-                return self.render_observation(_as_one(messages))
+        if roles in self._refused:
+            return self.render_observation(_as_one(messages))
+        try:
+            layout = self._layout(roles)
+        except UnsupportedTemplate:
+            if len(roles) == 1 or set(roles) != {"tool"}:
+                raise
+            self._refused.add(roles)
+            return self.render_observation(_as_one(messages))
 
         def value(part: str | Slot) -> str:
             if isinstance(part, str):
@@ -100,6 +110,14 @@ class TemplatedDialect:
             return message.name or "tool" if part.field == "name" else message.tool_call_id or f"call{part.index:05d}"
 
         return layout.stop + "".join(map(value, layout.parts))
+
+    def _layout(self, roles: tuple[str, ...]) -> Layout:
+        layout = self._layouts.get(roles)
+        if layout is None:
+            layout = derive(self._template, roles, self._stops)
+            self._check_stop(layout)
+            self._layouts[roles] = layout
+        return layout
 
     def _check_stop(self, layout: Layout) -> None:
         """Refuses a guess that may be wrong: without a tokenizer, any tag in front of the next message looks like a

@@ -1,8 +1,4 @@
-"""OpenAI-compatible servers: what policies, model tools, agents, simulated users and judges ask.
-
-An `Endpoint` is compiled and holds no connection. A `Client` holds the connections of one event loop; an environment
-has one for each endpoint, kept in its scope, so that everything that asks shares its limit.
-"""
+"""An endpoint and the client of one event loop that asks it."""
 
 from __future__ import annotations
 
@@ -10,16 +6,17 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._chat import Completion, Unreadable, Usage, as_wire, read_chat, read_text
+from rlenv._chat import Completion, Unreadable, Usage, as_wire, read_chat
 from rlenv._hosted import Scope
 from rlenv._json_limits import TooMuchJson, check_json
+from rlenv.endpoints.raw_text import REFUSED, RawText
 from rlenv.errors import EndpointError, UsageError
 from rlenv.messages import Message
 from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_value
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
-
-REFUSED: Final = frozenset({400, 413, 422})
-"""What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
 
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
@@ -91,12 +85,11 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
     )
 
 
-_MOST_ENDS: Final = 4
-"""How many stop texts the OpenAI API takes."""
-
-
 class Client:
-    """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made."""
+    """The connections of one event loop to one endpoint; `usage`, `requests` and `retries` count what it made.
+
+    `chat` asks for an answer to a conversation, `raw_text.complete` for what follows on raw text.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -106,6 +99,7 @@ class Client:
         self._places = asyncio.Semaphore(endpoint.concurrency)
         self._session: aiohttp.ClientSession | None = None
         self._rng = random.Random()
+        self.raw_text = RawText(self)
 
     async def chat(
         self,
@@ -125,37 +119,12 @@ class Client:
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
-        body = self._body(sampling)
+        body = self.body(sampling)
         body["messages"] = [as_wire(message) for message in messages]
         if tools:
             body["tools"] = list(tools)
         answer = await self.post("/chat/completions", body, deadline=deadline)
-        return self._counted(read_chat, answer)
-
-    async def complete(
-        self,
-        prompt: str,
-        *,
-        stops: Sequence[str] = (),
-        ends: Sequence[str] = (),
-        sampling: SamplingSpec | None = None,
-        deadline: float = float("inf"),
-    ) -> Completion:
-        """What follows on raw text; other arguments and errors as for `chat`.
-
-        Args:
-            stops: the completion ends behind the first of these texts, which it keeps; the server has to know
-                `include_stop_str_in_output`, as vLLM does.
-            ends: without `stops`, the completion ends before the first of these texts (the wire format knows four).
-        """
-        body = self._body(sampling)
-        body["prompt"] = prompt
-        if stops:
-            body |= {"stop": list(stops), "include_stop_str_in_output": True}
-        elif ends:
-            body["stop"] = list(ends[:_MOST_ENDS])
-        answer = await self.post("/completions", body, deadline=deadline)
-        return self._counted(read_text, answer)
+        return self.counted(read_chat, answer)
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
         """The JSON object that the server answers, with at least one choice.
@@ -163,8 +132,35 @@ class Client:
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
         """
+        return await self.post_to(
+            self.endpoint.base_url + path, body, path=path, lacking=_without_choices, deadline=deadline
+        )
+
+    async def aclose(self) -> None:
+        """Closes the connections; may be called twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def post_to(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        *,
+        path: str,
+        lacking: Callable[[dict[str, Any]], str] = lambda answer: "",
+        deadline: float = float("inf"),
+    ) -> dict[str, Any]:
+        """The JSON object that the server answers at `url`, which errors call `path`.
+
+        Args:
+            lacking: what is missing in an answer, "" for a good one.
+
+        Raises:
+            EndpointError: the server refused, or did not answer within the retries.
+        """
         endpoint = self.endpoint
-        data = json.dumps(body).encode()
+        data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
         problem = _Problem("there was no time to ask the server")
         for attempt in range(endpoint.retries + 1):
             if attempt:
@@ -178,20 +174,16 @@ class Client:
                 if left <= 0:
                     break
                 self.requests += 1
-                answer = await self._once(endpoint.base_url + path, data, min(endpoint.timeout_s, left))
+                answer = await self._once(url, data, min(endpoint.timeout_s, left))
             if not isinstance(answer, _Problem):
-                return answer
+                if not (missing := lacking(answer)):
+                    return answer
+                answer = _Problem(missing)
             problem = answer
             if not problem.may_pass:
                 break
         where = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
         raise EndpointError(f"{where} ({endpoint.model} at {path}): {problem.text}", status=problem.status)
-
-    async def aclose(self) -> None:
-        """Closes the connections; may be called twice."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
         import aiohttp  # found late: only an environment that asks a model pays for it
@@ -232,11 +224,13 @@ class Client:
             return _Problem(f"the server's answer is too much: {error}", may_pass=False)
         except ValueError:
             return _Problem("the server's answer is not JSON")
-        if isinstance(answer, dict) and isinstance(answer.get("choices"), list) and answer["choices"]:
-            return answer
-        return _Problem("the server's answer holds no choices")
+        return answer if isinstance(answer, dict) else _Problem("the server's answer is no JSON object")
 
-    def _body(self, sampling: SamplingSpec | None) -> dict[str, Any]:
+    def body(self, sampling: SamplingSpec | None) -> dict[str, Any]:
+        """What every request holds: the model and its sampling, where fields of `sampling` win.
+
+        A field under `extra` that is null stands here as None; it is not to be sent.
+        """
         body: dict[str, Any] = {"model": self.endpoint.model}
         for spec in (self.endpoint.sampling, sampling):
             if spec is not None:
@@ -245,9 +239,14 @@ class Client:
                 body.update(spec.extra)
         return body
 
-    def _counted(self, read: Any, answer: Mapping[str, Any]) -> Completion:
+    def counted(self, read: Callable[[Mapping[str, Any]], Completion], answer: Mapping[str, Any]) -> Completion:
+        """The completion in an answer, its tokens counted in `usage`.
+
+        Raises:
+            EndpointError: the answer cannot be read.
+        """
         try:
-            completion: Completion = read(answer)
+            completion = read(answer)
         except Unreadable as error:
             raise EndpointError(f"endpoint '{self.endpoint.name}' ({self.endpoint.model}): {error}") from error
         self.usage += completion.usage
@@ -260,6 +259,11 @@ class _Problem:
     status: int | None = None
     may_pass: bool = True
     wait_s: float = 0.0
+
+
+def _without_choices(answer: dict[str, Any]) -> str:
+    choices = answer.get("choices")
+    return "" if isinstance(choices, list) and choices else "the server's answer holds no choices"
 
 
 def _parsed(raw: bytes) -> Any:
