@@ -23,6 +23,8 @@ from rlenv.tokens.load import load_tokenizer
 
 __all__ = ["add_arguments", "run"]
 
+_MOST_KINDS = 12
+
 _EPILOG = """The expression of --keep compares success, reward, turns, calls, calls_failed, calls_malformed, chars,
 terminated, truncated, answered, cut, invalid and the spec's reward terms: success and turns <= 3."""
 
@@ -113,13 +115,11 @@ def run(args: argparse.Namespace) -> int:
         transient=True,
     ) as progress:
         bar = progress.add_task("", total=len(settings.jobs) or None)
-        report = collect(
-            environment,
-            encoder,
-            settings,
-            policy=policy,
-            on_episode=lambda count: progress.update(bar, completed=count),
-        )
+
+        def told(count: int) -> None:
+            progress.update(bar, completed=count)
+
+        report = collect(environment, encoder, settings, policy=policy, on_episode=told)
     if args.json:
         write_json({"folder": str(report.folder), **_fields(report)}, indent=2)
     else:
@@ -151,22 +151,23 @@ def _fields(report: Report) -> dict[str, object]:
 def _show(report: Report, console: Console) -> None:
     manifest = report.manifest
     console.print(
-        f"kept {manifest.kept} of {manifest.episodes} episodes ({manifest.tasks} tasks of {', '.join(manifest.splits)})",
+        f"kept {manifest.kept} of {manifest.episodes} episodes: {manifest.tasks} tasks of {', '.join(manifest.splits)}",
         markup=False,
     )
     for reason, count in sorted(manifest.rejected.items(), key=lambda one: -one[1]):
         console.print(f"  rejected  {count:>6}  {reason}", markup=False)
-    for kind, count in manifest.kinds.items():
+    shown = list(manifest.kinds.items())
+    for kind, count in shown[:_MOST_KINDS]:
         console.print(f"  taken     {count:>6}  {manifest.balance}={kind}", markup=False)
+    if len(shown) > _MOST_KINDS:
+        console.print(f"  and {len(shown) - _MOST_KINDS} more values of {manifest.balance}", markup=False)
     console.print(
-        f"{manifest.rows} rows, {manifest.tokens:,} tokens, {manifest.tokens_trained:,} of them trained; the longest row "
-        f"has {manifest.longest:,}",
+        f"{manifest.rows} rows, {manifest.tokens:,} tokens, {manifest.tokens_trained:,} of them trained; "
+        f"the longest row has {manifest.longest:,}",
         markup=False,
     )
     turns = manifest.turns_recorded + manifest.turns_anew
-    console.print(
-        f"ids as they were sampled in {manifest.turns_recorded} of {turns} turns, else of their text", markup=False
-    )
+    console.print(f"ids as sampled in {manifest.turns_recorded} of {turns} turns, else those of the text", markup=False)
     if manifest.differences:
         console.print(f"[red]{manifest.differences} observations after which the template would write otherwise[/red]")
     if "test" in manifest.splits:

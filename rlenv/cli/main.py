@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train",
         "sft",
         "preflight",
-    ):  # these read their own arguments: key=value may stand anywhere among them
+    ):  # these read their own arguments: key=value anywhere among them
         own = importlib.import_module(_COMMANDS[chosen][0])
         rest = argv[argv.index(chosen) + 1 :]
         return _guard(lambda: own.run_argv(rest), may_exit=True)

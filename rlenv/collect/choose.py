@@ -14,14 +14,14 @@ __all__ = ["Candidate", "Chosen", "choose"]
 class Candidate:
     """An episode that passed, without its content. `at` is where its line begins in the file `file`.
 
-    `kind` is what is balanced over ("" where nothing is), `number` its place among all episodes.
+    `kind` is what is balanced over ("" where nothing is). `content` tells equal episodes of a task.
     """
 
-    number: int
     split: str
     task: int
     seed: int
     kind: str
+    content: bytes
     file: int
     at: int
 
@@ -41,13 +41,15 @@ class Chosen:
 
 
 def choose(candidates: Sequence[Candidate], *, per_task: int | None, balances: bool, seed: int) -> Chosen:
-    """At most `per_task` of each task, then of each kind as many as the rarest has; drawn by the seed.
+    """Of equal episodes of a task one; at most `per_task` of each; then of each kind as many as the rarest has.
 
-    Equal candidates and an equal seed give equal choices, in whatever order the candidates come.
+    What is taken is drawn by the seed: equal candidates and an equal seed give equal choices, in whatever order the candidates come.
     """
     rng = random.Random(seed)
     ordered = sorted(candidates, key=lambda one: (one.split, one.task, one.seed, one.file, one.at))
-    left_out: Counter[str] = Counter()
+    first = {(one.of_task, one.content): one for one in reversed(ordered)}
+    left_out: Counter[str] = Counter({"duplicate": len(ordered) - len(first)})
+    ordered = [one for one in ordered if first[one.of_task, one.content] is one]
     if per_task is not None:
         groups: dict[tuple[str, int], list[Candidate]] = {}
         for one in ordered:

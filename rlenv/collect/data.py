@@ -45,8 +45,8 @@ def read_data(folder: str | Path, *, identity: Identity | None = None) -> Data:
         raise UsageError(f"{data.file} is not what its manifest speaks of; collect the data anew")
     if identity is not None and identity.tokenizer != manifest.identity.tokenizer:
         raise UsageError(
-            f"{folder} holds the token ids of another tokenizer, that of {manifest.model}; train that model, or collect "
-            f"again for this one: rlenv collect SPEC --from RECORDS --model MODEL"
+            f"{folder} holds the token ids of another tokenizer, that of {manifest.model}; train that model, or "
+            "collect again for this one: rlenv collect SPEC --from RECORDS --model MODEL"
         )
     if identity is not None and identity.template != manifest.identity.template:
         raise UsageError(

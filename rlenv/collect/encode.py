@@ -167,7 +167,7 @@ def _add(rows: TokenRows, encoder: TokenEncoder, step: Step, stops: tuple[str, .
         return is_own
     observation = step.observation if step.observation is not None and step.observation.messages else None
     if observation is None and step.calls and encoder.same_turn is None:
-        # A call that nothing answers any more (the last turn that the limits allow, an answer by a tool) ends as calls do.
+        # A call that nothing answers any more (an answer by a tool, the last turn of a limit) ends as calls do.
         observation = Observation(tuple(Message("tool", "", name="x") for _ in range(step.calls)))
     row.end_turn(None if is_last and not step.calls else observation, said=step.said)
     return is_own

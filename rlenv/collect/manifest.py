@@ -108,8 +108,8 @@ class Manifest:
         if not path.is_file():
             if (folder / TRAJECTORIES).is_file():
                 raise UsageError(
-                    f"{folder} is not whole: its `rlenv collect` was ended before it wrote {MANIFEST}. What it played is "
-                    f"kept; go on with: rlenv collect SPEC --from {folder / TRAJECTORIES} -o ANOTHER"
+                    f"{folder} is not whole: its `rlenv collect` was ended before it wrote {MANIFEST}. What it played "
+                    f"is kept; go on with: rlenv collect SPEC --from {folder / TRAJECTORIES} -o ANOTHER"
                 )
             raise UsageError(f"{folder} holds no supervised data (there is no {MANIFEST}); `rlenv collect -o` makes it")
         try:

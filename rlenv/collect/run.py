@@ -30,7 +30,7 @@ from rlenv.rollout import Job
 from rlenv.source import nearest
 from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import TokenEncoder
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Report", "Settings", "collect"]
 
@@ -125,7 +125,7 @@ def collect(
     )
     with _Rows(folder) as rows:
         for candidate, trajectory in _chosen(chosen, files):
-            rows.add(candidate, trajectory, environment, encoder, source=_source(settings, files, candidate))
+            rows.add(trajectory, environment, encoder, source=_source(settings, files, candidate))
     rejected = pool.rejected + chosen.left_out + rows.rejected
     if not rows.kept:
         (folder / f"{ROWS}.part").unlink()
@@ -163,7 +163,7 @@ class _Pool:
             return
         kind = "" if self._balance is None else self._kind(self._balance, trajectory)
         self.candidates.append(
-            Candidate(self.episodes, trajectory.split, trajectory.task_index, trajectory.seed, kind, file, at)
+            Candidate(trajectory.split, trajectory.task_index, trajectory.seed, kind, _content(trajectory), file, at)
         )
 
     def _kind(self, column: str, trajectory: Trajectory) -> str:
@@ -176,13 +176,22 @@ class _Pool:
         raise UsageError(f"--balance: row {trajectory.task_index} has no column '{column}'; {hint}")
 
 
+def _content(trajectory: Trajectory) -> bytes:
+    """A digest of what a row holds: two samples of a task may be word for word the same."""
+    said = [(turn.action, turn.token_ids, _answers(turn)) for turn in trajectory.turns]
+    return hashlib.sha256(repr(([message.content for message in trajectory.messages], said)).encode()).digest()
+
+
+def _answers(turn: Turn) -> list[str]:
+    return [message.content for message in turn.observation.messages] if turn.observation is not None else []
+
+
 class _Rows:
     """Writes the rows of chosen episodes to a draft beside their place."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{ROWS}.part"
         self._digest = hashlib.sha256()
-        self._seen: set[bytes] = set()
         self.rejected: Counter[str] = Counter()
         self._said = ""
         self.tasks: set[tuple[str, int]] = set()
@@ -203,27 +212,13 @@ class _Rows:
     def example(self) -> str:
         return f" (the first: {self._said})" if self._said else ""
 
-    def add(
-        self,
-        candidate: Candidate,
-        trajectory: Trajectory,
-        environment: Environment,
-        encoder: TokenEncoder,
-        *,
-        source: str,
-    ) -> None:
+    def add(self, trajectory: Trajectory, environment: Environment, encoder: TokenEncoder, *, source: str) -> None:
         try:
             encoded = encode_episode(encoder, environment, trajectory)
         except Unencodable as error:
             self.rejected[error.reason] += 1
             self._said = self._said or str(error)
             return
-        content = repr((candidate.of_task, [row.input_ids for row in encoded.rows])).encode()
-        mark = hashlib.sha256(content).digest()
-        if mark in self._seen:
-            self.rejected["duplicate"] += 1
-            return
-        self._seen.add(mark)
         self._write(trajectory, encoded, source)
 
     def _write(self, trajectory: Trajectory, encoded: Encoded, source: str) -> None:
