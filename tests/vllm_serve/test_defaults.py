@@ -120,26 +120,26 @@ def test_a_turn_that_ends_by_itself_names_no_stop_text_and_holds_no_end_token(se
 
 def test_a_prompt_and_a_limit_beyond_the_window_are_refused_by_both(server: Server) -> None:
     asked = {"prompt": "word " * 20, "max_tokens": WINDOW}
-    assert server.post("/v1/completions", asked)[0] == 400
+    status, answer = server.post("/v1/completions", asked)
+    assert status == 400
+    assert f"maximum context length is {WINDOW}" in json.dumps(answer)
     assert fake(asked, LONG, context=WINDOW)["status"] == 400
-    with pytest.raises(EndpointError, match=f"maximum context length is {WINDOW}") as failed:
-        ask(server, "word " * 20, max_tokens=WINDOW)
-    assert failed.value.status == 400
 
 
-def test_a_limit_of_rlenvs_own_takes_what_the_window_has_left(server: Server) -> None:
+def test_a_limit_of_rlenvs_takes_what_the_window_has_left(server: Server) -> None:
     prompt = "word " * (WINDOW - 100)
     count = server.post("/tokenize", {"prompt": prompt})[1]["count"]
-    found = ask(server, prompt, max_tokens=4096, may_lower=True)
+    found = ask(server, prompt, max_tokens=4096)
     assert found.usage.prompt_tokens == count
     assert found.usage.completion_tokens == WINDOW - count
     assert found.finish_reason == "length"
-    with pytest.raises(EndpointError, match=f"maximum context length is {WINDOW}"):
-        ask(server, "word " * (WINDOW + 50), max_tokens=4096, may_lower=True)
+    with pytest.raises(EndpointError, match=f"maximum context length is {WINDOW}") as failed:
+        ask(server, "word " * (WINDOW + 50), max_tokens=4096)
+    assert failed.value.is_full
 
 
 @pytest.mark.parametrize("mode", ["text", "tools"])
-def test_a_prompt_that_is_too_long_is_the_policys_and_no_number(
+def test_a_prompt_that_is_too_long_is_refused_and_no_number(
     server: Server, model: Path, tmp_path: Path, mode: str
 ) -> None:
     rows = tmp_path / "long.jsonl"
@@ -152,3 +152,25 @@ def test_a_prompt_that_is_too_long_is_the_policys_and_no_number(
     assert summary["failures"] == {"refused": 1}
     assert played[0].failure is not None
     assert "maximum context length" in played[0].failure.message
+
+
+@pytest.mark.parametrize("mode", ["text", "tools"])
+def test_an_episode_that_fills_the_window_is_scored(server: Server, model: Path, tmp_path: Path, mode: str) -> None:
+    rows = tmp_path / "long.jsonl"
+    row = {"question": "word " * 400, "expression": "1+1", "answer": 2}
+    rows.write_text(json.dumps(row) + "\n")
+    # Each action is written to its limit, until the window is full.
+    given = [
+        "--set",
+        f"tasks.test.path={rows}",
+        "--set",
+        as_template(model),
+        "--set",
+        "user={kind: scripted, replies: ",
+    ]
+    given[-1] += "[Go on., Go on., Go on., Go on.]}"
+    given += ["--set", "limits.turns=6", "--extra", "ignore_eos=true", "--max-tokens", "150"]
+    played, summary = evaluate(server, SPEC, tmp_path / "out", "--mode", mode, *given)
+    assert summary["invalid"] == 0
+    assert {turn.finish_reason for turn in played[0].turns} == {"length"}
+    assert played[0].success is False
