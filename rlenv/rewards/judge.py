@@ -213,7 +213,7 @@ class _Judge:
         usage = {"prompt_tokens": 0, "completion_tokens": 0}
         problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
         most_chars: int | None = None  # of each text in the reply
-        bound = _most_chars(member)
+        bound: int | None = _most_chars(member)
         while attempt <= self.spec.retries:
             nonce = secrets.token_hex(8)
             try:
