@@ -177,12 +177,14 @@ class EndpointError(EpisodeError):
     """A model's server refused, or did not answer within the retries.
 
     Whoever asked says whose failure that is. `status` is the HTTP status that the server gave, None where it gave none.
+    `is_full` is true where the server counts as many tokens in the request as its context has, or more.
     """
 
     reason = "endpoint"
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int | None = None, is_full: bool = False) -> None:
         self.status = status
+        self.is_full = is_full
         super().__init__(message)
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from rlenv._chat import Completion, Unreadable, Usage, as_wire, read_chat
 from rlenv._hosted import Scope
 from rlenv._json_limits import TooMuchJson, check_json
-from rlenv.endpoints.raw_text import REFUSED, RawText
+from rlenv.endpoints.raw_text import RawText
 from rlenv.errors import EndpointError, UsageError
 from rlenv.messages import Message
+from rlenv.observe import CHARS_PER_TOKEN
 from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_value
 from rlenv.spec import EndpointSpec, SamplingSpec
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 __all__ = ["REFUSED", "Client", "Endpoint", "compile_endpoint"]
+
+REFUSED: Final = frozenset({400, 413, 422})
+"""What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
 
 _RETRIED: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 _MAX_WAIT_S: Final = 60.0
@@ -100,6 +104,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
         self._rng = random.Random()
         self.raw_text = RawText(self)
+        self._window: int | None = None  # the server's context, once it has said so
 
     async def chat(
         self,
@@ -107,6 +112,7 @@ class Client:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         sampling: SamplingSpec | None = None,
+        is_fitted: bool = False,
         deadline: float = float("inf"),
     ) -> Completion:
         """The answer to a conversation.
@@ -114,6 +120,7 @@ class Client:
         Args:
             tools: schemas of the tools that may be called.
             sampling: fields that are set replace the endpoint's own.
+            is_fitted: `max_tokens` may be lowered to what the server's context has left; see `post_fitting`.
             deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
 
         Raises:
@@ -123,7 +130,8 @@ class Client:
         body["messages"] = [as_wire(message) for message in messages]
         if tools:
             body["tools"] = list(tools)
-        answer = await self.post("/chat/completions", body, deadline=deadline)
+        post = self.post_fitting if is_fitted else self.post
+        answer = await post("/chat/completions", body, deadline=deadline)
         return self.counted(read_chat, answer)
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
@@ -141,6 +149,53 @@ class Client:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def post_fitting(
+        self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")
+    ) -> dict[str, Any]:
+        """As `post`; a server that has no room for `max_tokens` behind the request is asked for as many as it has.
+
+        Servers refuse a request whose prompt and limit are longer than their context together, even by one token. vLLM
+        counts tokens when asked (`POST /tokenize`, beside the API); of one that does not the refusal stands.
+
+        Raises:
+            EndpointError: as for `post`; `is_full` where the request alone fills the context.
+        """
+        most = body.get("max_tokens")
+        room: int | None = None
+        if most is not None and self._window is not None:
+            asked = body.get("prompt") or body.get("messages")
+            if most + len(str(asked)) // CHARS_PER_TOKEN > self._window:
+                room = await self._room(body, deadline)
+        lowered = (
+            {**body, "max_tokens": min(most, room)} if most is not None and room is not None and room > 0 else body
+        )
+        try:
+            return await self.post(path, lowered, deadline=deadline)
+        except EndpointError as error:
+            if error.status not in REFUSED:
+                raise
+            known, room = room, room if room is not None else await self._room(body, deadline)
+            if room is not None and room <= 0:
+                raise EndpointError(str(error), status=error.status, is_full=True) from error
+            if known is not None or room is None or most is None or room >= most:
+                raise
+        return await self.post(path, {**body, "max_tokens": room}, deadline=deadline)
+
+    async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
+        """How many tokens the server's context has left behind a request; None where it does not say."""
+        fields = ("model", "prompt", "add_special_tokens", "messages", "tools", "chat_template_kwargs")
+        asked = {key: body[key] for key in fields if key in body}
+        url = self.endpoint.base_url.removesuffix("/v1") + "/tokenize"
+        try:
+            counted = await self.post_to(url, asked, path="/tokenize", deadline=deadline)
+        except EndpointError:
+            return None
+        count, window = counted.get("count"), counted.get("max_model_len")
+        if type(count) is not int or type(window) is not int:
+            return None
+        self._window = window
+        return window - count
 
     async def post_to(
         self,

@@ -10,9 +10,9 @@ Source: `CompletionRequest` of vLLM 0.27.1 (vllm/entrypoints/openai/completion/p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rlenv._chat import Completion, read_text
 from rlenv.errors import EndpointError
@@ -22,10 +22,7 @@ from rlenv.spec import SamplingSpec
 if TYPE_CHECKING:
     from rlenv.endpoints.client import Client
 
-__all__ = ["REFUSED", "RawText"]
-
-REFUSED: Final = frozenset({400, 413, 422})
-"""What a server answers to a request that it cannot take for what it holds, such as one that is too long."""
+__all__ = ["RawText"]
 
 _MOST_ENDS: Final = 4
 """How many stop texts the OpenAI API takes."""
@@ -39,14 +36,12 @@ class RawText:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._is_understood = False  # the server has taken a request with our fields
-        self._is_narrow = False  # its context had no room for as many tokens as a completion may have
 
     async def complete(
         self,
         prompt: str,
         *,
         max_tokens: int,
-        may_lower: bool = False,
         is_whole: bool = False,
         stops: Sequence[str] = (),
         ends: Sequence[str] = (),
@@ -56,8 +51,8 @@ class RawText:
         """What follows on `prompt`, with the control tokens that were sampled in it.
 
         Args:
-            max_tokens: the most tokens of the completion; wins over that of any sampling.
-            may_lower: where the server's context has no room for so many, as many are asked for as it has.
+            max_tokens: the most tokens of the completion, fewer where the server's context has no room for so many;
+                wins over that of any sampling.
             is_whole: `prompt` is written with all that a tokenizer would put before it: the server adds nothing.
             stops: the completion ends behind the first of these texts, which it keeps.
             ends: without `stops`, the completion ends before the first of these texts (the wire format knows four).
@@ -78,30 +73,17 @@ class RawText:
         }
         if wanted := tuple(dict.fromkeys((*(stops or ends[:_MOST_ENDS]), *(body.get("stop") or ())))):
             body["stop"] = list(wanted)
-        answer = await self._answer(body, may_lower=may_lower, deadline=deadline)
+        try:
+            answer = await self._client.post_fitting("/completions", body, deadline=deadline)
+        except EndpointError as error:
+            raise self._hinted(error) from error
+        self._is_understood = True
         completion = self._client.counted(read_text, answer)
         return self._closed(completion, tuple(stops)) if stops else completion
 
-    async def _answer(self, body: dict[str, Any], *, may_lower: bool, deadline: float) -> dict[str, Any]:
-        """The server's answer, to a request for fewer tokens where they may be lowered and must be."""
-        post, most = self._client.post, body["max_tokens"]
-        if may_lower and self._is_narrow and (room := await self._room(body, deadline)) is not None:
-            body = {**body, "max_tokens": min(most, max(room, 1))}
-        try:
-            answer = await post("/completions", body, deadline=deadline)
-        except EndpointError as error:
-            may_lower = may_lower and error.status in REFUSED and not self._is_narrow
-            room = await self._room(body, deadline) if may_lower else None
-            if room is None or not 0 < room < most:
-                raise self._hinted(error) from error
-            self._is_narrow = True
-            answer = await post("/completions", {**body, "max_tokens": room}, deadline=deadline)
-        self._is_understood = True
-        return answer
-
     def _hinted(self, error: EndpointError) -> EndpointError:
         """A refusal by a server that has taken none of these requests yet, with the fields that it may not know."""
-        if self._is_understood or error.status not in REFUSED:
+        if self._is_understood or error.is_full or error.status not in (400, 422):
             return error
         return EndpointError(
             f"{error}; raw text is asked for with {', '.join(_OWN_FIELDS)}, which vLLM and SGLang know. A server that"
@@ -109,18 +91,6 @@ class RawText:
             f" {{{_OWN_FIELDS[0]}: null}}}}`",
             status=error.status,
         )
-
-    async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
-        """How many tokens the server's context has left behind a prompt; None where it does not say."""
-        asked = {key: body.get(key) for key in ("model", "prompt", "add_special_tokens")}
-        # vLLM and SGLang count tokens beside the API, not in it.
-        url = self._client.endpoint.base_url.removesuffix("/v1") + "/tokenize"
-        try:
-            counted = await self._client.post_to(url, asked, path="/tokenize", deadline=deadline)
-        except EndpointError:
-            return None
-        count, whole = counted.get("count"), counted.get("max_model_len")
-        return whole - count if type(count) is int and type(whole) is int else None
 
     def _closed(self, completion: Completion, stops: tuple[str, ...]) -> Completion:
         """A completion with the stop text that it ended at, which servers leave out.

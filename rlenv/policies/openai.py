@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Literal
 
 from rlenv._chat import Completion
@@ -41,7 +40,9 @@ class OpenAIPolicy:
     """Chat completions of an OpenAI-compatible server (`POST {base_url}/chat/completions`).
 
     An action has at most as many tokens as the sampling says and the spec's `limits.response_tokens` has left. Where
-    neither is given a chat server writes on to the end of its context; in raw text the limit is `MAX_TOKENS`.
+    neither is given a chat server writes on to the end of its context; in raw text the limit is `MAX_TOKENS`. A server
+    that counts tokens is asked for no more than its context has left; an episode that has filled the context goes on
+    with empty actions to its end, and is scored.
 
     Args:
         mode: `tools` sends the tools' schemas and reads the server's own tool calls; `text` sends the prompt as raw
@@ -124,6 +125,7 @@ class _Session:
         self._seed = context.seed if sampling.seed is None else sampling.seed
         self._most = sampling.max_tokens
         self._text = ""
+        self._acted = False
         self._seen = 0
         self._before = 0
         """Tokens of the first prompt, as far as the server counts them."""
@@ -139,8 +141,12 @@ class _Session:
         try:
             answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
         except EndpointError as error:
-            # A request that is refused for what it holds, such as one that has grown too long, is named apart.
+            if error.is_full and self._acted:
+                # Its own words have filled the context. Were its reward invalid, it could leave out its own sample.
+                return Sampled("", "length")
+            # A request that is refused for what it holds is named apart.
             raise PolicyError(str(error), reason="refused" if error.status in REFUSED else None) from error
+        self._acted = True
         usage = answer.usage
         if usage.prompt_tokens:
             self._before = self._before or usage.prompt_tokens
@@ -162,14 +168,8 @@ class _Session:
     async def _chat(self, messages: Sequence[Message], most: int | None) -> Completion:
         # The server makes tokens of these texts; what is neither the policy's nor the author's may not be one.
         said = [broken_message(message) for message in messages]
-        ask = partial(self._client.chat, said, tools=self._tools)
-        try:
-            return await ask(sampling=SamplingSpec(seed=self._seed, max_tokens=most))
-        except EndpointError as error:
-            if most == self._most or error.status not in REFUSED:
-                raise
-        # The limit is the episode's. A server whose context is smaller takes what is left of it by itself.
-        return await ask(sampling=SamplingSpec(seed=self._seed))
+        sampling = SamplingSpec(seed=self._seed, max_tokens=most)
+        return await self._client.chat(said, tools=self._tools, sampling=sampling, is_fitted=True)
 
     async def _complete(self, new: Sequence[Message], most: int | None) -> Completion:
         # The raw text so far: the prompt, then each action and the observation that followed it.
@@ -181,7 +181,6 @@ class _Session:
         answer = await self._client.raw_text.complete(
             self._text,
             max_tokens=MAX_TOKENS if most is None else most,
-            may_lower=most is None or most != self._most,
             is_whole=context.prompt_is_whole,
             stops=context.stops,
             ends=context.turn_ends,

@@ -44,6 +44,8 @@ _LIMITS = (65_536, 16_384, 4_096, 1_024)
 """The most characters of one material, and of what is shown to a judge that does not take so many."""
 _HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
 _FILTERED = "content_filter"
+_MOST_TEXT = 2_000
+"""Characters of a text in the reply to a question that is asked again because the last reply was cut."""
 
 
 class JudgeMemberSpec(Spec):
@@ -210,17 +212,27 @@ class _Judge:
         client = await member.endpoint.client(context.shared())
         usage = {"prompt_tokens": 0, "completion_tokens": 0}
         problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
+        most_chars: int | None = None  # of each text in the reply
+        bound: int | None = _most_chars(member)
         while attempt <= self.spec.retries:
             nonce = secrets.token_hex(8)
             try:
-                completion = await self._chat(client, member, context, material, nonce, limits[0], attempt)
+                completion = await self._chat(
+                    client, member, context, material, nonce, limits[0], attempt, most_chars=most_chars
+                )
             except EndpointError as error:
+                if error.status in REFUSED and most_chars is not None:
+                    most_chars = bound = None  # a server that knows no bound in a schema
+                    continue
                 if error.status not in REFUSED or len(limits) == 1:
                     raise RewardError(f"the judge did not answer: {error}") from error
                 limits.pop(0)  # the policy may have written more than the judge takes: it is shown less of it
                 continue
             _count(usage, completion)
             attempt += 1
+            if completion.finish_reason == "length":
+                # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
+                most_chars = bound
             is_filtered = is_filtered and completion.finish_reason == _FILTERED
             try:
                 verdict = self._read(completion, nonce, material)
@@ -257,15 +269,20 @@ class _Judge:
         nonce: str,
         limit: int,
         attempt: int,
+        *,
+        most_chars: int | None = None,
     ) -> Completion:
-        """One reply to the question about `material`, of which at most `limit` characters are shown each."""
+        """One reply to the question about `material`, of which at most `limit` characters are shown each.
+
+        `most_chars` bounds each text of the reply.
+        """
         fence = Fence(limit)
         fenced = {name: fence(one) for name, one in material.items()}
         prompt = self._filled(member, context, {name: fenced.get(name, "") for name in _MATERIAL})
         if not member.names & _MATERIAL:
             prompt += f"\n\n{fenced['message']}"
         low, high = self.spec.scale
-        schema = self.reply.asked(nonce)
+        schema = self.reply.asked(nonce, most_chars=most_chars)
         form = (
             f"Answer with one JSON object that fits this JSON Schema and nothing else: "
             f"{orjson.dumps(schema).decode()}\n'{self.spec.value_key}' goes from {low:g} to {high:g}."
@@ -300,6 +317,13 @@ class _Judge:
 def _count(usage: dict[str, int], completion: Completion) -> None:
     for name, count in completion.usage.as_dict().items():
         usage[name] = usage.get(name, 0) + count
+
+
+def _most_chars(member: _Member) -> int:
+    """The most characters of a text in a reply that has to end within its limit of tokens: half as many as these, since
+    a character may be a token, and the rest of the reply has to fit too."""
+    tokens = member.sampling.max_tokens or member.endpoint.sampling.max_tokens
+    return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 2))
 
 
 def _rubric(spec: JudgeSpec) -> str:

@@ -25,6 +25,8 @@ _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _SPACE = re.compile(r"\s+")
 _MAX_REPLY_CHARS = 200_000
 _MAX_REASON_CHARS = 2_000
+_BOUNDS = frozenset(("maxLength", "enum", "const", "pattern", "format"))
+"""What bounds a text already, or may contradict a bound on its length."""
 _FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
 
 
@@ -62,11 +64,20 @@ class ReplySchema:
         except ValueError as error:
             raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
 
-    def asked(self, nonce: str) -> dict[str, Any]:
-        """The schema as one request sends it: with a property that holds `nonce`, which no material can know."""
+    def asked(self, nonce: str, *, most_chars: int | None = None) -> dict[str, Any]:
+        """The schema as one request sends it: with a property that holds `nonce`, which no material can know.
+
+        Args:
+            most_chars: the most characters of a text that the schema leaves without a bound.
+        """
         schema = dict(self.schema)
         first = {self.nonce_key: {"type": "string", "enum": [nonce]}}
-        schema["properties"] = first | dict(schema.get("properties", {}))
+        properties = dict(schema.get("properties", {}))
+        if most_chars is not None:
+            for name, given in properties.items():
+                if isinstance(given, Mapping) and given.get("type") == "string" and not _BOUNDS & set(given):
+                    properties[name] = {**given, "maxLength": most_chars}
+        schema["properties"] = first | properties
         schema["required"] = [self.nonce_key, *schema.get("required", ())]
         return schema
 

@@ -47,9 +47,9 @@ class FakeEndpoint:
     """Answers `POST /v1/chat/completions` and `POST /v1/completions` in the wire format of the OpenAI API.
 
     `requests` are the bodies in the order they came, `headers` theirs; `most_at_once` is how many were in flight
-    together at most; `counted` is how often tokens were counted. A request that no server would take (no model,
-    messages without a role, a result without its call) is answered with 400, so that a test fails where the real thing
-    would.
+    together at most; `counted` is how often tokens were counted, `most_counted` the most that were. A request that no
+    server would take (no model, messages without a role, a result without its call) is answered with 400, so that a
+    test fails where the real thing would.
 
     Raw text has the defaults of a real completion server: what an answer spells is what its model samples, and sixteen
     tokens (here: words) of it come back, without control tokens, up to an end token or before a text of `stop`.
@@ -78,6 +78,7 @@ class FakeEndpoint:
         self._special = (*special, end)
         self._says_stops = says_stops
         self.counted = 0
+        self.most_counted = 0
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.most_at_once = 0
@@ -126,7 +127,8 @@ class FakeEndpoint:
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         self.counted += 1
-        count = len(_words((await request.json())["prompt"]))
+        count = len(_words(_asked(await request.json())))
+        self.most_counted = max(self.most_counted, count)
         return web.json_response({"count": count, "max_model_len": self._context, "tokens": []})
 
     def _completed(self, text: str, body: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -155,7 +157,7 @@ class FakeEndpoint:
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
-        asked = json.dumps(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
+        asked = _asked(body)
         problem = _problem(body, is_chat=kind == "chat.completion") or self._too_long(asked, body)
         if problem:
             return web.json_response({"error": {"message": problem, "type": "invalid_request_error"}}, status=400)
@@ -184,6 +186,10 @@ class FakeEndpoint:
         if self._context is None or count + most <= self._context:
             return ""
         return f"the context has {self._context} tokens; found a prompt of {count} and max_tokens {most}"
+
+
+def _asked(body: Mapping[str, Any]) -> str:
+    return json.dumps(body["messages"]) if "messages" in body else str(body.get("prompt", ""))
 
 
 def _words(text: str) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from rlenv import record
 from rlenv.cli.main import main
+from rlenv.cli.options import fields
 from rlenv.cli.run_folder import RunFolder
 
 BASE = """
@@ -94,6 +95,16 @@ def test_eval_exits_one_and_says_why_where_rewards_are_invalid(spec: Path, capsy
     assert "2 of 2 rewards are invalid (policy 2)" in captured.err
     assert main(["eval", str(spec), *endpoint, "--max-invalid", "1"]) == 0
     assert "train/0 seed 0 and 1 more: policy: " in captured.err
+
+
+def test_extra_fields_are_json_or_text_and_null_is_a_field_too() -> None:
+    given = ["top_k=5", "skip_special_tokens=null", 'chat_template_kwargs={"enable_thinking": false}', "user=me=you"]
+    assert fields(given) == {
+        "top_k": 5,
+        "skip_special_tokens": None,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "user": "me=you",
+    }
 
 
 def test_eval_says_which_row_which_term_and_what_error(
@@ -201,6 +212,21 @@ def test_a_spec_with_faults_lists_them_and_exits_one(tmp_path: Path, capsys: pyt
         (["eval", "arithmetic", "--policy", "orakel"], "no policy 'orakel'"),
         (["eval", "arithmetic", "--policy", "openai"], "--base-url"),
         (["eval", "arithmetic", "--set", "limits.turns"], "KEY=VALUE"),
+        (
+            [
+                "eval",
+                "arithmetic",
+                "--policy",
+                "openai",
+                "--base-url",
+                "http://h/v1",
+                "--model",
+                "m",
+                "--extra",
+                "top_k",
+            ],
+            "--extra top_k: expected KEY=VALUE, such as repetition_penalty=1",
+        ),
         (["eval", "arithmetic", "-k", "0"], "at least 1"),
         (["eval", "arithmetic", "-k", "1000001"], "-k is at most 1,000,000"),
         (["eval", "arithmetic", "--split", "nope"], "no split 'nope'"),

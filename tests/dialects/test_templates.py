@@ -75,3 +75,31 @@ def test_every_template_can_write_the_conversation(family: str) -> None:
     assert dialect.render_prompt([Message("user", "Q")], TOOLS) == template.render(
         [{"role": "user", "content": "Q"}], tools=TOOLS
     )
+
+
+PLAIN = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}MARK{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("mark", "given", "ends"),
+    [
+        ("<|im_end|>\n", {}, ("<|im_end|>",)),
+        ("<over>", {"stop": "<over>"}, ("<over>",)),
+        ("</s>", {"values": {"eos_token": "</s>"}}, ("</s>",)),
+        ("", {}, ()),
+    ],
+    ids=["its own", "named", "the end token", "none"],
+)
+def test_a_template_says_where_a_turn_of_raw_text_ends(mark: str, given: dict[str, Any], ends: tuple[str, ...]) -> None:
+    dialect = TemplatedDialect(dialects.get("hermes"), PLAIN.replace("MARK", mark), **given)
+    assert dialect.turn_ends == ends
+    assert dialect.turn_ends == ends  # derived once
+
+
+@pytest.mark.parametrize(("name", "begins"), [("hermes", False), ("llama3_json", True), ("mistral", True)])
+def test_a_row_says_whether_it_writes_what_begins_a_conversation(name: str, begins: bool) -> None:
+    dialect: Any = dialects.get(name)
+    assert dialect.begins is begins

@@ -105,25 +105,48 @@ def test_a_limit_that_nobody_gave_is_lowered_to_what_the_context_has_left(make_e
     assert len(asked) == 3
 
 
-@pytest.mark.parametrize("sampling", [Sampling(max_tokens=395), None], ids=["a limit of one's own", "no room at all"])
-def test_a_prompt_that_is_too_long_is_refused_and_the_policys(make_environment: Any, sampling: Any) -> None:
-    context = 400 if sampling else 20
-    trajectory, _ = play(make_environment(), [ANSWER], context=context, sampling=sampling)
+@pytest.mark.parametrize("mode", ["text", "tools"])
+def test_a_limit_that_was_asked_for_is_lowered_as_well(make_environment: Any, mode: str) -> None:
+    sampling = Sampling(max_tokens=399)
+    trajectory, server = play(make_environment(), [ANSWER], mode=mode, context=400, sampling=sampling)
+    assert trajectory.success is True
+    asked = [request["max_tokens"] for request in server.requests]
+    assert asked[0] == 399
+    # The one beside the other fills the context.
+    assert len(asked) == 2
+    assert asked[1] == 400 - server.most_counted
+
+
+@pytest.mark.parametrize("mode", ["text", "tools"])
+def test_a_prompt_that_is_too_long_is_refused_and_no_number(make_environment: Any, mode: str) -> None:
+    trajectory, server = play(make_environment(), [ANSWER], mode=mode, context=5)
     assert trajectory.reward.total is None
     assert trajectory.failure is not None
     assert trajectory.failure.reason == "refused"
-    assert f"the context has {context} tokens" in trajectory.failure.message
+    assert "the context has 5 tokens" in trajectory.failure.message
+    assert len(server.requests) == 1
 
 
-def test_in_chat_a_limit_of_the_episode_that_is_refused_is_left_to_the_server(make_environment: Any) -> None:
-    environment = make_environment(limits__response_tokens=5000)
-    trajectory, server = play(environment, [ANSWER], mode="tools", context=400)
-    assert trajectory.success is True
-    assert [request.get("max_tokens") for request in server.requests] == [5000, None]
-    trajectory, server = play(environment, [ANSWER], mode="tools", context=400, sampling=Sampling(max_tokens=399))
-    assert [request["max_tokens"] for request in server.requests] == [399]
+@pytest.mark.parametrize(("mode", "context"), [("text", 137), ("tools", 50)])
+def test_a_policy_that_fills_the_context_with_its_words_is_scored(
+    make_environment: Any, mode: str, context: int
+) -> None:
+    trajectory, server = play(make_environment(), [THOUGHT + CALL, ANSWER], mode=mode, context=context)
+    assert trajectory.turns[0].action == THOUGHT + CALL
+    assert [turn.finish_reason for turn in trajectory.turns[1:]] == ["length"] * (len(trajectory.turns) - 1)
+    assert trajectory.reward.total == 0.0
+    assert trajectory.success is False
+    assert server.counted >= 1
+
+
+def test_a_server_that_does_not_count_refuses_as_it_does(make_environment: Any) -> None:
+    def answer(body: Mapping[str, Any]) -> Any:
+        return Reply(400, "too long") if body["max_tokens"] > 50 else ANSWER
+
+    trajectory, server = play(make_environment(), answer, sampling=Sampling(max_tokens=60))  # type: ignore[arg-type]
     assert trajectory.failure is not None
     assert trajectory.failure.reason == "refused"
+    assert len(server.requests) == 1
 
 
 def test_in_chat_nothing_is_limited_that_nobody_limits(make_environment: Any) -> None:

@@ -339,3 +339,43 @@ def test_a_tie_of_the_majority_goes_to_the_lower_score() -> None:
     reply = ReplySchema(None, key="score", scale=(1, 5))
     with pytest.raises(UnreadableReply):
         reply.read(verdict(5) * 2)
+
+
+def _schema(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["response_format"]["json_schema"]["schema"]["properties"]
+    return found
+
+
+def test_a_reply_that_was_cut_is_asked_for_again_with_an_end_to_its_texts() -> None:
+    server = Server([chat('{"reasoning": "so so so', "length"), verdict(4)])
+    (found,) = judged(server, context, sampling={"max_tokens": 100})
+    assert isinstance(found, Measured)
+    assert found.value == 0.75
+    first, second = (_schema(body) for body in server.asked)
+    assert first["reasoning"] == {"type": "string"}
+    assert second["reasoning"] == {"type": "string", "maxLength": 50}
+    assert second["score"] == first["score"]
+    assert '"maxLength":50' in server.asked[1]["messages"][0]["content"]
+
+
+def test_texts_that_the_schema_bounds_itself_stay_as_they_are() -> None:
+    given = {
+        "a": {"enum": ["x"], "type": "string"},
+        "b": {"type": "string", "maxLength": 9},
+        "score": {"type": "number"},
+    }
+    server = Server([chat("{", "length"), json.dumps({"score": 4})])
+    judged(server, context, schema={"type": "object", "properties": given})
+    assert {name: _schema(server.asked[1])[name] for name in given} == given
+
+
+def test_a_server_that_refuses_the_bound_is_asked_without_it() -> None:
+    def answer(body: dict[str, Any]) -> web.Response | str:
+        if "maxLength" in json.dumps(body["response_format"]):
+            return web.Response(status=400, body=b"maxLength is not supported")
+        return chat("{", "length") if len(server.asked) == 1 else verdict(4)
+
+    server = Server([answer])
+    (found,) = judged(server, context)
+    assert isinstance(found, Measured)
+    assert ["maxLength" in json.dumps(body["response_format"]) for body in server.asked] == [False, True, False]
