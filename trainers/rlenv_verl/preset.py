@@ -181,8 +181,11 @@ def _literal(value: Any) -> str:
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
 
 
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
+def compose(overrides: Sequence[str], *, name: str = "ppo_trainer") -> dict[str, Any]:
     """veRL's whole configuration with `overrides`, resolved, without importing veRL.
+
+    Args:
+        name: which of veRL's: `ppo_trainer`, or `sft_trainer_engine`.
 
     Raises:
         MissingExtra: veRL is not installed.
@@ -200,7 +203,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     folder = Path(package.submodule_search_locations[0]) / "trainer" / "config"
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            config = hydra_compose("ppo_trainer", overrides=list(overrides))
+            config = hydra_compose(name, overrides=list(overrides))
         resolved = OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(f"veRL's configuration does not take these settings: {error}") from error
