@@ -1,7 +1,7 @@
-"""Steps of veRL's own supervised trainer under several settings, in a process of its own: veRL patches models' classes.
+"""Steps of veRL's own supervised trainer under several settings, in a process of their own: veRL patches classes.
 
-`python verl_steps.py SETTINGS.json OUT.json STORE`: SETTINGS maps names to Hydra overrides; OUT gets for each the loss of
-every step, and, from before the first, the log-probability that each token of the first batch has by the one before it.
+`python verl_steps.py SETTINGS.json OUT.json`: SETTINGS maps names to Hydra overrides; OUT gets for each the loss of
+every step, and from before the first step the log-probability of each token of the first batch, at the place before it.
 """
 
 from __future__ import annotations

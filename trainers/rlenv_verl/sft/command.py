@@ -15,6 +15,7 @@ from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.runfile import locked
+from rlenv_verl.sft.alone import alone
 from rlenv_verl.sft.finish import finish
 from rlenv_verl.sft.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.sft.plan import new_run, resumed_run
@@ -22,6 +23,7 @@ from rlenv_verl.sft.run import SftRun, Step, read_steps
 
 __all__ = ["main"]
 
+_TRAINER = "verl.trainer.sft_trainer"
 _EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
 
 
@@ -106,19 +108,22 @@ def _say(run: SftRun, console: Console) -> None:
 
 
 def _command(run: SftRun) -> list[str]:
-    """torchrun, with one process too: the same way on a CPU as on eight GPUs."""
+    """veRL's trainer by itself for one process, by torchrun for several."""
+    if run.machines == run.processes == 1:
+        return [sys.executable, "-m", _TRAINER, *run.overrides]
     where = ["--standalone", "--nnodes", "1"]
     if run.machines > 1:
         where = ["--nnodes", str(run.machines), "--node-rank", "$NODE_RANK", "--rdzv-backend", "c10d",
                  "--rdzv-endpoint", "$MASTER_ADDR:29500"]  # fmt: skip
     start = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(run.processes)]
-    return [*start, "-m", "verl.trainer.sft_trainer", *run.overrides]
+    return [*start, "-m", _TRAINER, *run.overrides]
 
 
 def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
     roots = [str(Path(rlenv.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
     known = os.environ.get("PYTHONPATH", "")
     return {
+        **(alone(metrics.with_suffix(".store")) if run.machines == run.processes == 1 else {}),
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "TENSORBOARD_DIR": str(run.folder / "tensorboard"),
         "TOKENIZERS_PARALLELISM": "false",
@@ -133,14 +138,9 @@ def _text(run: SftRun) -> str:
     """The command as a shell takes it, with the environment variables that it needs."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in _variables(run, run.metrics).items()]
     command = [part if part.startswith("$") else shlex.quote(part) for part in _command(run)]
-    start = command.index("-m", command.index("-m") + 1)
-    parts = [
-        f"cd {shlex.quote(run.cwd)} && env",
-        *variables,
-        " ".join(command[:start]),
-        " ".join(command[start : start + 2]),
-    ]
-    return " \\\n  ".join([*parts, *command[start + 2 :]])
+    start = command.index(_TRAINER) + 1
+    head = [f"cd {shlex.quote(run.cwd)} && env", *variables, " ".join(command[:start])]
+    return " \\\n  ".join([*head, *command[start:]])
 
 
 def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
@@ -158,6 +158,7 @@ def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
                     console.print(_line(step, run.steps), markup=False)
             status.update(f"step {steps[-1].number} of {run.steps}, {seconds:.0f} s" if steps else "veRL is starting")
 
+        metrics.with_suffix(".store").unlink(missing_ok=True)
         ending = run_to_end(
             _command(run),
             log=run.folder / "verl.log",

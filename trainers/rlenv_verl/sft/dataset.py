@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,7 +15,10 @@ from rlenv.collect.data import rows_of
 from rlenv.collect.encode import EncodedRow
 from rlenv.errors import UsageError
 
-__all__ = ["RowsDataset", "ordered"]
+__all__ = ["HELD_OUT", "RowsDataset", "ordered"]
+
+HELD_OUT: Final = "held-out:"
+"""What stands before a file in `data.val_files`: the class is not told otherwise what its rows are for."""
 
 
 class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -26,7 +29,7 @@ class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     order here, and torch is seeded, before the model is built. Remove when veRL reads it.
 
     Args:
-        parquet_files: the files of rows; the name is veRL's.
+        parquet_files: the files of rows, the name is veRL's; `HELD_OUT` stands before those whose loss is measured.
         tokenizer: not used: the ids are what is trained.
         config: veRL's `data`.
         processor: not used.
@@ -44,12 +47,14 @@ class RowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         processor: Any = None,
         max_samples: int = -1,
     ) -> None:
-        files = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
+        given = [parquet_files] if isinstance(parquet_files, str) else list(parquet_files)
+        is_held_out = all(name.startswith(HELD_OUT) for name in given)
+        files = [name.removeprefix(HELD_OUT) for name in given]
         rows = list(_short(files, int(config.max_length), skips=bool(config.rlenv_skip_long)))
         if not rows:
             raise UsageError(f"{', '.join(files)}: no row is left to train on")
         torch.manual_seed(int(config.rlenv_seed))
-        if files == _listed(config.get("val_files")):
+        if is_held_out:
             # A batch that is not full would be left out of the held-out loss: rows without a trained token fill it.
             missing = -len(rows) % int(config.train_batch_size)
             rows += [EncodedRow(rows[0].input_ids, (0,) * len(rows[0].loss_mask))] * missing
@@ -82,9 +87,3 @@ def _short(files: Sequence[str], most: int, *, skips: bool) -> Iterator[EncodedR
             yield row
         elif not skips:
             raise UsageError(f"a row has {len(row.input_ids):,} tokens, and data.max_length is {most:,}")
-
-
-def _listed(files: Any) -> list[str]:
-    if files is None:
-        return []
-    return [files] if isinstance(files, str) else [str(one) for one in files]

@@ -14,6 +14,7 @@ from rlenv.collect.data import rows_of
 from rlenv.errors import UsageError
 from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.preset import override
+from rlenv_verl.sft.dataset import HELD_OUT
 from rlenv_verl.sft.options import data_and_overrides
 from rlenv_verl.sft.run import SftRun, checkpoints_of
 from rlenv_verl.sft.settings import compose_sft, load_sft_preset, lora_keys
@@ -36,7 +37,7 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
     seed = arguments.seed or 0
     keys: dict[str, Any] = {
         "data.train_files": [str(one.file.resolve()) for one in data],
-        "data.val_files": [str(one.file.resolve()) for one in val] or None,
+        "data.val_files": [f"{HELD_OUT}{one.file.resolve()}" for one in val] or None,
         "data.custom_cls.path": "pkg://rlenv_verl.sft.dataset",
         "data.custom_cls.name": "RowsDataset",
         "model.path": model,

@@ -208,7 +208,5 @@ def _encode(lesson: Lesson, encoder: TokenEncoder, environment: Environment) -> 
         Step(action, observation, calls=len(environment.parse(action)[1].calls), is_trained=is_trained)
         for (action, observation), is_trained in zip(lesson.turns, lesson.trained, strict=True)
     ]
-    encoded = encode_steps(
-        encoder, lesson.prompt, steps, tools=environment.tool_schemas, stops=environment.stops
-    )
+    encoded = encode_steps(encoder, lesson.prompt, steps, tools=environment.tool_schemas, stops=environment.stops)
     return encoded.rows[0]

@@ -95,4 +95,3 @@ def _buckets(examples: Sequence[EncodedRow], *, batch: int, rng: random.Random) 
     buckets = [pool[start : start + batch] for start in range(0, len(pool), batch)]
     rng.shuffle(buckets)
     return buckets
-
