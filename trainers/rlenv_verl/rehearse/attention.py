@@ -10,7 +10,7 @@ __all__ = ["NAME", "WINDOW", "register", "window_attention"]
 
 NAME = "rlenv_window"
 """What `attn_implementation` calls it."""
-WINDOW = 4
+WINDOW = 2
 """Tokens that a token sees, itself included."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv_verl.checkpoints import find_checkpoints
+from rlenv_verl.rehearse.script import KINDS
 from rlenv_verl.runfile import Run
 
 __all__ = ["Check", "Evidence", "check_run"]
@@ -116,6 +117,7 @@ def check_run(evidence: Evidence, *, digests: Mapping[int, str], rows: Mapping[s
         _batches(evidence),
         _shipped(evidence),
         _lengths(evidence),
+        _episodes(evidence),
         _masks(evidence),
         _told(evidence),
         _once(evidence),
@@ -188,10 +190,25 @@ def _masks(evidence: Evidence) -> Check:
     wrong = sum(entry["trained"] > 0 for entry in masked)
     empty = sum(entry["trained"] == 0 for entry in rows if not entry["masked"])
     trained, all_tokens = sum(entry["trained"] for entry in rows), sum(entry["response"] for entry in rows)
-    detail = f"{len(masked):,} failed episodes are masked; {trained:,} of {all_tokens:,} response tokens are trained"
+    detail = f"{len(masked):,} aborted episodes are masked; {trained:,} of {all_tokens:,} response tokens are trained"
     if wrong or empty:
         detail = f"{wrong} failed episodes have trained tokens, {empty} others have none"
-    return Check("masks", bool(rows) and bool(masked) and not (wrong or empty), detail)
+    # Groups of one have no kind to spare for it.
+    is_shown = bool(masked) or evidence.batch * evidence.group < len(KINDS)
+    return Check("masks", bool(rows) and is_shown and not (wrong or empty), detail)
+
+
+def _episodes(evidence: Evidence) -> Check:
+    """No episode failed but those that the script lets fail; tools were called."""
+    rows = [entry for step in evidence.steps for entry in evidence.of_step(step) if entry["row"] == 0]
+    failed = Counter(entry["ended"] for entry in rows if entry["masked"] and entry["kind"] != "aborted")
+    kinds = Counter(entry["kind"] for entry in rows)
+    calls = sum(entry["calls"] for entry in rows)
+    detail = f"{', '.join(f'{count:,} {kind}' for kind, count in sorted(kinds.items()))}; {calls:,} calls of tools"
+    if failed:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in failed.most_common(3))
+        detail = f"failed unasked: {told} (trajectories/failures.jsonl)"
+    return Check("episodes", bool(rows) and not failed, detail)
 
 
 def _told(evidence: Evidence) -> Check:

@@ -24,6 +24,7 @@ from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import StepFigures
 from rlenv_verl.prepare import Plan, RunSettings, plan_of, prepare, with_run_keys
 from rlenv_verl.preset import Preset, compose, load_preset
+from rlenv_verl.rehearse.attention import register
 from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
@@ -71,7 +72,10 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
     """
     given = [f"--{name.replace('_', '-')}" for name in _REFUSED if getattr(arguments, name)]
     if given or arguments.ray_address:
-        raise UsageError(f"--rehearse runs on this machine from the beginning; leave out {', '.join(given or ['--ray-address'])}")
+        raise UsageError(
+            f"--rehearse runs on this machine from the beginning; leave out {', '.join(given or ['--ray-address'])}"
+        )
+    register()  # the trained policy is read here too
     stages = _Stages()
     mark = uuid4().hex
     with stages.timed("everything"):
@@ -224,7 +228,9 @@ def _played(
             ending, steps = run_plan(plan, console, time_limit_s=left, lock=lock)
     summarise(plan.run, ending, steps, seconds=time.monotonic() - started)
     if ending.how != "finished":
-        console.print(f"veRL {ending.how} (status {ending.code}); the end of {plan.run.folder / 'verl.log'}:", markup=False)
+        console.print(
+            f"veRL {ending.how} (status {ending.code}); the end of {plan.run.folder / 'verl.log'}:", markup=False
+        )
         for line in (plan.run.folder / "verl.log").read_text(encoding="utf-8", errors="replace").splitlines()[-25:]:
             console.print("  " + line[:300], markup=False)
     return plan

@@ -110,6 +110,8 @@ class _Script:
         if self._session is None or self._session.is_over:
             return "I do not know.", True
         messages: list[Message] = list(self._episode.messages)
+        for turn in self._episode.turns:
+            messages += [Message("assistant", turn.action), *(turn.observation.messages if turn.observation else ())]
         text = await self._session.act(messages)
         self._last = (text, self._session.is_over)
         return self._last

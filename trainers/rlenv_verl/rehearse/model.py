@@ -1,6 +1,6 @@
 """The policy of a rehearsal: a network of some thousand parameters, and a vocabulary small enough for its logits.
 
-A micro-batch of 16,384 tokens over 151,936 tokens of vocabulary is 10 GB of logits; over 384 it is 25 MB. So the
+A micro-batch of 16,384 tokens over 151,936 tokens of vocabulary is 10 GB of logits; over 320 it is 21 MB. So the
 rehearsal has a vocabulary of its own, under the chat template and the control tokens of the model that will be trained
 where its tokenizer is at hand, and the tiny policy's otherwise. What depends on the model's own ids (lengths, exactness)
 is `rlenv preflight`'s part.
@@ -22,7 +22,7 @@ from rlenv.tokens.load import load_tokenizer
 
 __all__ = ["RehearsalModel", "make_model"]
 
-_VOCABULARY = 384
+_VOCABULARY = 320
 _TASKS = 64  # of each split, whose prompts are measured
 _FILL = "<|rlenv_fill|>"
 
@@ -105,7 +105,7 @@ def make_model(
 def _network(tokenizer: Any, positions: int) -> Any:
     from rlenv_verl.tiny.model import new_model
 
-    network = new_model(tokenizer, hidden=16, layers=2, heads=2)
+    network = new_model(tokenizer, hidden=8, layers=2, heads=1)
     network.config.max_position_embeddings = positions
     return network
 
@@ -140,14 +140,15 @@ def _tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: i
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     control = tuple(dict.fromkeys((source.pad, source.end, _FILL)))
+    others = [token for token in dict.fromkeys(source.tokens) if token not in control]
     trainer: Any = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
+        # Bytes, control tokens and what is left of it for merges; a model with many marks has a few more.
+        vocab_size=max(_VOCABULARY - len(others), 256 + len(control)),
         special_tokens=list(control),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    others = [token for token in dict.fromkeys(source.tokens) if token not in control]
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in others])
     fast: Any = transformers.PreTrainedTokenizerFast
     made = fast(tokenizer_object=bpe, eos_token=source.end, pad_token=source.pad, model_max_length=10**6)
