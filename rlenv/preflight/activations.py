@@ -96,10 +96,7 @@ def passes_of(decoder: Decoder, passing: Pass) -> Passes:
     tokens, forward = passing.update_tokens or 0, passing.forward_tokens or 0
     size = passing.value_bytes
     layer, inputs = layer_bytes(decoder, value_bytes=size), size * decoder.width
-    if passing.keeps_inputs_only:
-        kept = tokens * (decoder.layers * inputs + layer)
-    else:
-        kept = tokens * decoder.layers * layer
+    kept = tokens * (decoder.layers * inputs + layer) if passing.keeps_inputs_only else tokens * decoder.layers * layer
     update_logits = tokens * decoder.vocabulary * _update_bytes(passing)
     forward_logits = forward * decoder.vocabulary * _forward_bytes(passing)
     roots = decoder.tables * decoder.vocabulary * decoder.width

@@ -54,9 +54,9 @@ class Machine:
     `device_bytes` is the memory of one GPU, None where it is not known. `devices` share the training; `tensor_parallel`
     of them share one sampler, which takes `sampler_share` of each device while it samples. `weight_bytes` is the size
     of a trained parameter. `copies` are further models that are trained (a critic), `references` such that are only
-    kept. `offloads_weights` and `offloads_moments`: these leave the device while samples are drawn. `passing` is how the
-    trainer passes tokens through the model, None where activations are not to be counted; `longest` is the longest sequence
-    of a run, prompt and response, 0 where it is not known. `is_assumed`: nobody has looked at the device.
+    kept. `offloads_weights` and `offloads_moments`: these leave the device while samples are drawn. `passing` is how
+    the trainer passes tokens through the model, None where activations are not to be counted; `longest` is the longest
+    sequence of a run, prompt and response, 0 where it is not known. `is_assumed`: nobody has looked at the device.
     """
 
     device_bytes: int | None

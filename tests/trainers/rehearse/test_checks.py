@@ -68,8 +68,9 @@ def in_order() -> Left:
 def written(folder: Path, left: Left) -> Run:
     """The run's folder: checkpoints as veRL lays them out, and a held-out episode a validation."""
     attempts = (Attempt(1, 0, "now"), Attempt(2, left.from_step, "now"))
-    run = Run(folder, (SpecEntry("toy", "rlenv/toy-v0", "toy.yaml", {}, 1.0),), "gpu", "grpo", "sync", 0, False, "model",
-              "train", "test", 1, ("greedy",), None, None, False, str(folder), (), {}, attempts=attempts)  # fmt: skip
+    spec = SpecEntry("toy", "rlenv/toy-v0", "toy.yaml", {}, 1.0)
+    run = Run(folder, (spec,), "gpu", "grpo", "sync", 0, False, "model", "train", "test", 1, ("greedy",), None, None,
+              False, str(folder), (), {}, attempts=attempts)  # fmt: skip
     run.records.mkdir()
     for step in (0, 1, 2):
         (run.records / f"step-{step:05d}-greedy.jsonl").write_text("{}\n")
@@ -121,7 +122,8 @@ PLANTED: dict[str, tuple[Callable[[Left], Any], set[str]]] = {
                                    {"batch", "each episode trained once"}),
     "a task that is trained twice": (lambda left: left.trained.append(left.trained[0]), {"each episode trained once"}),
     "a group of one": (lambda left: left.trained[0].update(episodes=1), {"each episode trained once"}),
-    "figures of other episodes": (lambda left: left.figures[1].update({"response_length/mean": 9.0}), {"veRL's lengths"}),
+    "figures of other episodes": (lambda left: left.figures[1].update({"response_length/mean": 9.0}),
+                                  {"veRL's lengths"}),
     "no gradient": (lambda left: left.figures[2].update({"actor/grad_norm": 0.0}), {"signal"}),
     "a loss that is no number": (lambda left: left.figures[2].update({"actor/pg_loss": float("nan")}), {"metrics"}),
     "a figure that is missing": (lambda left: left.figures[1].pop("critic/advantages/max"), {"metrics"}),

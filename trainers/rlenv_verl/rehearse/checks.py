@@ -111,7 +111,7 @@ def check_run(evidence: Evidence, *, digests: Mapping[int, str], rows: Mapping[s
         digests: of the weights in each checkpoint that loads, by step.
         rows: by the name of a data file, the rows that it has and those that it should have.
     """
-    checks = [
+    return [
         _data(rows),
         _logged(evidence),
         _batches(evidence),
@@ -128,7 +128,6 @@ def check_run(evidence: Evidence, *, digests: Mapping[int, str], rows: Mapping[s
         _weights(evidence, digests),
         _resumed(evidence),
     ]
-    return checks
 
 
 def _data(rows: Mapping[str, tuple[int, int]]) -> Check:
@@ -288,7 +287,7 @@ def _validated(evidence: Evidence) -> Check:
     found = [
         step
         for step, data in sorted(evidence.figures.items())
-        if any(name.startswith("val-core/") or name.startswith("val-aux/") for name in data)
+        if any(name.startswith(("val-core/", "val-aux/")) for name in data)
     ]
     short = []
     for step in wanted:

@@ -124,7 +124,7 @@ class _Script:
 @cache
 def _filler(encoder: TokenEncoder) -> Filler:
     """The tokens of a vocabulary whose text is lower-case letters behind at most one space."""
-    tokenizer = encoder.vocabulary.full
+    tokenizer: Any = encoder.vocabulary.full
     texts = ((index, tokenizer.decode([index])) for index in range(tokenizer.get_vocab_size()))
     plain = [index for index, text in texts if text.strip().isascii() and text.strip().isalpha() and text.islower()]
     return Filler(tuple(plain))

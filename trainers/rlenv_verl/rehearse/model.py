@@ -2,8 +2,8 @@
 
 A micro-batch of 16,384 tokens over 151,936 tokens of vocabulary is 10 GB of logits; over 320 it is 21 MB. So the
 rehearsal has a vocabulary of its own, under the chat template and the control tokens of the model that will be trained
-where its tokenizer is at hand, and the tiny policy's otherwise. What depends on the model's own ids (lengths, exactness)
-is `rlenv preflight`'s part.
+where its tokenizer is at hand, and the tiny policy's otherwise. What depends on the model's own ids (lengths,
+exactness) is `rlenv preflight`'s part.
 """
 
 from __future__ import annotations
@@ -134,7 +134,14 @@ def _of_model(model: str) -> _Source:
 def _tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: int) -> Any:
     """A byte-level tokenizer over `texts`, whose chat template writes `filler` tokens before each prompt."""
     import transformers
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import (  # type: ignore[import-untyped]
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
 
     bpe: Any = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

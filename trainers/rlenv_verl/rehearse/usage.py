@@ -46,7 +46,7 @@ def held_by(variable: str, value: str) -> tuple[int, dict[str, int], int]:
 
 
 def _title(process: psutil.Process) -> str:
-    words = process.cmdline()
+    words: list[str] = process.cmdline()
     if not words:
         return str(process.name())
     first = words[0]
