@@ -21,7 +21,8 @@ softmax, logarithms and their product in float32. flash-attn's cross entropy is 
 through the tokens one by one.
 
 FSDP2 gathers the embeddings and the output layer in bfloat16 for the whole pass and one layer beside the next
-(Zhao et al. 2023, arXiv:2304.11277, section 4); their gradients are reduced in float32.
+(Zhao et al. 2023, arXiv:2304.11277, section 4); gradients are reduced in float32, those of the tables at the end of
+the backward pass, when logits and layers are gone. So an update's peak is the largest of three moments, not their sum.
 """
 
 from __future__ import annotations
@@ -96,14 +97,20 @@ def passes_of(decoder: Decoder, passing: Pass) -> Passes:
     tokens, forward = passing.update_tokens or 0, passing.forward_tokens or 0
     size = passing.value_bytes
     layer, inputs = layer_bytes(decoder, value_bytes=size), size * decoder.width
-    kept = tokens * (decoder.layers * inputs + layer) if passing.keeps_inputs_only else tokens * decoder.layers * layer
+    kept = tokens * decoder.layers * (inputs if passing.keeps_inputs_only else layer)
+    again = tokens * layer if passing.keeps_inputs_only else 0
     update_logits = tokens * decoder.vocabulary * _update_bytes(passing)
     forward_logits = forward * decoder.vocabulary * _forward_bytes(passing)
-    roots = decoder.tables * decoder.vocabulary * decoder.width
-    gathered = size * (roots + 2 * decoder.layer_weights)
-    reduced = (size + _FULL) * max(roots, decoder.layer_weights)
+    table = decoder.vocabulary * decoder.width
+    gathered = size * (decoder.tables * table + 2 * decoder.layer_weights)
+    # One after the other, each with the gradient of the output layer: the logits, a layer, and the tables' reduction.
+    phases = (
+        kept + update_logits + size * table,
+        kept + again + size * table + (size + _FULL) * decoder.layer_weights,
+        (size + _FULL) * decoder.tables * table,
+    )
     return Passes(
-        kept + update_logits + gathered + reduced,
+        gathered + max(phases),
         update_logits,
         # Of a layer's own tensors only a few live at once; its widest and its inputs bound them.
         forward * (layer // 2) + forward_logits + gathered,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -109,14 +110,24 @@ SMALL = Decoder(1, 4, 8, 2, 1, 2, 100, 1, layer_weights=1000)
 
 
 def test_bytes_by_hand() -> None:
-    assert layer_bytes(SMALL) == 16 * 4 + 4 * 6 + 8 * 8
+    assert layer_bytes(SMALL) == 16 * 4 + 4 * 6 + 8 * 8 == 152
+    gathered = 2 * (100 * 4 + 2 * 1000)
+    # The backward pass of a layer is the peak: inputs of all layers, what this one keeps, gradients.
     found = passes_of(SMALL, Pass(update_tokens=10, forward_tokens=20))
-    gathered = 2 * (400 + 2000)
     assert found.gathered == gathered
-    assert found.update_logits == 10 * 100 * 4
-    assert found.update == 10 * (2 * 4 + 152) + 4000 + gathered + 6 * 1000
+    assert found.update == gathered + 10 * 8 + 10 * 152 + 2 * 400 + 6 * 1000
     assert found.forward_logits == 20 * 100 * 2
     assert found.forward == 20 * 76 + 4000 + gathered
+    # With more tokens it is the logits.
+    found = passes_of(SMALL, Pass(update_tokens=1000))
+    assert found.update_logits == 1000 * 100 * 4
+    assert found.update == gathered + 1000 * 8 + 400_000 + 2 * 400
+    # Without checkpointing everything is kept until then.
+    found = passes_of(SMALL, Pass(update_tokens=1000, keeps_inputs_only=False))
+    assert found.update == gathered + 1000 * 152 + 400_000 + 2 * 400
+    # Hardly any tokens: the tables' gradients, reduced in float32.
+    wide = dataclasses.replace(SMALL, vocabulary=10_000, tables=2)
+    assert passes_of(wide, Pass(update_tokens=1)).update == 2 * (80_000 + 2000) + 6 * 80_000
 
 
 @pytest.mark.parametrize(

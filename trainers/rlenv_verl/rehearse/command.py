@@ -241,7 +241,8 @@ def _checked(scene: _Scene, plan: Plan) -> list[Check]:
 
     from rlenv_verl.rehearse.server import digest
 
-    evidence = Evidence.of(plan.run, plan.config, accounts=scene.accounts, before=scene.before)
+    # The first attempt's configuration: the second does not validate again what it starts from.
+    evidence = Evidence.of(plan.run, scene.plan.config, accounts=scene.accounts, before=scene.before)
     digests = {}
     for entry in find_checkpoints(plan.run.folder):
         if not entry.fault:
