@@ -50,7 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     reads.add_argument("--lora", type=int, metavar="RANK", help="as for `rlenv train`")
     reads.add_argument("--sample", type=int, metavar="N", help="measure at most N tasks of each split (256)")
     reads.add_argument(
-        "--device-gb", type=float, metavar="GB", help="the memory of one GPU; this machine's own by default"
+        "--card",
+        "--device-gb",
+        dest="device_gb",
+        type=float,
+        metavar="GB",
+        help="the memory of one GPU; this machine's own by default, 80 where it has none",
     )
     reads.add_argument("--json", action="store_true", help="write the report as one JSON object")
     return reads

@@ -1,7 +1,8 @@
 """What a run would meet before it starts: lengths against limits, tokens of a step, memory, and exactness."""
 
+from rlenv.preflight.activations import Pass
 from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths, chosen_tasks, measure
-from rlenv.preflight.memory import Machine, Memory, Model, memory_of, model_of
+from rlenv.preflight.memory import Machine, Memory, Model, known_model, memory_of, model_of
 from rlenv.preflight.report import (
     Finding,
     Names,
@@ -23,6 +24,7 @@ __all__ = [
     "Memory",
     "Model",
     "Names",
+    "Pass",
     "Plan",
     "Preflight",
     "Split",
@@ -34,6 +36,7 @@ __all__ = [
     "judge_lengths",
     "judge_memory",
     "judge_sequences",
+    "known_model",
     "lines_of",
     "measure",
     "memory_of",

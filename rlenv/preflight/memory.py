@@ -6,8 +6,9 @@ decoders of the Llama family are built (transformers' `modeling_llama`, `modelin
 Training with Adam keeps weights, gradients and two moments, each of the size of the weights (Rajbhandari et al. 2020,
 "ZeRO", arXiv:1910.02054, section 3.1, without mixed precision): 4 × bytes × parameters, divided by the GPUs that
 share them. A token in the cache takes 2 × layers × key-value heads × head size × bytes (Kwon et al. 2023,
-"PagedAttention", arXiv:2309.06180, section 3). Activations, the logits of a micro-batch and fragmentation are not
-counted, so that what does not fit here does not fit at all.
+"PagedAttention", arXiv:2309.06180, section 3). What passes take on top stands in `rlenv.preflight.activations`.
+Fragmentation is not counted; `CONTEXT_BYTES` stands for what CUDA, NCCL and the libraries take of a device before
+anything of the model is on it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Machine", "Memory", "Model", "memory_of", "model_of"]
+from rlenv.preflight.activations import Decoder, Pass, Passes, passes_of
+from rlenv.preflight.known import known_config
+
+__all__ = ["CONTEXT_BYTES", "Machine", "Memory", "Model", "known_model", "memory_of", "model_of", "model_of_config"]
+
+CONTEXT_BYTES: Final = 1_500_000_000
+"""An assumption, and a common figure of one process on a device of 80 GB with CUDA's context and NCCL's buffers."""
 
 _ROLLOUT_BYTES: Final = 2  # samplers hold weights and cache in bfloat16
 _HEADER_MOST: Final = 100_000_000  # safetensors refuses a longer header
@@ -36,6 +43,8 @@ class Model:
     """Numbers that the cache holds for each token."""
     widths: tuple[tuple[int, int, int], ...] = ()
     """Inputs and outputs of each kind of linear layer, and how many there are: what LoRA adapts."""
+    decoder: Decoder | None = None
+    """What activations depend on; None for a family that is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,9 @@ class Machine:
     `device_bytes` is the memory of one GPU, None where it is not known. `devices` share the training; `tensor_parallel`
     of them share one sampler, which takes `sampler_share` of each device while it samples. `weight_bytes` is the size
     of a trained parameter. `copies` are further models that are trained (a critic), `references` such that are only
-    kept. `offloads_weights` and `offloads_moments`: these leave the device while samples are drawn.
+    kept. `offloads_weights` and `offloads_moments`: these leave the device while samples are drawn. `passing` is how
+    the trainer passes tokens through the model, None where activations are not to be counted; `longest` is the longest
+    sequence of a run, prompt and response, 0 where it is not known. `is_assumed`: nobody has looked at the device.
     """
 
     device_bytes: int | None
@@ -58,19 +69,29 @@ class Machine:
     offloads_weights: bool = False
     offloads_moments: bool = False
     lora_rank: int = 0
+    passing: Pass | None = None
+    longest: int = 0
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes on one device. `training` while it updates, `kept` of it while it samples, `sampler` for weights there.
 
-    `cache_token` is what one token of one sequence takes in the cache of a device; None where it is not known.
+    `training` is weights, gradients and moments alone; `update` and `forward` are the most that the device holds while
+    it updates and while it computes log-probabilities, None where activations are not known. `host` is what offloading
+    puts into the machine's own memory, of one device. `cache_token` is what one token of one sequence takes in the
+    cache of a device; None where it is not known.
     """
 
     training: int
     kept: int
     sampler: int
     cache_token: int | None
+    update: int | None = None
+    forward: int | None = None
+    host: int = 0
+    passes: Passes | None = None
 
 
 def model_of(folder: Path) -> Model | None:
@@ -81,9 +102,21 @@ def model_of(folder: Path) -> Model | None:
         return None
     if not isinstance(config, Mapping):
         return None
+    return model_of_config(config, counted=_in_files(folder))
+
+
+def known_model(name: str) -> Model | None:
+    """The sizes of a model by its name on the hub, where they are known here (`rlenv.preflight.known`)."""
+    config = known_config(name)
+    if config is None:
+        return None
+    return replace(model_of_config(config), source="the facts that rlenv keeps of it")
+
+
+def model_of_config(config: Mapping[str, Any], *, counted: int | None = None) -> Model:
+    """The sizes by a `config.json`; `counted` are its parameters where its weights tell them."""
     inner = config.get("text_config")
     text: Mapping[str, Any] = inner if isinstance(inner, Mapping) else config
-    counted = _in_files(folder)
     source = "the weights' headers"
     if counted is None:
         counted, source = _by_config(text), "config.json"
@@ -93,7 +126,8 @@ def model_of(folder: Path) -> Model | None:
     # A latent cache (DeepSeek's kv_lora_rank) or layers without one are not of this form.
     is_plain = "kv_lora_rank" not in text and "linear_num_value_heads" not in text and "mamba_num_heads" not in text
     cache = 2 * layers * heads * size if layers and heads and size and is_plain else None
-    return Model(counted, source, _number(text, "max_position_embeddings"), cache, tuple(_linear(text) or ()))
+    positions = _number(text, "max_position_embeddings")
+    return Model(counted, source, positions, cache, tuple(_linear(text) or ()), _decoder(text))
 
 
 def memory_of(model: Model, machine: Machine) -> Memory | None:
@@ -115,11 +149,23 @@ def memory_of(model: Model, machine: Machine) -> Memory | None:
     cache = None
     if model.cache_values is not None:
         cache = math.ceil(model.cache_values * _ROLLOUT_BYTES / tensor)
+    passes = update = forward = None
+    if model.decoder is not None and machine.passing is not None:
+        passes = passes_of(model.decoder, machine.passing)
+        update = CONTEXT_BYTES + math.ceil(training / devices) + passes.update
+        # Gradients are gone by then, and moments too where they are offloaded.
+        held = training - models * grown - (models * 2 * grown if machine.offloads_moments else 0)
+        forward = CONTEXT_BYTES + math.ceil(held / devices) + passes.forward
+    offloaded = models * ((weights if machine.offloads_weights else 0) + (2 * grown if machine.offloads_moments else 0))
     return Memory(
         math.ceil(training / devices),
         math.ceil(kept / devices),
         math.ceil(model.parameters * _ROLLOUT_BYTES / tensor),
         cache,
+        update,
+        forward,
+        math.ceil(offloaded / devices),
+        passes,
     )
 
 
@@ -166,8 +212,47 @@ def _by_config(config: Mapping[str, Any]) -> int | None:
         return None
     width, layers = _number(config, "hidden_size") or 0, _number(config, "num_hidden_layers") or 0
     tables = 2 if config.get("tie_word_embeddings") is False else 1  # what is not said is counted once
-    norms = (2 * layers + 1) * width
-    return tables * words * width + sum(ins * outs * count for ins, outs, count in linear) + norms
+    others = (2 * layers + 1) * width + layers * _extras(config)
+    return tables * words * width + sum(ins * outs * count for ins, outs, count in linear) + others
+
+
+def _extras(config: Mapping[str, Any]) -> int:
+    """What a layer has beside its matrices and norms: norms of queries and keys, and biases of Qwen2."""
+    heads, kv_heads, size = _number(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
+    if heads is None or kv_heads is None or size is None:
+        return 0
+    if _has_head_norms(config):
+        return 2 * size
+    return (heads + 2 * kv_heads) * size if config.get("model_type") in ("qwen2", "qwen2_moe") else 0
+
+
+def _has_head_norms(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") in ("qwen3", "qwen3_moe")
+
+
+def _decoder(config: Mapping[str, Any]) -> Decoder | None:
+    linear, words = _linear(config), _number(config, "vocab_size")
+    layers, width, inner = (_number(config, name) for name in _SHAPE)
+    heads, kv_heads, size = _number(config, "num_attention_heads"), _kv_heads(config), _head_size(config)
+    if not (linear and words and layers and width and inner and heads and kv_heads and size):
+        return None
+    if (experts := _number(config, "num_experts_per_tok")) is not None:
+        inner = experts * (_number(config, "moe_intermediate_size") or inner)
+    return Decoder(
+        layers,
+        width,
+        inner,
+        heads,
+        kv_heads,
+        size,
+        words,
+        tables=2 if config.get("tie_word_embeddings") is False else 1,
+        layer_weights=sum(ins * outs * count for ins, outs, count in linear) // layers,
+        has_head_norms=_has_head_norms(config),
+    )
+
+
+_SHAPE: Final = ("num_hidden_layers", "hidden_size", "intermediate_size")
 
 
 def _in_files(folder: Path) -> int | None:

@@ -234,6 +234,7 @@ def judge_memory(model: Model | None, machine: Machine, *, context: int | None) 
                 " model, or --lora",
             )
         )
+    found += _peaks(memory, has)
     given = int(machine.sampler_share * has)
     context = context or model.positions
     if given and memory.cache_token is not None and context is not None:
@@ -255,6 +256,23 @@ def judge_memory(model: Model | None, machine: Machine, *, context: int | None) 
             )
         )
     return memory, found
+
+
+def _peaks(memory: Memory, has: int) -> Iterator[Finding]:
+    """Passes that take more than a device has, where weights alone do not."""
+    passes = memory.passes
+    if passes is None or memory.training > has:
+        return
+    for name, peak, logits in (
+        ("an update", memory.update, passes.update_logits),
+        ("a pass for log-probabilities", memory.forward, passes.forward_logits),
+    ):
+        if peak is not None and peak > has:
+            yield Finding(
+                "warning",
+                f"{name} of as many tokens as a pass takes needs about {_gb(peak)}, {_gb(logits)} of it for logits; a"
+                f" device has {_gb(has)}. Let it take fewer tokens, offload, or take more devices",
+            )
 
 
 def step_of(splits: Sequence[tuple[SplitLengths, float]], episodes: int) -> Step | None:
@@ -337,14 +355,31 @@ def _shown_step(step: Step) -> str:
 
 
 def _shown_memory(model: Model, memory: Memory, machine: Machine) -> Iterator[str]:
+    counted = "" if memory.passes is not None else "; activations not counted"
     yield (
         f"memory: {model.parameters:,} parameters (from {model.source}); a device takes {_gb(memory.training)} to train"
         f" ({machine.weight_bytes} bytes each for weight, gradient and two moments over {machine.devices}"
-        f" device{'s' if machine.devices != 1 else ''}; activations not counted)"
+        f" device{'s' if machine.devices != 1 else ''}{counted})"
     )
+    if memory.passes is not None and memory.update is not None and memory.forward is not None:
+        of = ""
+        if machine.device_bytes is not None:
+            of = f" of {_gb(machine.device_bytes)}{' (assumed: there is none here)' if machine.is_assumed else ''}"
+        passing = machine.passing
+        assert passing is not None
+        yield (
+            f"  at most{of}: {_gb(memory.update)} in an update of {passing.update_tokens or 0:,} tokens"
+            f" ({_gb(memory.passes.update_logits)} logits), {_gb(memory.forward)} in a pass of"
+            f" {passing.forward_tokens or 0:,} for log-probabilities ({_gb(memory.passes.forward_logits)} logits)"
+        )
+    if memory.host:
+        yield f"  offloaded while samples are drawn: {_gb(memory.host * machine.devices)} of the machines' own memory"
     if memory.cache_token is not None and machine.sampler_share:
         text = f"  the sampler takes {_gb(memory.sampler)} and {memory.cache_token / 1000:,.1f} kB a token"
         if machine.device_bytes is not None:
             room = int(machine.sampler_share * machine.device_bytes) - memory.sampler
-            text += f": room for {max(room, 0) // memory.cache_token:,} tokens of context at once"
+            tokens = max(room, 0) // memory.cache_token
+            text += f": room for {tokens:,} tokens of context at once"
+            if machine.longest:
+                text += f", {tokens // machine.longest:,} of the longest sequences"
         yield text

@@ -11,7 +11,7 @@ from typing import Any
 from rlenv.environment import Environment
 from rlenv.errors import UnsupportedTemplate
 from rlenv.preflight.lengths import Limits, SplitLengths, chosen_tasks, measure
-from rlenv.preflight.memory import Machine, model_of
+from rlenv.preflight.memory import Machine, known_model, model_of
 from rlenv.preflight.report import (
     Finding,
     Names,
@@ -58,7 +58,8 @@ class Subject:
 class Plan:
     """What the run is beside its specs.
 
-    `name` is how the report is headed. `model` is the model's folder, None where it is not there. `episodes` are those
+    `name` is how the report is headed. `model` is the model's folder, None where it is not there; `model_name` its name
+    on the hub then. `episodes` are those
     of a training step, 0 where they are not known. `passes` are the most tokens of one sequence that a pass of the
     trainer takes, by the key that says so. `context` is the most tokens that the sampler holds of one sequence, None
     for all that the model reads. `must_open`: where no episode opens here, none will.
@@ -73,6 +74,7 @@ class Plan:
     context: int | None = None
     sample: int = 256
     must_open: bool = True
+    model_name: str = ""
 
 
 def preflight(subjects: Sequence[Subject], plan: Plan) -> Preflight:
@@ -105,7 +107,7 @@ async def _preflight(subjects: Sequence[Subject], plan: Plan) -> Preflight:
             splits.append(lengths)
             if split.is_trained:
                 trained.append((lengths, subject.weight))
-    model = model_of(plan.model) if plan.model is not None else None
+    model = model_of(plan.model) if plan.model is not None else known_model(plan.model_name)
     findings += judge_sequences(splits, plan.passes, model)
     memory = None
     if plan.machine is not None:

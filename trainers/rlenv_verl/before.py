@@ -6,10 +6,10 @@ needed, but for models that see images.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,19 @@ import yaml
 
 from rlenv.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.preflight import Finding, Limits, Machine, Names, Plan, Preflight, Split, Subject, preflight
+from rlenv.preflight import (
+    Finding,
+    Limits,
+    Machine,
+    Names,
+    Pass,
+    Plan,
+    Preflight,
+    Split,
+    Subject,
+    known_model,
+    preflight,
+)
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import History
@@ -27,10 +39,22 @@ from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
 from rlenv_verl.specs import TrainedSpec
 
-__all__ = ["SAMPLE", "UNMEASURED", "check_before", "config_of", "is_to_be_made", "names_of", "preflight_of"]
+__all__ = [
+    "CARD_GB",
+    "SAMPLE",
+    "UNMEASURED",
+    "check_before",
+    "config_of",
+    "is_to_be_made",
+    "machine_of",
+    "names_of",
+    "preflight_of",
+]
 
 SAMPLE = 256
 """Tasks of a split that are measured where nobody says how many."""
+CARD_GB = 80.0
+"""The memory of the GPUs that the presets are written for, in 10⁹ bytes."""
 UNMEASURED = "???"
 """Stands for a length that only the policy's tokenizer tells; veRL refuses to start with it."""
 _PROMPT = "data.max_prompt_length="
@@ -90,6 +114,7 @@ def preflight_of(
     sample: int = SAMPLE,
     device_bytes: int | None = None,
     is_elsewhere: bool = False,
+    is_required: bool = True,
 ) -> Preflight:
     """The report on `specs` under a configuration of veRL.
 
@@ -101,7 +126,9 @@ def preflight_of(
         name: how the run is headed.
         names: the keys that messages tell to set.
         sample: at most so many tasks of a split are measured.
-        device_bytes: the memory of one device; None looks for it on this machine.
+        device_bytes: the memory of one device; None looks for it on this machine, and takes `CARD_GB` where a run wants
+            a GPU and there is none.
+        is_required: the model's tokenizer has to be there; where it need not, one of a known model may be missing.
         is_elsewhere: the run's machines are others than this one.
     """
     model = _get(config, "actor_rollout_ref.model") or {}
@@ -116,28 +143,38 @@ def preflight_of(
                 " the policy is there (or set run.max_prompt_length=N)"
             )
         return Preflight(name, findings=(*engine, Finding("unknown", why)))
-    tokenizer = _tokenizer(place)
+    is_on_cpu = str(_get(config, "trainer.device")) == "cpu"
+    is_assumed = False
+    if device_bytes is None and not is_elsewhere:
+        device_bytes = _device_bytes("cpu" if is_on_cpu else "cuda")
+    if device_bytes is None and not is_on_cpu:
+        device_bytes, is_assumed = int(CARD_GB * 1e9), True
+    plan = Plan(
+        name,
+        folder if folder.is_dir() else None,
+        names,
+        int(_get(config, "data.train_batch_size") or 0) * int(_get(config, "actor_rollout_ref.rollout.n") or 0),
+        _passes(config),
+        dataclasses.replace(machine_of(config, device_bytes), is_assumed=is_assumed),
+        _get(config, "actor_rollout_ref.rollout.max_model_len"),
+        sample,
+        must_open=not is_elsewhere,
+        model_name=str(model.get("path")),
+    )
+    try:
+        tokenizer = _tokenizer(place)
+    except UsageError as error:
+        if known_model(plan.model_name) is None or is_required:
+            raise
+        # A model that is not here, of which enough is known for its memory.
+        without = f"the tokenizer is not at hand, so that lengths and exactness were not looked at: {error}"
+        report = preflight([], plan)
+        return dataclasses.replace(report, findings=(*engine, Finding("unknown", without), *report.findings))
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
     ]
-    batch, group = _get(config, "data.train_batch_size"), _get(config, "actor_rollout_ref.rollout.n")
-    if device_bytes is None and not is_elsewhere:
-        device_bytes = _device_bytes(str(_get(config, "trainer.device")))
-    report = preflight(
-        subjects,
-        Plan(
-            name,
-            folder if folder.is_dir() else None,
-            names,
-            int(batch or 0) * int(group or 0),
-            _passes(config),
-            _machine(config, device_bytes),
-            _get(config, "actor_rollout_ref.rollout.max_model_len"),
-            sample,
-            must_open=not is_elsewhere,
-        ),
-    )
-    return replace(report, findings=(*engine, *report.findings))
+    report = preflight(subjects, plan)
+    return dataclasses.replace(report, findings=(*engine, *report.findings))
 
 
 def config_of(preset: Preset, model: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
@@ -265,7 +302,8 @@ def _passes(config: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _machine(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
+def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
+    """What a run has and how it uses it, by veRL's configuration."""
     actor, rollout = _get(config, "actor_rollout_ref.actor") or {}, _get(config, "actor_rollout_ref.rollout") or {}
     own = actor.get("fsdp_config") or {}
     kept = _get(config, "actor_rollout_ref.ref.fsdp_config") or {}
@@ -284,6 +322,39 @@ def _machine(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
         offloads_weights=bool(own.get("param_offload")),
         offloads_moments=bool(own.get("optimizer_offload")),
         lora_rank=int(_get(config, "actor_rollout_ref.model.lora_rank") or 0),
+        passing=_passing(config, is_cpu=is_cpu),
+        longest=_longest(config) or 0,
+    )
+
+
+def _longest(config: Mapping[str, Any]) -> int | None:
+    prompt, response = _get(config, "data.max_prompt_length"), _get(config, "data.max_response_length")
+    return None if prompt is None or prompt == UNMEASURED else int(prompt) + int(response or 0)
+
+
+def _passing(config: Mapping[str, Any], *, is_cpu: bool) -> Pass:
+    """How many tokens one device passes at once: by tokens where batches are packed, else rows of the longest."""
+    actor, rollout = _get(config, "actor_rollout_ref.actor") or {}, _get(config, "actor_rollout_ref.rollout") or {}
+    reference = _get(config, "actor_rollout_ref.ref") or {}
+    longest = _longest(config)
+
+    def tokens(part: Mapping[str, Any], switch: str, packed: str, rows: str) -> int | None:
+        if part.get(switch):
+            return None if part.get(packed) is None else int(part[packed])
+        return None if longest is None or part.get(rows) is None else int(part[rows]) * longest
+
+    names = ("log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu", "log_prob_micro_batch_size_per_gpu")
+    forward = [tokens(part, *names) for part in (rollout, reference)]
+    update = ("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu")
+    return Pass(
+        tokens(actor, *update),
+        max((one for one in forward if one is not None), default=None),
+        keeps_inputs_only=bool(_get(config, "actor_rollout_ref.model.enable_gradient_checkpointing")),
+        temperature=float(rollout.get("temperature") or 1.0),
+        has_entropy_loss=bool(actor.get("entropy_coeff")),
+        is_compiled=actor.get("use_torch_compile") is not False,
+        has_entropy_chunks=bool(actor.get("entropy_from_logits_with_chunking")),
+        value_bytes=4 if is_cpu else 2,
     )
 
 

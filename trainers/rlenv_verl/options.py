@@ -74,5 +74,11 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of the run in a folder")
     how.add_argument("--eval", action="store_true", help="validate only; with --resume the run's last checkpoint")
     how.add_argument("--dry-run", action="store_true", help="write the run's folder, print the command, start nothing")
+    how.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="play the preset's whole data flow at its full batch shape on this machine, with a tiny model and scripted"
+        " tokens: STEPS (1) steps, a checkpoint and one more step from it",
+    )
     how.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster and ship the specs to it")
     return reads

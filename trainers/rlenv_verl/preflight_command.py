@@ -63,6 +63,7 @@ def look(
         names=names_of(overrides),
         sample=sample,
         device_bytes=None if device_gb is None else int(device_gb * 1e9),
+        is_required=False,
     )
     if is_checked:
         return report

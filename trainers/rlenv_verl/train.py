@@ -44,6 +44,10 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     console = Console(highlight=False, soft_wrap=True)
     try:
+        if arguments.rehearse:
+            from rlenv_verl.rehearse.command import rehearse
+
+            return rehearse(arguments, console, run_plan=_run)
         return _train(arguments, console)
     except RlenvError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)

@@ -1,0 +1,309 @@
+"""`rlenv train --rehearse SPEC --preset gpu`: the whole of a run before anybody pays for it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from rlenv.cli.console import Console
+from rlenv.errors import UsageError
+from rlenv_verl.before import config_of
+from rlenv_verl.checkpoints import find_checkpoints
+from rlenv_verl.launch import Ending
+from rlenv_verl.lora_settings import lora_overrides
+from rlenv_verl.metrics import StepFigures
+from rlenv_verl.prepare import Plan, RunSettings, plan_of, prepare, with_run_keys
+from rlenv_verl.preset import Preset, compose, load_preset
+from rlenv_verl.rehearse.attention import register
+from rlenv_verl.rehearse.checks import Check, Evidence, check_run
+from rlenv_verl.rehearse.model import RehearsalModel, make_model
+from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
+from rlenv_verl.rehearse.usage import Peak, watched
+from rlenv_verl.resume import resumed
+from rlenv_verl.runfile import locked
+from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_verl.summary import summarise
+
+__all__ = ["RunPlan", "rehearse"]
+
+RunPlan = Callable[..., tuple[Ending, list[StepFigures]]]
+
+_LOOP = "rlenv_verl.rehearse.loop.RehearsalLoop"
+_MARK = "RLENV_REHEARSAL_MARK"
+_FOLDER = "RLENV_REHEARSAL"
+_REFUSED = ("resume", "eval", "dry_run", "shuffle_rewards", "save_every")
+
+
+@dataclasses.dataclass(slots=True)
+class _Stages:
+    """Seconds of each stage, in order."""
+
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPlan) -> int:
+    """Rehearse the run that `arguments` ask for; returns the exit status (0 all checks passed, 1 one failed).
+
+    Args:
+        arguments: those of `rlenv train`; `--steps` are the steps before the resume.
+        console: where the report goes.
+        run_plan: starts veRL for a plan and returns how it ended.
+
+    Raises:
+        UsageError: arguments that a rehearsal does not take, or settings that no run could have.
+    """
+    given = [f"--{name.replace('_', '-')}" for name in _REFUSED if getattr(arguments, name)]
+    if given or arguments.ray_address:
+        raise UsageError(
+            f"--rehearse runs on this machine from the beginning; leave out {', '.join(given or ['--ray-address'])}"
+        )
+    register()  # the trained policy is read here too
+    stages = _Stages()
+    mark = uuid4().hex
+    with stages.timed("everything"):
+        with stages.timed("files, vocabulary and network"):
+            scene = _prepared(arguments, mark)
+        console.print(f"run folder  {scene.plan.run.folder}", markup=False)
+        for line in scene.lines():
+            console.print(line, markup=False)
+        with locked(scene.plan.run.folder, wait_s=0.0) as lock, watched(_MARK, mark) as peak:
+            ended = _played(scene, arguments, console, run_plan, lock, stages)
+        with stages.timed("checks"):
+            checks = _checked(scene, ended)
+    report = _report(scene, stages, peak, checks)
+    (scene.plan.run.folder / "rehearsal.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    for line in _lines(report):
+        console.print(line, markup=False)
+    return 0 if report["is_ok"] else 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scene:
+    """A rehearsal whose files are written. `rows` are what each data file should have."""
+
+    plan: Plan
+    specs: tuple[TrainedSpec, ...]
+    preset: Preset
+    model: str | None
+    made: RehearsalModel
+    replaced: Sequence[Replaced]
+    before: int
+
+    @property
+    def accounts(self) -> Path:
+        return self.plan.run.folder / "rehearsal"
+
+    def lines(self) -> Iterator[str]:
+        """What is rehearsed, and key by key what of it is replaced."""
+        data, rollout = self.plan.config["data"], self.plan.config["actor_rollout_ref"]["rollout"]
+        yield (
+            f"rehearses {self.preset.name}, {self.preset.algorithm}: {data['train_batch_size']} prompts x"
+            f" {rollout['n']} samples x ({data['max_prompt_length']:,} + {data['max_response_length']:,}) tokens,"
+            f" {self.before} steps, a checkpoint, and one more step from it"
+        )
+        yield (
+            f"model       {self.model or 'none named'}: replaced by Qwen3's architecture with"
+            f" {self.made.parameters:,} parameters, a vocabulary of {self.made.vocabulary} tokens and"
+            f" {self.made.template} chat template"
+        )
+        yield (
+            f"prompts     the spec's own (at most {self.made.longest:,} tokens) behind {self.made.filler:,} tokens of"
+            " filler"
+        )
+        yield "rollout     scripted: the oracle's actions behind filler, cut, broken, short and aborted ones"
+        yield "replaced    (everything else is the preset's own)"
+        for one in self.replaced:
+            yield f"  {one.key}: {_short(one.preset)} -> {_short(one.rehearsal)}"
+
+
+def _short(value: Any) -> str:
+    text = "(not set)" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
+    sources, overrides = spec_and_overrides(arguments.items)
+    if not sources:
+        raise UsageError("name the spec to rehearse: rlenv train --rehearse SPEC --preset gpu")
+    specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
+    preset = load_preset(arguments.preset or "gpu", algorithm=arguments.algorithm, mode=arguments.mode)
+    if preset.mode != "sync":
+        raise UsageError(f"--rehearse plays the mode sync; the mode {preset.mode} cannot be rehearsed")
+    preset, overrides = with_run_keys(preset, overrides)
+    overrides = [*lora_overrides(preset, arguments.lora), *overrides]
+    if arguments.validation_tasks is not None:
+        preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": arguments.validation_tasks})
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = "-".join(spec.name for spec in specs)
+    folder = (arguments.output or Path("runs") / f"rehearsal-{preset.name}-{name}-{stamp}").resolve()
+    if (folder / "run.json").exists():
+        raise UsageError(f"{folder} holds a run already; choose another folder with -o")
+    model = None if arguments.model in (None, "tiny") else str(arguments.model)
+    config, _ = config_of(preset, model or "MODEL", overrides)
+    prompt = config["data"]["max_prompt_length"]
+    before = arguments.steps or 1
+    run = preset.run
+    made = make_model(
+        [spec.environment for spec in specs],
+        folder / "model",
+        model=model,
+        splits=list(dict.fromkeys((run["train_split"], run["validation_split"]))),
+        prompt_tokens=int(prompt) if isinstance(prompt, int) else None,
+        most_tokens=(int(prompt) if isinstance(prompt, int) else 4096) + int(config["data"]["max_response_length"]),
+        template_kwargs=run["template_kwargs"],
+        seed=arguments.seed or 0,
+    )
+    rehearsed, replacing = overlay(preset, config)
+    accounts = folder / "rehearsal"
+    accounts.mkdir(parents=True)
+    own = {_FOLDER: str(accounts), _MARK: mark}
+    rehearsed = dataclasses.replace(rehearsed, environment={**rehearsed.environment, **own})
+    settings = RunSettings(
+        specs=specs,
+        folder=folder,
+        model=str(folder / "model"),
+        preset=rehearsed,
+        seed=arguments.seed or 0,
+        steps=before,
+        # The command line's own come last: who asks for two workers gets them.
+        user_overrides=(*replacing, *overrides),
+    )
+    limit: int | str = int(prompt) if isinstance(prompt, int) else made.longest * 5 // 4
+    plan = prepare(settings, max_prompt_tokens=limit)
+    _follow_script(folder / "agent_loop.yaml")
+    kept = _without(_without(plan.run.overrides, replacing), [f"trainer.total_training_steps={before}"])
+    original = compose(kept)
+    return _Scene(plan, specs, preset, model, made, replaced_keys(original, plan.config), before)
+
+
+def _without(overrides: Sequence[str], dropped: Sequence[str]) -> list[str]:
+    """`overrides` without the last stretch of these in them."""
+    for start in reversed(range(len(overrides))):
+        if list(overrides[start : start + len(dropped)]) == list(dropped):
+            return [*overrides[:start], *overrides[start + len(dropped) :]]
+    raise AssertionError("the overlay is among the overrides")
+
+
+def _follow_script(path: Path) -> None:
+    loops = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for loop in loops:
+        loop["_target_"] = _LOOP
+    path.write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
+
+
+def _played(
+    scene: _Scene, arguments: argparse.Namespace, console: Console, run_plan: RunPlan, lock: int, stages: _Stages
+) -> Plan:
+    """Both attempts; the plan with what they left."""
+    limit = arguments.time_limit or float("inf")
+    started = time.monotonic()
+    plan = dataclasses.replace(scene.plan, run=scene.plan.run.begin_attempt(0))
+    with stages.timed("veRL, from the beginning"):
+        ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
+    if ending.how == "finished":
+        run, more = resumed(plan.run, steps=scene.before + 1)
+        run.save()
+        plan = plan_of(run, *more)
+        console.print(f"starts again from the checkpoint of step {run.attempts[-1].from_step}", markup=False)
+        left = max(limit - (time.monotonic() - started), 0.0)
+        with stages.timed("veRL, from the checkpoint"):
+            ending, steps = run_plan(plan, console, time_limit_s=left, lock=lock)
+    summarise(plan.run, ending, steps, seconds=time.monotonic() - started)
+    if ending.how != "finished":
+        console.print(
+            f"veRL {ending.how} (status {ending.code}); the end of {plan.run.folder / 'verl.log'}:", markup=False
+        )
+        for line in (plan.run.folder / "verl.log").read_text(encoding="utf-8", errors="replace").splitlines()[-25:]:
+            console.print("  " + line[:300], markup=False)
+    return plan
+
+
+def _checked(scene: _Scene, plan: Plan) -> list[Check]:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    from rlenv_verl.rehearse.server import digest
+
+    # The first attempt's configuration: the second does not validate again what it starts from.
+    evidence = Evidence.of(plan.run, scene.plan.config, accounts=scene.accounts, before=scene.before)
+    digests = {}
+    for entry in find_checkpoints(plan.run.folder):
+        if not entry.fault:
+            digests[entry.step] = digest(entry.state())
+    run, environments = scene.preset.run, [spec.environment for spec in scene.specs]
+    wanted = {"validation": sum(_held_out(one, run) for one in environments)}
+    if len(environments) == 1:  # several are mixed by their weights
+        wanted["train"] = len(environments[0].tasks(run["train_split"]))
+    rows = {}
+    for name, count in wanted.items():
+        path = plan.run.folder / "data" / f"{name}.parquet"
+        rows[path.name] = (pyarrow.parquet.ParquetFile(path).metadata.num_rows, count)
+    return check_run(evidence, digests=digests, rows=rows)
+
+
+def _held_out(environment: Any, run: Mapping[str, Any]) -> int:
+    return len(environment.part(run["validation_split"], run["validation_tasks"])) * len(run["validation_modes"])
+
+
+def _report(scene: _Scene, stages: _Stages, peak: Peak, checks: Sequence[Check]) -> dict[str, Any]:
+    folder = scene.plan.run.folder
+    attempts = [json.loads(line) for path in [folder / "metrics.jsonl"] if path.is_file() for line in path.open()]
+    phases: dict[str, float] = {}
+    for entry in attempts:
+        for name, value in entry["data"].items():
+            part = name.removeprefix("timing_s/")
+            if part != name and part in _PHASES:
+                phases[part] = phases.get(part, 0.0) + value
+    return {
+        "preset": scene.preset.name,
+        "algorithm": scene.preset.algorithm,
+        "model": scene.model,
+        "is_ok": all(check.is_ok for check in checks),
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "seconds": {name: round(value, 1) for name, value in stages.seconds.items()},
+        "phases": {name: round(value, 1) for name, value in phases.items()},
+        "peak_bytes": peak.bytes,
+        "peak_processes": peak.processes,
+        "peak_parts": dict(sorted(peak.parts.items(), key=lambda item: -item[1])),
+        "disk_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        "replaced": [dataclasses.asdict(one) for one in scene.replaced],
+    }
+
+
+_PHASES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights",
+           "save_checkpoint", "testing")  # fmt: skip
+
+
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "seconds"
+    for name, value in report["seconds"].items():
+        yield f"  {name:<32} {value:>8.1f}"
+    for name, value in report["phases"].items():
+        yield f"    {name:<30} {value:>8.1f}"
+    parts = list(report["peak_parts"].items())[:5]
+    shown = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
+    yield f"memory  {report['peak_bytes'] / 1e9:.1f} GB at most in {report['peak_processes']} processes ({shown})"
+    yield f"disk    {report['disk_bytes'] / 1e9:.2f} GB in the run's folder"
+    yield "checks"
+    for check in report["checks"]:
+        yield f"  {'ok    ' if check['is_ok'] else 'FAILED'} {check['name']}: {check['detail']}"
+    failed = [check["name"] for check in report["checks"] if not check["is_ok"]]
+    yield f"failed: {', '.join(failed)}" if failed else "all checks passed"

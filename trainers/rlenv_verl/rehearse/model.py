@@ -1,0 +1,196 @@
+"""The policy of a rehearsal: a network of some thousand parameters, and a vocabulary small enough for its logits.
+
+A micro-batch of 16,384 tokens over 151,936 tokens of vocabulary is 10 GB of logits; over 320 it is 21 MB. So the
+rehearsal has a vocabulary of its own, under the chat template and the control tokens of the model that will be trained
+where its tokenizer is at hand, and the tiny policy's otherwise. What depends on the model's own ids (lengths,
+exactness) is `rlenv preflight`'s part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlenv.environment import Environment
+from rlenv.errors import RlenvError, UsageError
+from rlenv.tokens import TokenEncoder
+from rlenv.tokens.load import load_tokenizer
+
+__all__ = ["RehearsalModel", "make_model"]
+
+_VOCABULARY = 320
+_TASKS = 64  # of each split, whose prompts are measured
+_FILL = "<|rlenv_fill|>"
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalModel:
+    """What was made: the folder's network and tokenizer, and the tokens of prompts.
+
+    `template` says whose chat template it has. `longest` is the longest prompt that was measured, `filler` how many
+    tokens stand before each prompt so that the longest one is at the limit.
+    """
+
+    parameters: int
+    vocabulary: int
+    template: str
+    longest: int
+    filler: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The template and the tokens that it needs; `name` says whose they are."""
+
+    name: str
+    template: str
+    tokens: tuple[str, ...]
+    end: str
+    pad: str
+
+
+def make_model(
+    environments: Sequence[Environment],
+    folder: Path,
+    *,
+    model: str | None,
+    splits: Sequence[str],
+    prompt_tokens: int | None,
+    most_tokens: int,
+    template_kwargs: Mapping[str, Any],
+    seed: int,
+) -> RehearsalModel:
+    """Writes the policy to `folder`, loadable by `from_pretrained`; equal arguments give equal weights.
+
+    Args:
+        model: the folder or the name of the model that will be trained; None for the tiny policy's template.
+        splits: whose prompts are measured.
+        prompt_tokens: the limit of a prompt; None adds no filler.
+        most_tokens: the longest sequence, prompt and response together.
+        template_kwargs: what the chat template is given.
+
+    Raises:
+        UsageError: the model's tokenizer cannot be loaded, or a prompt does not fit the limit in this vocabulary.
+    """
+    import torch
+
+    from rlenv_verl.tiny.model import save_model
+
+    source = _of_model(model) if model is not None else _own()
+    texts = [text for environment in environments for text in asyncio.run(_prompts(environment, splits))]
+    tokenizer = _tokenizer(source, texts, folder, filler=0)
+    kwargs = dict(template_kwargs)
+    longest = max(asyncio.run(_longest(one, tokenizer, splits, kwargs)) for one in environments)
+    filler = 0
+    if prompt_tokens is not None:
+        if longest > prompt_tokens:
+            raise UsageError(
+                f"--rehearse: a prompt has {longest:,} tokens in the rehearsal's vocabulary of {_VOCABULARY} and the"
+                f" limit is {prompt_tokens:,}; set run.max_prompt_length={-(-longest // 64) * 64}"
+            )
+        filler = prompt_tokens - longest
+        tokenizer = _tokenizer(source, texts, folder, filler=filler)
+    torch.manual_seed(seed)
+    network = _network(tokenizer, most_tokens)
+    save_model(network, tokenizer, folder)
+    return RehearsalModel(
+        sum(parameter.numel() for parameter in network.parameters()), len(tokenizer), source.name, longest, filler
+    )
+
+
+def _network(tokenizer: Any, positions: int) -> Any:
+    from rlenv_verl.tiny.model import new_model
+
+    network = new_model(tokenizer, hidden=8, layers=2, heads=1)
+    network.config.max_position_embeddings = positions
+    return network
+
+
+def _own() -> _Source:
+    from rlenv_verl.tiny.tokenizer import CONTROL_TOKENS, MARKER_TOKENS, chat_template
+
+    tokens = (*CONTROL_TOKENS, *MARKER_TOKENS)
+    return _Source("the tiny policy's", chat_template(), tokens, end="<|im_end|>", pad="<|endoftext|>")
+
+
+def _of_model(model: str) -> _Source:
+    """The chat template and the control tokens of a model, and of its other added tokens those that it writes."""
+    loaded = load_tokenizer(model)
+    template = loaded.chat_template
+    if template is None:
+        raise UsageError(f"--rehearse: the tokenizer of {model} has no chat template")
+    texts = [token.content for token in loaded.backend_tokenizer.get_added_tokens_decoder().values()]
+    end = loaded.eos_token or ""
+    pad = str(loaded.special_tokens_map.get("pad_token") or end)
+    special = {end, pad, str(loaded.special_tokens_map.get("bos_token") or "")} - {""}
+    tokens = tuple(text for text in texts if text in template or text in special)
+    return _Source(f"{model}'s", template, tokens, end=end, pad=pad)
+
+
+def _tokenizer(source: _Source, texts: Sequence[str], folder: Path, *, filler: int) -> Any:
+    """A byte-level tokenizer over `texts`, whose chat template writes `filler` tokens before each prompt."""
+    import transformers
+    from tokenizers import (  # type: ignore[import-untyped]
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
+
+    bpe: Any = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    control = tuple(dict.fromkeys((source.pad, source.end, _FILL)))
+    others = [token for token in dict.fromkeys(source.tokens) if token not in control]
+    trainer: Any = trainers.BpeTrainer(
+        # Bytes, control tokens and what is left of it for merges; a model with many marks has a few more.
+        vocab_size=max(_VOCABULARY - len(others), 256 + len(control)),
+        special_tokens=list(control),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in others])
+    fast: Any = transformers.PreTrainedTokenizerFast
+    made = fast(tokenizer_object=bpe, eos_token=source.end, pad_token=source.pad, model_max_length=10**6)
+    before = "{{- '" + _FILL + "' * " + str(filler) + " -}}\n" if filler else ""
+    made.chat_template = before + source.template
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _some(size: int) -> list[int]:
+    return [index * size // _TASKS for index in range(_TASKS)] if size > _TASKS else list(range(size))
+
+
+async def _prompts(environment: Environment, splits: Sequence[str]) -> list[str]:
+    """The texts that the vocabulary is made for: prompts, and the tools that they show."""
+    texts = [json.dumps(schema) for schema in environment.tool_schemas]
+    async with environment:
+        for split in splits:
+            for task in _some(len(environment.tasks(split))):
+                async with environment.start(task=task, split=split) as episode:
+                    texts += [message.content for message in episode.messages]
+    return texts
+
+
+async def _longest(environment: Environment, tokenizer: Any, splits: Sequence[str], kwargs: Mapping[str, Any]) -> int:
+    encoder = TokenEncoder(tokenizer, template_kwargs=kwargs, same_turn=environment.same_turn, history="keep")
+    longest = 0
+    async with environment:
+        for split in splits:
+            for task in _some(len(environment.tasks(split))):
+                async with environment.start(task=task, split=split) as episode:
+                    try:
+                        start = encoder.start(episode.messages, tools=environment.tool_schemas)
+                    except RlenvError as error:
+                        raise UsageError(f"--rehearse: {error}") from error
+                    longest = max(longest, len(start.prompt_ids))
+    return longest
