@@ -14,6 +14,8 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
+from rlenv_verl.cpu.vllm_name import answer_to_vllm
+
 __all__ = ["CpuPlatform"]
 
 
@@ -152,3 +154,4 @@ def _name_one_backend() -> None:
 
 
 _name_one_backend()
+answer_to_vllm()
