@@ -33,7 +33,7 @@ class Split(NamedTuple):
 SPLITS: Mapping[str, Split] = {
     "test": Split(100, HELD_OUT, 1),
     "seen": Split(80, TRAINED, 2),
-    "warmup": Split(400, TRAINED, 3),
+    "warmup": Split(40, TRAINED, 3),
     "train": Split(2000, TRAINED, 4),
 }
 
