@@ -46,7 +46,7 @@ def task_of(rng: random.Random, wording: Wording) -> dict[str, str | int]:
     b = rng.randint(11, 39) if set("*/") & set(wording.expression) else rng.randint(12, 98)
     numbers = {"a": a, "b": b, "c": c, "s": b + rng.randint(11, 99), "p": rng.randint(12, 98) * b}
     question = wording.question.format(n=named, o=other, t=rng.choice(THINGS), **numbers)
-    # A quotient has no remainder, so that `/` and `//` agree; places stand where a term may, so that no sign meets them.
+    # A quotient has no remainder here, so that `/` and `//` agree.
     answer = eval(wording.expression.replace("/", "//").format(**numbers), {"__builtins__": {}})
     return {"question": question, "expression": wording.expression.format(**numbers), "answer": answer}
 

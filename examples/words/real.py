@@ -2,10 +2,10 @@
 
     python examples/words/real.py [--out DIR] [--seeds 0,1] [--no-control] [--steps N] [--model M]
 
-Stages, each a command of rlenv that is printed before it runs: the oracle's episodes on 40 tasks (`rlenv collect`), a few
-supervised steps on them (`rlenv sft`), GRPO with vLLM as rollout engine for each seed and for the control, whose rewards
-are shuffled (`rlenv train`), and before and after training an examination in another process, with the weights that
-were saved (`rlenv eval`): 100 tasks whose wordings no other split has. A stage that is done is not done again, and
+Stages, each a command of rlenv that is printed before it runs: the oracle's episodes on 40 tasks (`rlenv collect`), a
+few supervised steps on them (`rlenv sft`), GRPO with vLLM as rollout engine for each seed and for the control, whose
+rewards are shuffled (`rlenv train`), and before and after training an examination in another process, with the weights
+that were saved (`rlenv eval`): 100 tasks whose wordings no other split has. A stage that is done is not done again, and
 training goes on from its last checkpoint, so the command can be stopped and started.
 
 Needs the environment of `make vllm`. Ends with 1 where a stage failed, or where what was measured is not what is
