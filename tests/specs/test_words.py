@@ -48,7 +48,8 @@ def test_no_question_outside_the_test_split_has_a_wording_of_it(root: Path, part
         right, wrong = (held_out, trained) if split == "test" else (trained, held_out)
         questions = [row["question"] for row in environment.tasks(split)]
         used = [{index for index, one in enumerate(right) if one.fullmatch(text)} for text in questions]
-        assert all(used) and set().union(*used) == set(range(len(right))), split
+        assert all(used), split
+        assert set().union(*used) == set(range(len(right))), split
         assert not [text for text in questions if any(one.fullmatch(text) for one in wrong)], split
 
 
