@@ -159,7 +159,10 @@ def test_a_preset_that_extends_another_keeps_what_it_does_not_say() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ({"name": "clutser"}, r"no preset 'clutser'; did you mean 'cluster'\? there are cluster, cpu, gpu, node"),
+        (
+            {"name": "clutser"},
+            r"no preset 'clutser'; did you mean 'cluster'\? there are cluster, cpu, cpu-lm",
+        ),
         ({"algorithm": "grp"}, r"no algorithm 'grp'; did you mean 'grpo'\? there are dapo, grpo, ppo"),
         ({"mode": "async"}, r"no mode 'async'; .*there are colocate_async, separate_async, sync"),
     ],

@@ -18,6 +18,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RLENV_TEST_MARK"
+STAND_INS = (Path(__file__).parent, ROOT / "tests" / "vllm_runs")
 
 SMALL = (
     "--validation-tasks",
@@ -37,8 +38,8 @@ def started(arguments: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Po
             [sys.executable, "-m", "rlenv_verl.train", *arguments],
             env={
                 **os.environ,
-                # This folder too: a run's processes import stand-ins from it, by names that no package has.
-                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "trainers", Path(__file__).parent))),
+                # These folders too: a run's processes import stand-ins from them, by names that no package has.
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "trainers", *STAND_INS))),
                 "PYTHONWARNINGS": "default",
                 MARK: mark,
             },

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import History
 from rlenv.tokens.load import load_tokenizer
+from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
 from rlenv_verl.specs import TrainedSpec
@@ -104,6 +106,7 @@ def preflight_of(
     """
     model = _get(config, "actor_rollout_ref.model") or {}
     place = str(model.get("tokenizer_path") or model.get("path"))
+    engine = () if is_elsewhere else tuple(vllm_findings(config))
     folder = Path(str(model.get("path")))
     if is_to_be_made(place):
         why = f"the policy {place} does not exist yet, so that lengths, exactness and memory are not known"
@@ -112,7 +115,7 @@ def preflight_of(
                 f"; data.max_prompt_length stands as {UNMEASURED}, with which veRL does not start, and is measured once"
                 " the policy is there (or set run.max_prompt_length=N)"
             )
-        return Preflight(name, findings=(Finding("unknown", why),))
+        return Preflight(name, findings=(*engine, Finding("unknown", why)))
     tokenizer = _tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
@@ -120,7 +123,7 @@ def preflight_of(
     batch, group = _get(config, "data.train_batch_size"), _get(config, "actor_rollout_ref.rollout.n")
     if device_bytes is None and not is_elsewhere:
         device_bytes = _device_bytes(str(_get(config, "trainer.device")))
-    return preflight(
+    report = preflight(
         subjects,
         Plan(
             name,
@@ -134,6 +137,7 @@ def preflight_of(
             must_open=not is_elsewhere,
         ),
     )
+    return replace(report, findings=(*engine, *report.findings))
 
 
 def config_of(preset: Preset, model: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:

@@ -17,13 +17,14 @@ from typing import Any
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import lines_of
-from rlenv_verl.before import UNMEASURED, check_before, is_to_be_made
+from rlenv_verl.before import UNMEASURED, check_before, config_of, is_to_be_made
+from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.prepare import Plan, RunSettings, measure_prompts, plan_of, prepare, with_run_keys
-from rlenv_verl.preset import load_preset, override
+from rlenv_verl.preset import Preset, load_preset, override
 from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, show_summary, step_lines, time_is_up_at
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
@@ -114,6 +115,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     seed = arguments.seed or 0
     limit = arguments.time_limit or preset.run.get("time_limit_s")
     with time_is_up_at(started + limit if limit else None):
+        if not arguments.dry_run and is_to_be_made(str(folder / "model")) and arguments.model in (None, "tiny"):
+            _require_engine(preset, folder, overrides)
         model, warm_start = _model(arguments, specs, folder, seed, console)
     settings = RunSettings(
         specs=specs,
@@ -172,6 +175,14 @@ def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> R
         known += (override("ray_kwargs.ray_init.address", ray_address, add=True),)
         run = dataclasses.replace(run, ray_address=ray_address)
     return dataclasses.replace(run, overrides=(*known, *overrides))
+
+
+def _require_engine(preset: Preset, folder: Path, overrides: Sequence[str]) -> None:
+    """Says that the rollout engine is missing before minutes are spent on a policy for it."""
+    config, _ = config_of(preset, str(folder / "model"), overrides)
+    errors = [finding.message for finding in vllm_findings(config) if finding.level == "error"]
+    if errors:
+        raise UsageError("; ".join(errors))
 
 
 def _model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, SimplePath
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
 from types import ModuleType
 from typing import Any
 
@@ -61,5 +61,5 @@ class _Vllm(Distribution):
         renamed = text.replace(f"\nName: {_FOUND}\n", f"\nName: {_ASKED}\n", 1)
         return renamed.replace(f"\nVersion: {version}\n", f"\nVersion: {known}\n", 1)
 
-    def locate_file(self, path: Any) -> SimplePath:
+    def locate_file(self, path: Any) -> Any:
         return self._wheel.locate_file(path)
