@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     reads.add_argument(
         "--model", required=True, help="the model's folder, or its name; its tokenizer and config.json are read"
     )
-    reads.add_argument("--preset", help="machine and sizes; cpu by default, as for `rlenv train`")
+    reads.add_argument("--preset", metavar="NAME|FILE", help="machine and sizes; cpu by default, as for `rlenv train`")
     reads.add_argument("--algorithm", help="the preset's own by default")
     reads.add_argument("--mode", help="the preset's own by default")
     reads.add_argument(

@@ -39,7 +39,11 @@ def parser() -> argparse.ArgumentParser:
     reads.add_argument("items", nargs="*", metavar="SPEC | key=value", help="YAML files, or names of specs that ship")
     what = reads.add_argument_group("what is trained")
     what.add_argument("--trainer", choices=TRAINERS, default="verl")
-    what.add_argument("--preset", choices=preset_names(), help="machine and sizes; cpu by default")
+    what.add_argument(
+        "--preset",
+        metavar="NAME|FILE",
+        help=f"machine and sizes: {', '.join(preset_names())}, or a YAML file like theirs; cpu by default",
+    )
     what.add_argument("--algorithm", choices=algorithm_names(), help="the preset's own by default, mostly grpo")
     what.add_argument("--mode", choices=mode_names(), help="whether rollout and update take turns; sync by default")
     what.add_argument("--model", help="a folder or a hub name; 'tiny' (default) makes a small policy on the spot")

@@ -23,6 +23,8 @@ from rlenv_verl.names import LOOP_CLASS, agent_name
 from rlenv_verl.preset import Preset, compose, control_estimator, override
 from rlenv_verl.reward_model import check_reward_model
 from rlenv_verl.runfile import Run, SpecEntry
+from rlenv_verl.settings.checks import RUN_KEYS, RUN_OPTIONAL
+from rlenv_verl.settings.threads import thread_variables
 from rlenv_verl.ship import Shipped, ship
 from rlenv_verl.siblings import stragglers
 from rlenv_verl.specs import TrainedSpec
@@ -39,8 +41,8 @@ __all__ = [
     "with_run_keys",
 ]
 
-_RUN_KEYS = ("failures", "stragglers", "watch", "reward_model", "history")
-"""Keys of a preset's `run:` that it may leave out."""
+_OWN_WORDS = ("failures", "stragglers", "history")
+"""Keys whose reader says more of a wrong value than what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,10 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
     """The preset with `run.KEY=VALUE` of the command line in its own part, and the other items.
 
     Raises:
-        UsageError: a key that the part does not have.
+        UsageError: a key that the part does not have, or a value that is none of the key's.
     """
-    run: dict[str, Any] = dict.fromkeys(_RUN_KEYS) | dict(preset.run)
-    others = []
+    run: dict[str, Any] = dict.fromkeys(RUN_OPTIONAL) | dict(preset.run)
+    given, others = set(), []
     for item in items:
         if not item.startswith("run."):
             others.append(item)
@@ -102,7 +104,15 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
             hint = f"did you mean 'run.{close}'?" if close else f"there are {', '.join(sorted(run))}"
             raise UsageError(f"no key '{path}' in the preset's own part; {hint}")
         run[first] = _put(run[first], rest, yaml.safe_load(text))
-    return dataclasses.replace(preset, run=run), others
+        given.add(first)
+        expected, fits = RUN_KEYS.get(first, ("", None))
+        if fits is not None and first not in _OWN_WORDS and not fits(run[first]):
+            raise UsageError(f"run.{first}: expected {expected}, found {run[first]!r:.60}")
+    preset = dataclasses.replace(preset, run=run)
+    if "threads" not in given or run["threads"] is None:
+        return preset, others
+    threads = thread_variables(run["threads"], verl=preset.verl)
+    return dataclasses.replace(preset, environment={**preset.environment, **threads}, pinned=tuple(threads)), others
 
 
 def history_of(given: Any) -> History:
@@ -155,6 +165,8 @@ def prepare(
         found = ship(settings.specs, folder / "ship")
     loops = [_loop(spec, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(dict(settings.preset.file), sort_keys=False)
+    (folder / "preset.yaml").write_text(text, encoding="utf-8")
 
     overrides = settings.preset.overrides()
     own = _own_keys(settings, folder, max_prompt_tokens)
@@ -191,6 +203,7 @@ def prepare(
         cwd=os.getcwd(),
         overrides=tuple(overrides),
         environment=dict(settings.preset.environment),
+        pinned=settings.preset.pinned,
         warm_start=warm_start,
         history=history,
     )

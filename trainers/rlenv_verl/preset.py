@@ -7,24 +7,23 @@ A run's settings are laid over each other, later ones win:
 3. what the preset adds under `with:` for that algorithm or mode, because only it knows its machine;
 4. what the command line says.
 
-Mappings are merged key by key; a list or a scalar replaces what was there.
+Mappings are merged key by key; a list or a scalar replaces what was there. A preset is one that ships, or a file of the
+same form (`rlenv_verl.settings`).
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import UsageError
+from rlenv_verl.settings.files import layered, read_preset, read_shipped
+from rlenv_verl.settings.names import algorithm_names, mode_names, preset_names
+from rlenv_verl.settings.threads import thread_variables
+from rlenv_verl.settings.verl_keys import compose
 
 __all__ = [
     "Preset",
@@ -50,7 +49,8 @@ class Preset:
 
     `environment` is set for the run's processes; `run` is rlenv's own part; `verl` holds keys that veRL's
     configuration has, `verl_add` keys that it reads without listing them. `algorithm` and `mode` name the overlays
-    that are in them.
+    that are in them. `pinned` names the variables that the command line gave. `file` is the preset as a file that is
+    read to the same settings, whatever it extended.
     """
 
     name: str
@@ -60,6 +60,8 @@ class Preset:
     verl_add: Mapping[str, Any]
     algorithm: str = "grpo"
     mode: str = "sync"
+    pinned: tuple[str, ...] = ()
+    file: Mapping[str, Any] = field(default_factory=dict)
 
     def overrides(self) -> list[str]:
         """The preset's keys as Hydra overrides."""
@@ -67,43 +69,38 @@ class Preset:
         return known + [override(key, value, add=True) for key, value in flatten(self.verl_add)]
 
 
-def preset_names() -> list[str]:
-    """The presets that ship."""
-    return _names("presets")
-
-
-def algorithm_names() -> list[str]:
-    """The algorithms that ship."""
-    return _names("algorithms")
-
-
-def mode_names() -> list[str]:
-    """The modes of veRL's trainer."""
-    return _names("modes")
-
-
 def load_preset(name: str, *, algorithm: str | None = None, mode: str | None = None) -> Preset:
-    """The preset of that name, with an algorithm and a mode laid over it.
+    """The preset of that name or file, with an algorithm and a mode laid over it.
 
     Args:
-        name: one of `preset_names()`.
+        name: one of `preset_names()`, or a file.
         algorithm: one of `algorithm_names()`; None takes the preset's own, `grpo` where it names none.
         mode: one of `mode_names()`; None takes the preset's own, `sync` where it names none.
 
     Raises:
         UsageError: there is no such preset, algorithm or mode.
+        SpecError: the file's faults, each at its place.
     """
-    data = _read_preset(name)
+    data = read_preset(name)
     algorithm = algorithm or str(data.get("algorithm", "grpo"))
     mode = mode or str(data.get("mode", "sync"))
-    layers = [data, _read("algorithms", algorithm, what="algorithm"), _read("modes", mode, what="mode")]
+    layers = [
+        data,
+        read_shipped("algorithms", algorithm, what="algorithm"),
+        read_shipped("modes", mode, what="mode"),
+    ]
     own = data.get("with", {})
     layers += [own[choice] for choice in (algorithm, mode) if choice in own]
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _laid_over(merged, {section: layer[section] for section in _SECTIONS if section in layer})
+        merged = layered(merged, {section: layer[section] for section in _SECTIONS if section in layer})
     sections = {section: merged.get(section, {}) for section in _SECTIONS}
-    return Preset(name=name, algorithm=algorithm, mode=mode, **sections)
+    environment = {key: str(value) for key, value in sections.pop("environment").items()}
+    threads = sections["run"].get("threads")
+    if threads is not None:  # a variable that stands beside it comes from a later layer
+        environment = {**thread_variables(threads, verl=sections["verl"]), **environment}
+    file = {**data, "algorithm": algorithm, "mode": mode}
+    return Preset(name=name, environment=environment, algorithm=algorithm, mode=mode, file=file, **sections)
 
 
 def control_estimator(preset: Preset) -> str:
@@ -114,42 +111,13 @@ def control_estimator(preset: Preset) -> str:
     """
     control = preset.run.get("control")
     if control is None:
-        able = [name for name in algorithm_names() if _read("algorithms", name, what="algorithm")["run"]["control"]]
+        able = [
+            name for name in algorithm_names() if read_shipped("algorithms", name, what="algorithm")["run"]["control"]
+        ]
         raise UsageError(
             f"--shuffle-rewards: the algorithm '{preset.algorithm}' has no control run; these have: {', '.join(able)}"
         )
     return str(control)
-
-
-def _names(folder: str) -> list[str]:
-    entries = (resources.files("rlenv_verl") / folder).iterdir()
-    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
-
-
-def _read(folder: str, name: str, *, what: str) -> dict[str, Any]:
-    known = _names(folder)
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UsageError(f"no {what} '{name}'; {hint}there are {', '.join(known)}")
-    data = yaml.safe_load((resources.files("rlenv_verl") / folder / f"{name}.yaml").read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return data
-
-
-def _read_preset(name: str) -> dict[str, Any]:
-    data = _read("presets", name, what="preset")
-    base = data.pop("extends", None)
-    return data if base is None else _laid_over(_read_preset(base), data)
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mappings as one; where both have a value, that of `above`."""
-    merged = dict(below)
-    for key, value in above.items():
-        known = merged.get(key)
-        merged[key] = _laid_over(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -174,35 +142,10 @@ def _literal(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, list | tuple):
         return "[" + ",".join(_literal(item) for item in value) + "]"
+    if isinstance(value, Mapping):  # inside a list
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
     text = str(value)
     if _PLAIN.fullmatch(text) and not _AMBIGUOUS.fullmatch(text):
         return text
     # Hydra's grammar: inside quotes, a quote is escaped by a backslash, as are the backslashes before it.
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
-
-
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """veRL's whole configuration with `overrides`, resolved, without importing veRL.
-
-    Raises:
-        MissingExtra: veRL is not installed.
-        UsageError: an override that veRL's configuration does not take; the message is Hydra's.
-    """
-    package = importlib.util.find_spec("verl")
-    if package is None or package.submodule_search_locations is None:
-        raise MissingExtra("training with veRL", extra="verl")
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    folder = Path(package.submodule_search_locations[0]) / "trainer" / "config"
-    try:
-        with initialize_config_dir(str(folder), version_base=None):
-            config = hydra_compose("ppo_trainer", overrides=list(overrides))
-        resolved = OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(f"veRL's configuration does not take these settings: {error}") from error
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}

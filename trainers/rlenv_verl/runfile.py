@@ -56,7 +56,8 @@ class Attempt:
 class Run:
     """Everything that starts a run again. Paths are absolute.
 
-    `overrides` are all of veRL's, as one list in Hydra's syntax; `environment` is the preset's environment variables;
+    `overrides` are all of veRL's, as one list in Hydra's syntax; `environment` is the environment variables that the
+    preset, the shell and the command line decided on, and `pinned` names those of the command line;
     `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation. `history` is
     what becomes of turns that the chat template would write otherwise later (`run.history`).
     """
@@ -82,6 +83,7 @@ class Run:
     warm_start: Mapping[str, Any] | None = None
     attempts: tuple[Attempt, ...] = ()
     history: History = "grow"
+    pinned: tuple[str, ...] = ()
 
     @property
     def sources(self) -> dict[str, str]:
@@ -157,8 +159,8 @@ class Run:
             raise UsageError(f"{path} was written by another version of rlenv; start a new run")
         fields["specs"] = tuple(SpecEntry(**entry) for entry in fields["specs"])
         fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
-        for name in ("modes", "overrides"):
-            fields[name] = tuple(fields[name])
+        for name in ("modes", "overrides", "pinned"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(folder=folder, **fields)
 
 

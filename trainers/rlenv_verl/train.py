@@ -29,6 +29,7 @@ from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, show_summary, step_l
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
 from rlenv_verl.runfile import Run, locked, rebuild_metrics
+from rlenv_verl.settings.threads import Variables, with_the_shell
 from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
 from rlenv_verl.summary import failures_by_step, summarise
 from rlenv_verl.surroundings import cluster_overrides, command_text, run_environment
@@ -98,6 +99,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
     preset = load_preset(arguments.preset or "cpu", algorithm=arguments.algorithm, mode=arguments.mode)
     preset, overrides = with_run_keys(preset, overrides)
+    variables = with_the_shell(preset.environment, os.environ, pinned=preset.pinned)
+    preset = dataclasses.replace(preset, environment=variables.values)
     overrides = [*lora_overrides(preset, arguments.lora), *overrides]
     if arguments.validation_tasks is not None:
         preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": arguments.validation_tasks})
@@ -112,6 +115,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     lock = stack.enter_context(locked(folder, wait_s=0.0))
 
     console.print(f"run folder  {folder}", markup=False)
+    _say(variables, console)
     seed = arguments.seed or 0
     limit = arguments.time_limit or preset.run.get("time_limit_s")
     with time_is_up_at(started + limit if limit else None):
@@ -155,13 +159,21 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         # Read again, now that nobody else changes it.
         run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
         run, more = resumed(run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run)
+    variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
+    run = dataclasses.replace(run, environment=variables.values)
     plan = plan_of(run, *more)
     step = run.attempts[-1].from_step if run.attempts else 0
     what = "validates" if arguments.eval else "goes on from"
     console.print(f"run folder  {run.folder}\n{what} step {step} of {plan.total_steps or 'the data'}", markup=False)
+    _say(variables, console)
     if not arguments.dry_run:
         run.save()
     return plan, lock
+
+
+def _say(variables: Variables, console: Console) -> None:
+    for line in variables.said:
+        console.print(f"environment {line}", markup=False)
 
 
 def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> Run:

@@ -1,0 +1,264 @@
+"""What is wrong with a preset file, at which place, and the nearest fix."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from rlenv.errors import Fault, UsageError
+from rlenv.source import SourceDocument, nearest
+from rlenv.tokens.encoder import HISTORIES
+from rlenv_verl.failure_policy import failure_policy
+from rlenv_verl.settings.names import algorithm_names, mode_names
+from rlenv_verl.settings.threads import THREAD_VARIABLES
+from rlenv_verl.settings.verl_keys import verl_keys
+from rlenv_verl.siblings import stragglers
+
+__all__ = ["OF_THE_RUN", "RUN_KEYS", "RUN_NEEDED", "RUN_OPTIONAL", "preset_faults"]
+
+_SECTIONS: Final = ("environment", "run", "verl", "verl_add")
+_KEYS: Final = ("extends", "algorithm", "mode", *_SECTIONS, "with")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODES: Final = ("greedy", "sampled")
+
+OF_THE_RUN: Final[Mapping[str, str]] = {
+    "data.train_files": "rlenv writes the rows of the specs; name the specs on the command line",
+    "data.val_files": "rlenv writes the rows of the specs; say run.validation_split",
+    "data.max_prompt_length": "say run.max_prompt_length",
+    "data.seed": "say --seed",
+    "actor_rollout_ref.model.path": "say --model",
+    "actor_rollout_ref.rollout.seed": "say --seed",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "the specs are its agent loops",
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "the specs are its agent loops",
+    "actor_rollout_ref.actor.data_loader_seed": "say --seed",
+    "actor_rollout_ref.actor.fsdp_config.seed": "say --seed",
+    "trainer.default_local_dir": "checkpoints lie in the run's folder; say -o",
+    "trainer.project_name": "say it on the command line: trainer.project_name=…",
+    "trainer.experiment_name": "say it on the command line: trainer.experiment_name=…",
+    "hydra.run.dir": "it lies in the run's folder; say -o",
+    "ray_kwargs.ray_init.address": "say --ray-address",
+    "trainer.v1.sampler.sampler_kwargs.trained_file": "it lies in the run's folder; say -o",
+}
+"""Keys that every run sets itself, over any preset, and what to say instead."""
+
+_VARIABLES_OF_THE_RUN: Final[Mapping[str, str]] = {
+    "PYTHONPATH": "export it in the shell",
+    "RLENV_SEED": "say --seed",
+    "VERL_FILE_LOGGER_PATH": "figures lie in the run's folder; say -o",
+}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_time(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and 0 < value < math.inf)
+
+
+def _are_modes(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(mode in _MODES for mode in value)
+
+
+_Check = tuple[str, Callable[[Any], bool]]
+RUN_NEEDED: Final[Mapping[str, _Check]] = {
+    "train_split": ("the name of a split", _is_text),
+    "validation_split": ("the name of a split", _is_text),
+    "validation_tasks": ("a number of tasks, such as 200", _is_count),
+    "validation_modes": (f"a list of {' and '.join(_MODES)}", _are_modes),
+    "turn_tokens": (
+        "a number of tokens, such as 1024, or null for as many as the response has room for",
+        lambda value: value is None or _is_count(value),
+    ),
+    "max_prompt_length": (
+        "a number of tokens, or 'measured' for the longest prompt's",
+        lambda value: value == "measured" or _is_count(value),
+    ),
+    "time_limit_s": ("a number of seconds, or null for none", _is_time),
+    "template_kwargs": ("a mapping, such as {enable_thinking: false}", lambda value: isinstance(value, Mapping)),
+}
+"""Keys of a preset's `run:` that a run cannot do without: what is expected, and whether a value is that."""
+RUN_OPTIONAL: Final[Mapping[str, _Check]] = {
+    "failures": ("a mapping of reason to choice, such as {turns: mask}", lambda value: True),
+    "stragglers": ("share and grace_s, such as {share: 0.75, grace_s: 60}", lambda value: True),
+    "watch": ("true or false", lambda value: isinstance(value, bool) or value is None),
+    "reward_model": ("the name of an endpoint of the specs", lambda value: _is_text(value) or value is None),
+    "history": (f"one of {', '.join(HISTORIES)}", lambda value: value in HISTORIES),
+    "threads": ("a number of threads for each process, such as 2", lambda value: _is_count(value) or value is None),
+}
+"""Keys that it may leave out."""
+RUN_KEYS: Final[Mapping[str, _Check]] = {**RUN_NEEDED, **RUN_OPTIONAL}
+
+
+def preset_faults(document: SourceDocument) -> Iterator[Fault]:
+    """All faults of one file; whether veRL has the keys is looked at where veRL is installed.
+
+    What the file extends is not looked at, so that each fault stands in the file that has it.
+    """
+    yield from _unknown(document, (), _KEYS, "a preset")
+    for key, known in (("algorithm", algorithm_names()), ("mode", mode_names())):
+        if document.has((key,)) and document.data[key] not in known:
+            yield _no_such(document, (key,), str(document.data[key]), known, key, at="value")
+    yield from _sections(document, ())
+    extra = document.data.get("with")
+    if extra is None:
+        return
+    if not isinstance(extra, Mapping):
+        yield document.fault(("with",), "expected a mapping of algorithms and modes", "such as with: {ppo: {verl: …}}")
+        return
+    for name, part in extra.items():
+        place = ("with", name)
+        if name not in (*algorithm_names(), *mode_names()):
+            yield _no_such(document, place, name, [*algorithm_names(), *mode_names()], "algorithm or mode", at="key")
+        elif isinstance(part, Mapping):
+            yield from _unknown(document, place, _SECTIONS, f"with.{name}")
+            yield from _sections(document, place)
+        else:
+            yield document.fault(place, f"expected a mapping with {', '.join(_SECTIONS)}")
+
+
+def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ...], what: str) -> Iterator[Fault]:
+    held = document.get(at) if at else document.data
+    for key in held:
+        if key in known:
+            continue
+        close = nearest(key, known)
+        hint = f"did you mean '{close}'?" if close else f"it has {', '.join(known)}"
+        if key in RUN_KEYS:
+            hint = f"it belongs under run: write run: {{{key}: …}}"
+        elif key in (verl_keys() or {}):
+            hint = f"it is a key of veRL's: write verl: {{{key}: …}}"
+        yield document.fault((*at, key), f"{what} has no key '{key}'", hint, at="key")
+
+
+def _no_such(
+    document: SourceDocument, place: tuple[str, ...], given: str, known: list[str], what: str, *, at: str
+) -> Fault:
+    close = nearest(given, known)
+    hint = f"did you mean '{close}'? " if close else ""
+    return document.fault(place, f"no {what} '{given}'", f"{hint}there are {', '.join(known)}", at=at)
+
+
+def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Fault]:
+    held = document.get(at) if at else document.data
+    for section in _SECTIONS:
+        if section in held and not isinstance(held[section], Mapping):
+            yield document.fault((*at, section), "expected a mapping of keys to values")
+    yield from _environment(document, (*at, "environment"), _mapping(held, "environment"), _mapping(held, "run"))
+    yield from _run(document, (*at, "run"), _mapping(held, "run"))
+    known = verl_keys()
+    if known is not None:
+        yield from _verl(document, (*at, "verl"), _mapping(held, "verl"), known, "")
+        yield from _verl_add(document, (*at, "verl_add"), _mapping(held, "verl_add"), known, "")
+
+
+def _mapping(held: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = held.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _environment(
+    document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], run: Mapping[str, Any]
+) -> Iterator[Fault]:
+    for name, value in given.items():
+        place = (*at, name)
+        if not _NAME.fullmatch(name):
+            yield document.fault(place, f"'{name}' is no name of an environment variable", at="key")
+        elif name in _VARIABLES_OF_THE_RUN:
+            message = f"every run sets '{name}' itself"
+            yield document.fault(place, message, _VARIABLES_OF_THE_RUN[name], at="key")
+        elif not isinstance(value, str) and (isinstance(value, bool) or not isinstance(value, int)):
+            yield document.fault(place, "the value of a variable is a text", 'put quotes around it, such as "1"')
+        elif name in THREAD_VARIABLES and run.get("threads") is not None:
+            message = f"run.threads of the same file sets '{name}' too"
+            yield document.fault(place, message, f"leave out one of the two; run.threads is {run['threads']}", at="key")
+
+
+def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]) -> Iterator[Fault]:
+    for key, value in given.items():
+        place = (*at, key)
+        if key not in RUN_KEYS:
+            yield _no_such(document, place, key, sorted(RUN_KEYS), "key of the preset's own part", at="key")
+            continue
+        expected, fits = RUN_KEYS[key]
+        if not fits(value):
+            yield document.fault(place, f"expected {expected}, found {value!r:.60}")
+        elif key in ("failures", "stragglers"):
+            try:
+                failure_policy(value) if key == "failures" else stragglers(value)
+            except (UsageError, TypeError, ValueError) as error:
+                yield document.fault(place, str(error))
+
+
+def _verl(
+    document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any], above: str
+) -> Iterator[Fault]:
+    """Keys that veRL's configuration lists."""
+    for key, value in given.items():
+        place, path = (*at, key), f"{above}{key}"
+        if key not in known:
+            yield document.fault(place, f"veRL's configuration has no key '{path}'", _instead(key, known), at="key")
+        elif path in OF_THE_RUN:
+            yield _of_the_run(document, place, path)
+        elif isinstance(value, Mapping) and not value:
+            yield document.fault(place, f"an empty mapping changes nothing of '{path}'", "remove it")
+        elif isinstance(value, Mapping) and isinstance(known[key], Mapping):
+            yield from _verl(document, place, value, known[key], f"{path}.")
+        elif isinstance(value, Mapping) and known[key] is not None:
+            yield document.fault(place, f"'{path}' is a value in veRL's configuration and has no keys")
+        elif isinstance(known[key], Mapping):
+            some = ", ".join(list(known[key])[:6])
+            yield document.fault(place, f"'{path}' is a mapping in veRL's configuration", f"it has the keys {some}")
+        elif expected := _expected(known[key], value):
+            yield document.fault(place, f"'{path}': expected {expected}, found {value!r:.60}")
+
+
+def _instead(key: str, known: Mapping[str, Any]) -> str:
+    if "." in key:
+        first, rest = key.split(".", 1)
+        return f"keys are nested in a preset: write {first}: {{{rest}: …}}"
+    close = nearest(key, known)
+    if close:
+        return f"did you mean '{close}'?"
+    return "a key that veRL reads without listing it stands under verl_add"
+
+
+def _expected(known: Any, value: Any) -> str:
+    """What should stand instead of `value`, "" where it may stand there; `known` is the value in veRL's files."""
+    if value is None or (isinstance(value, str) and "${" in value):
+        return ""
+    if isinstance(known, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(known, int | float):
+        return "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
+    return ""
+
+
+def _verl_add(
+    document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any], known: Any, above: str
+) -> Iterator[Fault]:
+    """Keys that veRL reads without listing them."""
+    for key, value in given.items():
+        place, path = (*at, key), f"{above}{key}"
+        listed = isinstance(known, Mapping) and key in known
+        if path in OF_THE_RUN:
+            yield _of_the_run(document, place, path)
+        elif "." in key and not above.endswith(("env_vars.", "override_config.")):
+            yield document.fault(place, f"there is no key '{path}'", _instead(key, {}), at="key")
+        elif isinstance(value, Mapping) and value:
+            yield from _verl_add(document, place, value, known[key] if listed else None, f"{path}.")
+        elif listed:
+            message = f"veRL's configuration has the key '{path}'; verl_add is for keys that it does not list"
+            yield document.fault(place, message, "write it under verl", at="key")
+
+
+def _of_the_run(document: SourceDocument, at: tuple[str, ...], path: str) -> Fault:
+    message = f"every run sets '{path}' itself, so that a preset's is not read"
+    return document.fault(at, message, OF_THE_RUN[path], at="key")
