@@ -64,13 +64,16 @@ class Expression:
         return self._evaluate(values)
 
 
-def compile_expression(source: str, *, names: Collection[str] | None = None) -> Expression:
+def compile_expression(source: str, *, names: Collection[str] | None = None, flags: Collection[str] = ()) -> Expression:
     """Compiles `source`; where `names` is given, the terms that it may read.
+
+    Args:
+        flags: those of the names that are 1 or 0, and may stand without a comparison: `success and turns <= 3`.
 
     Raises:
         ExpressionError: a syntax error or an unknown name; the message has the place and the nearest fix.
     """
-    parser = _Parser(source, names)
+    parser = _Parser(source, names, flags)
     node = parser.either(0)
     parser.expect_end()
     return Expression(source, tuple(parser.seen), node)
@@ -79,9 +82,10 @@ def compile_expression(source: str, *, names: Collection[str] | None = None) -> 
 class _Parser:
     """A recursive descent over tokens of (kind, text, position)."""
 
-    def __init__(self, source: str, names: Collection[str] | None) -> None:
+    def __init__(self, source: str, names: Collection[str] | None, flags: Collection[str]) -> None:
         self.source = source
         self.names = names
+        self.flags = flags
         self.seen: dict[str, None] = {}
         self.tokens: list[tuple[str, str, int]] = []
         self.index = 0
@@ -127,8 +131,11 @@ class _Parser:
         return _not(node) if negated else node
 
     def comparison(self) -> _Node:
+        _, first, _ = self.tokens[self.index]
         left = self.side()
         kind, text, _ = self.tokens[self.index]
+        if first in self.flags and (kind != "symbol" or text not in _COMPARE):
+            return _comparison(operator.ne, left, lambda values: 0.0)
         if kind != "symbol" or text not in _COMPARE:
             raise self._unexpected("a comparison such as >= 1")
         self.index += 1

@@ -84,6 +84,7 @@ LAYERS: dict[str, int] = {
     "rlenv.evaluate": 5,
     "rlenv.credit": 5,
     "rlenv.groups": 5,
+    "rlenv.collect": 5,
     "rlenv.audit": 5,
     "rlenv.rescore": 5,
     "rlenv.preflight": 5,

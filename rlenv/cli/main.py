@@ -28,6 +28,8 @@ _COMMANDS = {
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
     "preflight": ("rlenv.cli.preflight", "say before a run whether lengths and memory fit, and whether it is exact"),
+    "collect": ("rlenv.cli.collect", "make supervised data out of episodes, as the tokens that training reads"),
+    "sft": ("rlenv.cli.sft", "start a policy on supervised data, with veRL's own trainer"),
     "train": ("rlenv.cli.train", "train a policy on veRL"),
     "export-policy": ("rlenv.cli.export_policy", "write a trained policy for transformers and vLLM"),
     "serve-search": ("rlenv.cli.serve_search", "serve a corpus to search tools, with the wire of Search-R1"),
@@ -51,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
-    if chosen in ("train", "preflight"):  # these read their own arguments: key=value may stand anywhere among them
+    if chosen in (
+        "train",
+        "sft",
+        "preflight",
+    ):  # these read their own arguments: key=value anywhere among them
         own = importlib.import_module(_COMMANDS[chosen][0])
         rest = argv[argv.index(chosen) + 1 :]
         return _guard(lambda: own.run_argv(rest), may_exit=True)

@@ -14,12 +14,12 @@ __all__ = ["add_policy", "make_policy"]
 _HELP = "oracle, random, script:FILE, openai, or hf:FOLDER (a Hugging Face checkpoint, with the verl extra)"
 
 
-def add_policy(parser: argparse.ArgumentParser) -> None:
-    """Adds `--policy` and what the endpoint policy needs."""
+def add_policy(parser: argparse.ArgumentParser, *, model_option: str = "--model") -> None:
+    """Adds `--policy` and what the endpoint policy needs; `model_option` names the model at its server."""
     parser.add_argument("--policy", default="oracle", help=_HELP)
     endpoint = parser.add_argument_group("--policy openai")
     endpoint.add_argument("--base-url", help="such as http://127.0.0.1:8000/v1")
-    endpoint.add_argument("--model", help="the model's name at the server")
+    endpoint.add_argument(model_option, help="the model's name at the server")
     endpoint.add_argument("--api-key-env", default="OPENAI_API_KEY", help="the variable that holds the key")
     endpoint.add_argument(
         "--mode", choices=("tools", "text"), default="tools", help="the server's own tool calls, or raw text"

@@ -13,6 +13,7 @@ from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
 from rlenv.tokens.cut import CHARS_A_TOKEN, Keep, token_cut
 from rlenv.tokens.dummies import Turn
+from rlenv.tokens.ending import end_of
 from rlenv.tokens.growth import Finding
 from rlenv.tokens.shapes import Story
 
@@ -132,6 +133,13 @@ class TokenTrajectory:
         """The shapes of the conversation so far."""
         return self._story
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the next turn begins inside a block of thinking that its prompt has opened."""
+        if self._opens is None:
+            self._opens = self._encoder.growth.opens(self._story)
+        return self._opens
+
     def opens(self, thinking: bool) -> None:
         """Says whether the prompt ends inside a block of thinking; it is found by rendering where nobody does."""
         self._opens = thinking
@@ -184,6 +192,35 @@ class TokenTrajectory:
         self.has_logprobs = self.has_logprobs and logprobs is not None
         self._last = text
         return text
+
+    def end_turn(self, observation: Observation | None = None, *, said: Message | None = None) -> int | None:
+        """Ends the last turn with the id that the template ends it with, as if that had been sampled (mask 1).
+
+        For a turn that nobody sampled: its text was encoded, which has no end. What was sampled keeps its own end.
+
+        Args:
+            observation: what answers the turn; None for the last one of a conversation.
+            said: the assistant's message that it answers, as it was read.
+
+        Returns:
+            The id that was appended; None where the turn ends with an end token already.
+
+        Raises:
+            UnsupportedTemplate: exact ids cannot be promised for these messages at all.
+            UsageError: no turn was added, or something stands behind it.
+        """
+        self._check_is_turn()
+        if self._last_id() in self._encoder.end_ids:
+            return None
+        messages = (Message("user", ""),) if observation is None else observation.messages
+        turn = self._turn(messages, said)
+        found = end_of(self._encoder, self._story, turn, is_last=observation is None)
+        self._ids.append(found)
+        self._mask.append(1)
+        self._logprobs.append(math.nan)
+        self.turn_spans[-1] = (self.turn_spans[-1][0], len(self._mask))
+        self.has_logprobs = False
+        return found
 
     def add_observation(
         self, observation: Observation, *, max_tokens: int | None = None, said: Message | None = None
@@ -268,6 +305,9 @@ class TokenTrajectory:
     def _check(self, observation: Observation) -> None:
         if not observation.messages:
             raise UsageError("the observation has no messages; expected those that answer the turn")
+        self._check_is_turn()
+
+    def _check_is_turn(self) -> None:
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
             raise UsageError("no sampled turn stands before this observation; call add_sampled first")
 

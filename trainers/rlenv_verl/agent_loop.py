@@ -32,6 +32,7 @@ from rlenv.messages import Message, Sampled
 from rlenv.tokens import TokenRows
 from rlenv.tokens.bound import thinking_of
 from rlenv.tokens.encoder import History
+from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
 from rlenv_verl.images import STRAY, clean_length, generation_fields, shown_of
@@ -39,7 +40,6 @@ from rlenv_verl.kept import cut_of, encoder_of, environment_of, require_template
 from rlenv_verl.loop_settings import loop_settings, plain
 from rlenv_verl.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.reward_model import served_by_reward_model
-from rlenv_verl.said import said_of
 from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, outputs_of
 from rlenv_verl.siblings import Sibling, join
 from rlenv_verl.siblings import stragglers as stragglers_of

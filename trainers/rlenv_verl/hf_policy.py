@@ -15,9 +15,9 @@ from rlenv.policies.base import PolicyContext
 from rlenv.tokens import TokenEncoder, TokenRows
 from rlenv.tokens.bound import thinking_of
 from rlenv.tokens.encoder import History
+from rlenv.tokens.said import said_of
 from rlenv_verl.cpu.server import CpuServer
 from rlenv_verl.decode import Sampling
-from rlenv_verl.said import said_of
 from rlenv_verl.turn_marks import USUAL_THINKING, end_ids_of, vocab_size_of
 from rlenv_verl.weights import load_model
 

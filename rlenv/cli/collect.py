@@ -1,0 +1,175 @@
+"""`rlenv collect`: supervised data out of episodes, as the tokens that RL trains on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlenv.cli.console import Console
+from rlenv.cli.eval import SEEDS
+from rlenv.cli.options import add_set, keywords, overrides
+from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.terminal import write_json
+from rlenv.collect import Keep, Report, Settings, collect
+from rlenv.environment import Environment, load
+from rlenv.errors import UsageError
+from rlenv.rollout import Job
+from rlenv.tokens.bound import bind
+from rlenv.tokens.encoder import HISTORIES
+from rlenv.tokens.load import load_tokenizer
+
+__all__ = ["add_arguments", "run"]
+
+_MOST_KINDS = 12
+
+_EPILOG = """The expression of --keep compares success, reward, turns, calls, calls_failed, calls_malformed, chars,
+terminated, truncated, answered, cut, invalid and the spec's reward terms: success and turns <= 3."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv collect`."""
+    parser.epilog = _EPILOG
+    parser.add_argument("spec", help="a YAML file, or the name of a shipped environment")
+    parser.add_argument(
+        "--model", required=True, help="the model that shall train on the data: ids are its tokenizer's"
+    )
+    parser.add_argument("-o", "--out", required=True, metavar="DATA", help="a new folder")
+    source = parser.add_argument_group("where episodes come from")
+    source.add_argument(
+        "--from",
+        dest="records",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="recorded episodes instead of a policy: a .jsonl, or a folder of eval, collect or train",
+    )
+    add_policy(parser, model_option="--policy-model")
+    source.add_argument("--split", help="which tasks; by default warmup, else train, else the first; all with --from")
+    source.add_argument("-n", type=int, metavar="N", help="how many tasks; all by default")
+    source.add_argument("-k", type=int, default=1, metavar="K", help="samples of each task")
+    source.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
+    source.add_argument("--seed", type=int, default=0, help="of the episodes and of what is drawn")
+    chosen = parser.add_argument_group("which are kept")
+    chosen.add_argument("--keep", default="success", metavar="EXPRESSION", help="by default success")
+    chosen.add_argument("--keep-invalid", action="store_true", help="also episodes whose reward is invalid")
+    chosen.add_argument("--keep-cut", action="store_true", help="also episodes with a turn that a limit cut")
+    chosen.add_argument("--per-task", type=int, metavar="M", help="at most M of each task, drawn by the seed")
+    chosen.add_argument(
+        "--balance", metavar="COLUMN", help="as many of each value of a column of the rows, or of each `task`"
+    )
+    tokens = parser.add_argument_group("how they are written")
+    tokens.add_argument("--chat-template", metavar="FILE", help="instead of the model's own; `rlenv sft` wants it too")
+    tokens.add_argument(
+        "--history", choices=HISTORIES, default="grow", help="as run.history of `rlenv train` (docs/training.md)"
+    )
+    tokens.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a name for the template, as run.template_kwargs",
+    )
+    parser.add_argument("--json", action="store_true", help="print the manifest as one JSON object")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 where data was written; 2 where nothing was kept or an option is wrong."""
+    for name in ("n", "k", "concurrency", "per_task"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is at least 1, not {value}")
+    if args.k > SEEDS:
+        raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
+    environment = load(args.spec, set=overrides(args.set))
+    keep = Keep.of(args.keep, terms=environment.spec.rewards, keeps_invalid=args.keep_invalid, keeps_cut=args.keep_cut)
+    kwargs = keywords(args.kwarg)
+    tokenizer = load_tokenizer(_model(args))
+    encoder = bind(tokenizer, environment, history=args.history, template_kwargs=kwargs)
+    settings = Settings(
+        folder=Path(args.out),
+        model=args.model,
+        source="record" if args.records else str(args.policy),
+        keep=keep,
+        jobs=() if args.records else _jobs(args, environment),
+        samples=args.k,
+        records=tuple(args.records),
+        split=args.split,
+        per_task=args.per_task,
+        balance=args.balance,
+        seed=args.seed,
+        concurrency=args.concurrency,
+        set=overrides(args.set),
+        template_kwargs=kwargs,
+    )
+    named = argparse.Namespace(**{**vars(args), "model": args.policy_model})
+    policy = None if args.records else lambda: make_policy(named, environment)
+    with Progress(
+        TextColumn("episodes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        bar = progress.add_task("", total=len(settings.jobs) or None)
+
+        def told(count: int) -> None:
+            progress.update(bar, completed=count)
+
+        report = collect(environment, encoder, settings, policy=policy, on_episode=told)
+    if args.json:
+        write_json({"folder": str(report.folder), **_fields(report)}, indent=2)
+    else:
+        _show(report, Console(file=sys.stdout, highlight=False, soft_wrap=True))
+    return 0
+
+
+def _model(args: argparse.Namespace) -> str:
+    try:
+        from rlenv.models import local_model
+    except ImportError:
+        return str(args.model)
+    return local_model(args.model, chat_template=args.chat_template)
+
+
+def _jobs(args: argparse.Namespace, environment: Environment) -> tuple[Job, ...]:
+    splits = list(environment.spec.tasks)
+    split = args.split or next((name for name in ("warmup", "train") if name in splits), splits[0])
+    tasks = environment.part(split, args.n)
+    return tuple(Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k))
+
+
+def _fields(report: Report) -> dict[str, object]:
+    import dataclasses
+
+    return dataclasses.asdict(report.manifest)
+
+
+def _show(report: Report, console: Console) -> None:
+    manifest = report.manifest
+    console.print(
+        f"kept {manifest.kept} of {manifest.episodes} episodes: {manifest.tasks} tasks of {', '.join(manifest.splits)}",
+        markup=False,
+    )
+    for reason, count in sorted(manifest.rejected.items(), key=lambda one: -one[1]):
+        console.print(f"  rejected  {count:>6}  {reason}", markup=False)
+    shown = list(manifest.kinds.items())
+    for kind, count in shown[:_MOST_KINDS]:
+        console.print(f"  taken     {count:>6}  {manifest.balance}={kind}", markup=False)
+    if len(shown) > _MOST_KINDS:
+        console.print(f"  and {len(shown) - _MOST_KINDS} more values of {manifest.balance}", markup=False)
+    console.print(
+        f"{manifest.rows} rows, {manifest.tokens:,} tokens, {manifest.tokens_trained:,} of them trained; "
+        f"the longest row has {manifest.longest:,}",
+        markup=False,
+    )
+    turns = manifest.turns_recorded + manifest.turns_anew
+    console.print(f"ids as sampled in {manifest.turns_recorded} of {turns} turns, else those of the text", markup=False)
+    if manifest.differences:
+        console.print(f"[red]{manifest.differences} observations after which the template would write otherwise[/red]")
+    if "test" in manifest.splits:
+        console.print("these are episodes of the split 'test', on which `rlenv train` validates", markup=False)
+    console.print(f"rows in {report.folder}", markup=False)

@@ -1,0 +1,30 @@
+"""Supervised data out of episodes: played or recorded, rejected by their rewards, as the very tokens that RL trains on.
+
+    DATA/trajectories.jsonl   every episode that was played, as it ended (not where recorded ones were read)
+    DATA/rows.jsonl           the rows of those that were kept: ids and masks, and the messages beside them
+    DATA/manifest.json        what it was made of, written last: a folder without it is not whole
+
+`collect` makes such a folder, `read_data` reads it for a trainer.
+"""
+
+from __future__ import annotations
+
+from rlenv.collect.data import Data, read_data
+from rlenv.collect.encode import EncodedRow, Unencodable, encode_episode
+from rlenv.collect.keep import Keep
+from rlenv.collect.manifest import Manifest, identity_of
+from rlenv.collect.run import Report, Settings, collect
+
+__all__ = [
+    "Data",
+    "EncodedRow",
+    "Keep",
+    "Manifest",
+    "Report",
+    "Settings",
+    "Unencodable",
+    "collect",
+    "encode_episode",
+    "identity_of",
+    "read_data",
+]

@@ -1,0 +1,148 @@
+"""Where episodes come from: played by a policy and recorded as they end, or read from records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from rlenv import record
+from rlenv.drive import drive
+from rlenv.environment import Environment
+from rlenv.errors import UsageError
+from rlenv.groups import score_groups
+from rlenv.observe import Cut
+from rlenv.policies.base import Policy
+from rlenv.rollout import Job, together
+from rlenv.source import nearest
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Recorder", "files_of", "play_jobs", "recorded"]
+
+OnEpisode = Callable[[Trajectory, int, int], None]
+"""Called with an episode, the number of its file and the place of its line in it."""
+
+
+class Recorder:
+    """Appends episodes to a file of their own, each flushed: what a killed run has played is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] = path.open("xb")
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, trajectory: Trajectory) -> int:
+        """Writes one; the place at which its line begins."""
+        at = self._file.tell()
+        record.append(self._file, trajectory)
+        self._file.flush()
+        return at
+
+
+async def play_jobs(
+    environment: Environment,
+    policy: Policy,
+    jobs: Sequence[Job],
+    *,
+    samples: int,
+    concurrency: int,
+    cut: Cut | None,
+    recorder: Recorder,
+    on_episode: OnEpisode,
+) -> None:
+    """Plays all jobs and records each episode.
+
+    Where a reward term compares the samples of a task, they are recorded together, once all have ended.
+
+    Args:
+        samples: how many of the jobs, one behind the other, are samples of one task.
+        cut: how results are cut; None: by the spec's characters.
+    """
+    queue = iter(range(len(jobs)))
+    waiting: dict[int, list[Trajectory]] = {}
+    scorer = environment.parts.scorer
+
+    async def work() -> None:
+        for index in queue:
+            job = jobs[index]
+            async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut) as episode:
+                ended = [await drive(episode, policy, limit_s=environment.spec.limits.episode_s)]
+            if scorer.has_group_terms:
+                group = waiting.setdefault(index // samples, [])
+                group += ended
+                if len(group) < samples:
+                    continue
+                ended = score_groups(scorer, waiting.pop(index // samples))
+            for trajectory in ended:
+                on_episode(trajectory, 0, recorder.append(trajectory))
+
+    try:
+        async with environment:
+            await together([work() for _ in range(min(concurrency, len(jobs)))])
+    finally:
+        await policy.aclose()
+
+
+def files_of(names: Sequence[str]) -> list[Path]:
+    """The files of records that were named: each a file, or a folder of `rlenv eval -o`, of `rlenv collect`, of a run.
+
+    Raises:
+        UsageError: there is none in it.
+    """
+    found: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if path.is_file():
+            found.append(path)
+        elif (path / "trajectories.jsonl").is_file():
+            found.append(path / "trajectories.jsonl")
+        elif inside := sorted((path / "trajectories").glob("step-*.jsonl")):
+            found += inside  # the validations of `rlenv train`
+        else:
+            close = nearest(path.name, [one.name for one in path.parent.glob("*")]) if path.parent.is_dir() else ""
+            hint = f"; did you mean {path.parent / close}?" if close else ""
+            raise UsageError(f"there are no recorded episodes at {path}{hint}")
+    return found
+
+
+def recorded(
+    files: Sequence[Path], environment: Environment, *, split: str | None
+) -> Iterator[tuple[Trajectory, int, int]]:
+    """The episodes in files of records, each with the number of its file and the place of its line.
+
+    A line that was cut off in the middle is left out, as `rlenv.record.read` leaves it out.
+
+    Raises:
+        UsageError: a line is no trajectory, or one of another environment.
+    """
+    for number, path in enumerate(files):
+        places = _places(path)
+        for trajectory, at in zip(record.read(path), places, strict=False):
+            if trajectory.environment.removeprefix("rlenv/") != environment.id.removeprefix("rlenv/"):
+                raise UsageError(
+                    f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}; give theirs"
+                )
+            if split is None or trajectory.split == split:
+                yield trajectory, number, at
+
+
+def _places(path: Path) -> Iterator[int]:
+    """Where the lines begin that hold something."""
+    with path.open("rb") as file:
+        at = 0
+        for line in file:
+            if line.strip():
+                yield at
+            at += len(line)
+
+
+def at_place(file: IO[bytes], at: int) -> Trajectory:
+    """The trajectory whose line begins there."""
+    file.seek(at, os.SEEK_SET)
+    return record.parse(file.readline())
