@@ -36,10 +36,11 @@ OVERRIDES = (
     "data.max_response_length=64",
     "actor_rollout_ref.rollout.n=6",
     "actor_rollout_ref.actor.optim.lr=3e-5",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=640",
     "trainer.test_freq=8",
     "trainer.save_freq=8",
 )
-WAYS = {"greedy": ("--temperature", "0"), "sampled": ("--temperature", "1", "-k", "4")}
+WAYS = {"greedy": ("--temperature", "0"), "sampled": ("--temperature", "1", "-k", "2")}
 
 
 class Stopped(Exception):
