@@ -13,7 +13,7 @@ from rlenv.cli.eval import SEEDS
 from rlenv.cli.options import add_set, keywords, overrides
 from rlenv.cli.policies import add_policy, make_policy
 from rlenv.cli.terminal import write_json
-from rlenv.collect import Keep, Report, Settings, collect
+from rlenv.collect import Keep, Report, Settings, collect, identity_of
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.rollout import Job
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(
         folder=Path(args.out),
         model=args.model,
+        identity=identity_of(tokenizer, template_kwargs=kwargs),
         source="record" if args.records else str(args.policy),
         keep=keep,
         jobs=() if args.records else _jobs(args, environment),

@@ -12,12 +12,13 @@ from __future__ import annotations
 from rlenv.collect.data import Data, read_data
 from rlenv.collect.encode import EncodedRow, Unencodable, encode_episode
 from rlenv.collect.keep import Keep
-from rlenv.collect.manifest import Manifest, identity_of
+from rlenv.collect.manifest import Identity, Manifest, identity_of
 from rlenv.collect.run import Report, Settings, collect
 
 __all__ = [
     "Data",
     "EncodedRow",
+    "Identity",
     "Keep",
     "Manifest",
     "Report",

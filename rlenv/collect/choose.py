@@ -43,7 +43,8 @@ class Chosen:
 def choose(candidates: Sequence[Candidate], *, per_task: int | None, balances: bool, seed: int) -> Chosen:
     """Of equal episodes of a task one; at most `per_task` of each; then of each kind as many as the rarest has.
 
-    What is taken is drawn by the seed: equal candidates and an equal seed give equal choices, in whatever order the candidates come.
+    What is taken is drawn by the seed: equal candidates and an equal seed give equal choices, in whatever order they
+    come.
     """
     rng = random.Random(seed)
     ordered = sorted(candidates, key=lambda one: (one.split, one.task, one.seed, one.file, one.at))

@@ -138,11 +138,12 @@ def _rows_of(rows: TokenRows, left_out: Sequence[tuple[int, int]]) -> tuple[Enco
     found = []
     for number, row in enumerate(rows.rows):
         mask = row.mask
+        if not any(mask):
+            continue  # begun for a turn that never came
         for start, end in (row.turn_spans[turn] for place, turn in left_out if place == number):
             mask[start:end] = [0] * (end - start)
-        if any(mask):
-            prompt = row.prompt_ids
-            found.append(EncodedRow((*prompt, *row.response_ids), (*[0] * len(prompt), *mask)))
+        prompt = row.prompt_ids
+        found.append(EncodedRow((*prompt, *row.response_ids), (*[0] * len(prompt), *mask)))
     if not found:
         raise Unencodable("empty", "the policy wrote nothing that could be trained")
     return tuple(found)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv.errors import UsageError
-from rlenv.tokens.encoder import TokenEncoder
 
 __all__ = ["MANIFEST", "ROWS", "TRAJECTORIES", "Identity", "Manifest", "identity_of"]
 
@@ -40,13 +39,17 @@ class Identity:
     template: str
 
 
-def identity_of(encoder: TokenEncoder, *, template_kwargs: Mapping[str, Any]) -> Identity:
-    """The identity of what an encoder is bound to, and of the names that its template is given."""
-    vocabulary = encoder.vocabulary
-    tokens = sorted(vocabulary.full.get_vocab(with_added_tokens=True).items())
-    probed = [encoder.encode_text(text) for text in _PROBE]
+def identity_of(tokenizer: Any, *, template_kwargs: Mapping[str, Any]) -> Identity:
+    """The identity of a tokenizer and its chat template, and of the names that the template is given.
+
+    Args:
+        tokenizer: of `rlenv.tokens.load`, or a fast one of transformers.
+    """
+    backend = tokenizer.backend_tokenizer
+    tokens = sorted(backend.get_vocab(with_added_tokens=True).items())
+    probed = [backend.encode(text, add_special_tokens=False).ids for text in _PROBE]
     named = sorted(template_kwargs.items())
-    return Identity(_digest([tokens, probed]), _digest([encoder.template.source, named]))
+    return Identity(_digest([tokens, probed]), _digest([tokenizer.chat_template, named]))
 
 
 def _digest(value: Any) -> str:

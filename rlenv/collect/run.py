@@ -20,7 +20,7 @@ from rlenv.checks.tokens import judge_environment
 from rlenv.collect.choose import Candidate, Chosen, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
 from rlenv.collect.keep import Keep
-from rlenv.collect.manifest import MANIFEST, ROWS, TRAJECTORIES, Manifest, identity_of
+from rlenv.collect.manifest import MANIFEST, ROWS, TRAJECTORIES, Identity, Manifest
 from rlenv.collect.play import Recorder, at_place, files_of, play_jobs, recorded
 from rlenv.environment import Environment
 from rlenv.errors import MissingExtra, UsageError
@@ -39,12 +39,14 @@ __all__ = ["Report", "Settings", "collect"]
 class Settings:
     """What is collected. `jobs` are played by a policy, `samples` of them a task; or `records` are read.
 
-    `model` is what the tokens are for, as it was named; `source` says who played. `concurrency` episodes are played at
+    `model` is what the tokens are for, as it was named, and `identity` says which those are; `source` says who played.
+    `concurrency` episodes are played at
     once. `set` are the spec's overrides, `template_kwargs` the names that the chat template is given.
     """
 
     folder: Path
     model: str
+    identity: Identity
     source: str
     keep: Keep
     jobs: tuple[Job, ...] = ()
@@ -295,7 +297,7 @@ def _manifest(
         balance=settings.balance,
         seed=settings.seed,
         model=settings.model,
-        identity=identity_of(encoder, template_kwargs=settings.template_kwargs),
+        identity=settings.identity,
         history=encoder.history,
         template_kwargs=dict(settings.template_kwargs),
         episodes=pool.episodes,

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rlenv_verl.checkpoints import Checkpoint, choose, run_config, success_by_st
 from rlenv_verl.lora import split
 from rlenv_verl.weights import build_model, load_model, lora_config, plain_weights, quiet
 
-__all__ = ["DTYPES", "PROVENANCE", "Exported", "export_policy"]
+__all__ = ["DTYPES", "PROVENANCE", "Exported", "export_policy", "write_policy"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -86,14 +86,36 @@ def export_policy(
         raise UsageError(f"{target} is not empty; name another folder with -o")
     base = str(run_config(run)["actor_rollout_ref"]["model"]["path"])
 
+    def provenance(exported: Exported) -> dict[str, Any]:
+        return _provenance(run, exported, base=base)
+
+    return write_policy(checkpoint, target, base=base, provenance=provenance, dtype=dtype, adapter=adapter)
+
+
+def write_policy(
+    checkpoint: Checkpoint,
+    target: Path,
+    *,
+    base: str,
+    provenance: Callable[[Exported], Mapping[str, Any]],
+    dtype: str | None = None,
+    adapter: bool = False,
+) -> Exported:
+    """Write the policy of a checkpoint to a folder, which appears when it is whole.
+
+    Args:
+        base: the model that was trained.
+        provenance: what `rlenv_export.json` says of it.
+        dtype: as for `export_policy`.
+        adapter: as for `export_policy`.
+    """
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         _copy_files(checkpoint, draft)
         exported = (_write_adapter if adapter else _write_model)(checkpoint, draft, base=base, dtype=dtype)
-        provenance = json.dumps(_provenance(run, exported, base=base), indent=2)
-        (draft / PROVENANCE).write_text(provenance + "\n", encoding="utf-8")
+        (draft / PROVENANCE).write_text(json.dumps(provenance(exported), indent=2) + "\n", encoding="utf-8")
         if target.exists():
             target.rmdir()
         draft.rename(target)

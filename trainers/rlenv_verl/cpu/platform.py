@@ -5,6 +5,7 @@ Loaded by `VERL_USE_EXTERNAL_MODULES` in every process that imports verl, and ch
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,8 +141,8 @@ def _name_one_backend() -> None:
 
     Expected: on a platform whose device is the CPU, one backend. Actual: verl/utils/distributed.py builds
     `cpu:gloo,{device}:{backend}`, here `cpu:gloo,cpu:gloo`, which torch refuses for naming a device twice. The
-    function takes a backend of its own; only its caller does not pass one. Remove when veRL leaves the doubled entry
-    out.
+    function takes a backend of its own; only its caller does not pass one. The supervised trainer's function of the
+    same file takes none. Remove when veRL leaves the doubled entry out.
     """
     import verl.utils.distributed as distributed
 
@@ -150,7 +151,12 @@ def _name_one_backend() -> None:
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> Any:
         return original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
 
+    def initialize_global_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:
+        initialize_global_process_group_ray(timeout_second=timeout_second)
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
     distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
+    distributed.initialize_global_process_group = initialize_global_process_group
 
 
 _name_one_backend()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlenv.collect.encode import EncodedRow, Step, encode_steps
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message
@@ -18,7 +19,7 @@ from rlenv.tokens import TokenEncoder
 from rlenv_verl.tiny.lessons import Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture
 from rlenv_verl.tiny.model import new_model, save_model
 from rlenv_verl.tiny.tokenizer import build_tokenizer
-from rlenv_verl.tiny.warmup import IGNORE, Example, WarmupReport, warm_up
+from rlenv_verl.tiny.warmup import WarmupReport, warm_up
 
 __all__ = ["TinyReport", "WarmupSettings", "make_tiny_policy"]
 
@@ -106,7 +107,7 @@ def make_tiny_policy(
     encoder = TokenEncoder(tokenizer)
     clean_examples, mixed_examples = (
         [
-            _encode(lesson, encoder, tokenizer, environment)
+            _encode(lesson, encoder, environment)
             for environment, phases in zip(chosen, taught, strict=True)
             for lesson in phases[phase]
         ]
@@ -129,7 +130,7 @@ def make_tiny_policy(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocabulary=len(tokenizer),
         lessons=len(everything),
-        longest=max(len(example.ids) for example in everything),
+        longest=max(len(example.input_ids) for example in everything),
         seconds=time.monotonic() - started,
         warmup=report,
     )
@@ -201,17 +202,13 @@ def _conversation(lesson: Lesson) -> list[dict[str, Any]]:
     return messages
 
 
-def _encode(lesson: Lesson, encoder: TokenEncoder, tokenizer: Any, environment: Environment) -> Example:
-    """The lesson in the very tokens that training sees, by the same encoder."""
-    tokens = encoder.start(lesson.prompt, tools=environment.tool_schemas)
-    trained: list[bool] = []
-    for (action, observation), is_trained in zip(lesson.turns, lesson.trained, strict=True):
-        ids = [*tokenizer(action, add_special_tokens=False)["input_ids"], int(tokenizer.eos_token_id)]
-        tokens.add_sampled(ids, None)
-        trained += [is_trained] * len(ids)
-        if observation is not None and observation.messages:
-            tokens.add_observation(observation)
-            trained += [False] * (len(tokens.response_ids) - len(trained))
-    ids = [*tokens.prompt_ids, *tokens.response_ids]
-    flags = [False] * len(tokens.prompt_ids) + trained
-    return Example(tuple(ids), tuple(token if flag else IGNORE for token, flag in zip(ids, flags, strict=True)))
+def _encode(lesson: Lesson, encoder: TokenEncoder, environment: Environment) -> EncodedRow:
+    """The lesson as a row of supervised data, by the code that `rlenv collect` writes them with."""
+    steps = [
+        Step(action, observation, calls=len(environment.parse(action)[1].calls), is_trained=is_trained)
+        for (action, observation), is_trained in zip(lesson.turns, lesson.trained, strict=True)
+    ]
+    encoded = encode_steps(
+        encoder, lesson.prompt, steps, tools=environment.tool_schemas, stops=environment.stops
+    )
+    return encoded.rows[0]

@@ -10,17 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Example", "WarmupReport", "warm_up"]
+from rlenv.collect.encode import EncodedRow
+from rlenv_verl.sft.loss import batch_of, take_step
 
-IGNORE = -100
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One encoded lesson. `len(labels) == len(ids)`; a label is the id itself where it is trained, else -100."""
-
-    ids: tuple[int, ...]
-    labels: tuple[int, ...]
+__all__ = ["WarmupReport", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +29,8 @@ class WarmupReport:
 
 def warm_up(
     model: Any,
-    clean: Sequence[Example],
-    mixed: Sequence[Example],
+    clean: Sequence[EncodedRow],
+    mixed: Sequence[EncodedRow],
     *,
     pad_id: int,
     seed: int,
@@ -68,9 +61,11 @@ def warm_up(
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     started = time.monotonic()
     switch = round(steps * clean_share)
-    tokens_a_step = batch * sum(label != IGNORE for item in clean for label in item.labels) / len(clean)
+    # A constant, not the tokens of each batch: buckets of short guesses would otherwise weigh more per token than the
+    # long right episodes, and the policy would forget to call.
+    tokens_a_step = batch * sum(sum(row.loss_mask) for row in clean) / len(clean)
     losses: list[float] = []
-    buckets: list[list[Example]] = []
+    buckets: list[list[EncodedRow]] = []
     model.train()
     for step in range(steps):
         if step == switch:
@@ -80,20 +75,8 @@ def warm_up(
         rows = buckets.pop()
         for group in optimiser.param_groups:
             group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
-        ids = _pad([row.ids for row in rows], pad_id)
-        labels = _pad([row.labels for row in rows], IGNORE)
-        is_trained = labels[:, 1:] != IGNORE
-        states = model.base_model(input_ids=ids).last_hidden_state[:, :-1]
-        # Three quarters of the tokens are prompts and results: their logits would cost as much as a layer.
-        logits = model.get_output_embeddings()(states[is_trained])
-        total = torch.nn.functional.cross_entropy(logits, labels[:, 1:][is_trained], reduction="sum")
-        # A sum over a constant, not a mean over the batch: buckets of short guesses would otherwise weigh more per
-        # token than the long right episodes, and the policy would forget to call.
-        torch.autograd.backward(total / tokens_a_step)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
-        losses.append(float(total.detach()) / max(1, len(logits)))
+        loss, _ = take_step(model, optimiser, [batch_of(rows, pad_id=pad_id)], tokens=tokens_a_step)
+        losses.append(loss)
         if progress is not None:
             progress(step + 1, losses[-1])
     model.eval()
@@ -106,15 +89,10 @@ def warm_up(
     )
 
 
-def _buckets(examples: Sequence[Example], *, batch: int, rng: random.Random) -> list[list[Example]]:
+def _buckets(examples: Sequence[EncodedRow], *, batch: int, rng: random.Random) -> list[list[EncodedRow]]:
     """Eight batches of examples of about the same length each (a third less padding), in random order."""
-    pool = sorted((rng.choice(examples) for _ in range(8 * batch)), key=lambda item: len(item.ids))
+    pool = sorted((rng.choice(examples) for _ in range(8 * batch)), key=lambda row: len(row.input_ids))
     buckets = [pool[start : start + batch] for start in range(0, len(pool), batch)]
     rng.shuffle(buckets)
     return buckets
 
-
-def _pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    """Rows padded on the right: int64, shape (rows, longest)."""
-    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

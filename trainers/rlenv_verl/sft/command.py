@@ -1,0 +1,211 @@
+"""`rlenv sft`: a policy started on supervised rows, by veRL's own trainer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import rlenv
+from rlenv.cli.console import Console
+from rlenv.errors import RlenvError, UsageError
+from rlenv_verl.launch import Ending, run_to_end
+from rlenv_verl.runfile import locked
+from rlenv_verl.sft.finish import finish
+from rlenv_verl.sft.options import FIXED_BY_A_RUN, parser
+from rlenv_verl.sft.plan import new_run, resumed_run
+from rlenv_verl.sft.run import SftRun, Step, read_steps
+
+__all__ = ["main"]
+
+_EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
+
+
+def main(argv: list[str]) -> int:
+    """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
+    arguments = parser().parse_intermixed_args(argv)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        return _sft(arguments, console)
+    except RlenvError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _sft(arguments: argparse.Namespace, console: Console) -> int:
+    with ExitStack() as stack:
+        run, lock = (_taken_up if arguments.resume is not None else _new)(arguments, stack)
+        _say(run, console)
+        if arguments.dry_run:
+            text = _text(run)
+            (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
+            console.print(text, markup=False)
+            console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
+            return 0
+        if run.machines > 1:
+            raise UsageError(
+                f"this run is for {run.machines} machines; --dry-run prints the command to start on each of them"
+            )
+        ending = _train(run, console, lock=lock)
+        summary = finish(run, ending)
+    console.print()
+    console.print(summary.curve, markup=False)
+    console.print()
+    for line in summary.lines:
+        console.print(line, markup=False)
+    if ending.how != "finished":
+        _explain(ending, run, console)
+    return _EXIT[ending.how]
+
+
+def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
+    if arguments.model is None or arguments.output is None:
+        raise UsageError("name the model to start from with --model and the run's folder with -o")
+    folder = arguments.output.resolve()
+    if (folder / "run.json").exists():
+        raise UsageError(f"{folder} holds a run already; choose another folder, or go on with --resume {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = stack.enter_context(locked(folder, wait_s=0.0))
+    model = _model(arguments, folder)
+    run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
+    return (run if arguments.dry_run else run.begin_attempt(0)), lock
+
+
+def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
+    given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)]
+    if given:
+        raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
+    lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
+    run, step = resumed_run(arguments)
+    return (run if arguments.dry_run else run.begin_attempt(step)), lock
+
+
+def _model(arguments: argparse.Namespace, folder: Path) -> str:
+    try:
+        from rlenv.models import local_model
+    except ImportError:
+        return str(arguments.model)
+    return local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
+
+
+def _say(run: SftRun, console: Console) -> None:
+    console.print(f"run folder  {run.folder}", markup=False)
+    left = f", {run.skipped} longer ones left out" if run.skipped else ""
+    passes = run.steps / run.steps_an_epoch
+    console.print(
+        f"{run.rows} rows{left}, {run.steps} steps of {run.batch}: {passes:.2g} passes"
+        + (f", from step {run.attempts[-1].from_step}" if run.attempts and run.attempts[-1].from_step else ""),
+        markup=False,
+    )
+
+
+def _command(run: SftRun) -> list[str]:
+    """torchrun, with one process too: the same way on a CPU as on eight GPUs."""
+    where = ["--standalone", "--nnodes", "1"]
+    if run.machines > 1:
+        where = ["--nnodes", str(run.machines), "--node-rank", "$NODE_RANK", "--rdzv-backend", "c10d",
+                 "--rdzv-endpoint", "$MASTER_ADDR:29500"]  # fmt: skip
+    start = [sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(run.processes)]
+    return [*start, "-m", "verl.trainer.sft_trainer", *run.overrides]
+
+
+def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
+    roots = [str(Path(rlenv.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+    known = os.environ.get("PYTHONPATH", "")
+    return {
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "TENSORBOARD_DIR": str(run.folder / "tensorboard"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        **run.environment,
+        "PYTHONPATH": os.pathsep.join([*dict.fromkeys(roots), *([known] if known else [])]),
+    }
+
+
+def _text(run: SftRun) -> str:
+    """The command as a shell takes it, with the environment variables that it needs."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in _variables(run, run.metrics).items()]
+    command = [part if part.startswith("$") else shlex.quote(part) for part in _command(run)]
+    start = command.index("-m", command.index("-m") + 1)
+    parts = [
+        f"cd {shlex.quote(run.cwd)} && env",
+        *variables,
+        " ".join(command[:start]),
+        " ".join(command[start : start + 2]),
+    ]
+    return " \\\n  ".join([*parts, *command[start + 2 :]])
+
+
+def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
+    """Run veRL and tell each step as its figures come."""
+    metrics = run.attempt_metrics(run.attempts[-1])
+    told: set[int] = set()
+    with console.status("veRL is starting") as status:
+
+        def poll(seconds: float) -> None:
+            steps = read_steps(metrics)
+            # A step's held-out loss comes behind it, on a line of its own.
+            for step in steps if seconds < 0 else steps[:-1]:
+                if step.number not in told:
+                    told.add(step.number)
+                    console.print(_line(step, run.steps), markup=False)
+            status.update(f"step {steps[-1].number} of {run.steps}, {seconds:.0f} s" if steps else "veRL is starting")
+
+        ending = run_to_end(
+            _command(run),
+            log=run.folder / "verl.log",
+            environment={**os.environ, **_variables(run, metrics)},
+            time_limit_s=run.time_limit_s or float("inf"),
+            on_poll=poll,
+            cwd=run.cwd if Path(run.cwd).is_dir() else None,
+            lock=lock,
+        )
+        poll(-1.0)
+    run.rebuild_metrics()
+    return ending
+
+
+def _line(step: Step, total: int) -> str:
+    parts = [f"step {step.number:>3}/{total}", f"loss {step.loss:.4f}"]
+    if step.grad_norm is not None:
+        parts.append(f"gradient {step.grad_norm:.2f}")
+    if step.tokens is not None:
+        parts.append(f"{step.tokens:,} tokens")
+    if step.val is not None:
+        parts.append(f"held-out loss {step.val:.4f}")
+    return "  ".join(parts)
+
+
+def _explain(ending: Ending, run: SftRun, console: Console) -> None:
+    """Say why a run did not finish, with the end of its log where it failed."""
+    log = run.folder / "verl.log"
+    if ending.how == "time_limit":
+        console.print(f"stopped at the time limit after {ending.seconds:.0f} s", markup=False)
+    elif ending.how == "interrupted":
+        console.print("interrupted; all processes of the run were ended", markup=False)
+    else:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        console.print(f"veRL ended with status {ending.code}; the end of {log}:", markup=False)
+        for line in _last(lines):
+            console.print("  " + line[:300], markup=False)
+    if run.keeps:
+        console.print(f"go on with: rlenv sft --resume {run.folder}", markup=False)
+
+
+def _last(lines: Sequence[str]) -> Sequence[str]:
+    """The end of a log that says why: what torchrun tells of its child's death comes behind the child's own words."""
+    ends = [
+        index for index, line in enumerate(lines) if "torch/distributed/elastic" in line or "ChildFailedError" in line
+    ]
+    return lines[max(ends[0] - 25, 0) : ends[0]] if ends else lines[-25:]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""From arguments to a run: the model, the rows it may read, how many steps they give, and veRL's overrides."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlenv.collect import Data, Identity, identity_of, read_data
+from rlenv.collect.data import rows_of
+from rlenv.errors import UsageError
+from rlenv.tokens.load import load_tokenizer
+from rlenv_verl.preset import override
+from rlenv_verl.sft.options import data_and_overrides
+from rlenv_verl.sft.run import SftRun, checkpoints_of
+from rlenv_verl.sft.settings import compose_sft, load_sft_preset, lora_keys
+
+__all__ = ["new_run", "resumed_run"]
+
+
+def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_in: str) -> SftRun:
+    """A run of these arguments; writes its configuration into the folder.
+
+    Raises:
+        UsageError: the data is not this model's or not whole, gives no step, or veRL's configuration does not take an
+            override.
+    """
+    folders, overrides = data_and_overrides(arguments.items)
+    if not folders:
+        raise UsageError("name the data to train on: rlenv sft DATA --model M -o OUT; `rlenv collect` makes it")
+    preset, overrides = load_sft_preset(arguments.preset or "cpu").with_run(overrides)
+    data, val = _data(folders, model), _data(arguments.val or [], model)
+    seed = arguments.seed or 0
+    keys: dict[str, Any] = {
+        "data.train_files": [str(one.file.resolve()) for one in data],
+        "data.val_files": [str(one.file.resolve()) for one in val] or None,
+        "data.custom_cls.path": "pkg://rlenv_verl.sft.dataset",
+        "data.custom_cls.name": "RowsDataset",
+        "model.path": model,
+        **lora_keys(arguments.lora),
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.project_name": "rlenv",
+        "trainer.experiment_name": folder.name,
+        "trainer.seed": seed,
+        "trainer.save_freq": arguments.save_every or -1,
+        "trainer.test_freq": (arguments.val_every if val else None) or -1,
+        "checkpoint.save_contents": _saved(is_lora=arguments.lora is not None, keeps=arguments.save_every is not None),
+        "hydra.run.dir": str(folder / "hydra"),
+    }
+    if arguments.lr is not None:
+        keys["optim.lr"] = arguments.lr
+    if arguments.batch is not None:
+        keys["data.train_batch_size"] = arguments.batch
+    own = [override(key, value) for key, value in keys.items()]
+    own += [override("data.rlenv_seed", seed, add=True)]
+    own += [override("data.rlenv_skip_long", bool(arguments.skip_long), add=True)]
+    settings = compose_sft([*preset.overrides(), *own, *overrides])
+    most = arguments.max_length or _model_length(Path(model)) or int(settings["data"]["max_length"])
+    rows, skipped, longest = _counted([*data, *val], most, skips=arguments.skip_long, train=len(data))
+    batch = int(settings["data"]["train_batch_size"])
+    ranks = int(settings["trainer"]["n_gpus_per_node"]) * int(settings["trainer"]["nnodes"])
+    an_epoch = _steps_an_epoch(rows, batch, ranks)
+    steps = arguments.steps or (arguments.epochs or int(preset.run["epochs"])) * an_epoch
+    more: dict[str, Any] = {
+        "data.max_length": most,
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": -(-steps // an_epoch),
+    }
+    if longest > int(settings["data"]["max_token_len_per_gpu"]):
+        # A row is never parted: a micro-batch has to hold the longest.
+        more["data.max_token_len_per_gpu"] = longest
+    # What follows from the data stands before what a user gave, which wins.
+    laid = (*preset.overrides(), *own, *(override(key, value) for key, value in more.items()), *overrides)
+    compose_sft(laid, keep=folder / "config.yaml")
+    return SftRun(
+        folder=folder,
+        preset=preset.name,
+        model=model,
+        data=tuple(str(one.folder.resolve()) for one in data),
+        val=tuple(str(one.folder.resolve()) for one in val),
+        rows=rows,
+        skipped=skipped,
+        batch=batch,
+        steps=steps,
+        steps_an_epoch=an_epoch,
+        seed=seed,
+        lora=arguments.lora,
+        keeps=arguments.save_every is not None,
+        time_limit_s=arguments.time_limit or preset.run["time_limit_s"],
+        processes=int(settings["trainer"]["n_gpus_per_node"]),
+        machines=int(settings["trainer"]["nnodes"]),
+        cwd=started_in,
+        overrides=laid,
+        environment=preset.variables(int(settings["trainer"]["n_gpus_per_node"])),
+    )
+
+
+def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:
+    """The run of a folder, to go on from its last whole checkpoint, and that checkpoint's step.
+
+    Raises:
+        UsageError: there is no run, no checkpoint to go on from, or nothing left to do.
+    """
+    run = SftRun.load(arguments.resume)
+    folders, overrides = data_and_overrides(arguments.items)
+    if folders:
+        raise UsageError(f"--resume goes on with the run's own data; leave out {', '.join(folders)}")
+    newest = max(checkpoints_of(run.checkpoints), key=lambda one: one.step, default=None)
+    if newest is None:
+        hint = "start it again" if run.keeps else "it was started without --save-every, which keeps checkpoints"
+        raise UsageError(f"{run.folder} has no whole checkpoint to go on from; {hint}")
+    steps = arguments.steps or run.steps
+    if steps <= newest.step:
+        raise UsageError(f"{run.folder} has taken {newest.step} steps already; name more with --steps")
+    keys = {
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": -(-steps // run.steps_an_epoch),
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": str(newest.folder),
+    }
+    laid = (*run.overrides, *(override(key, value) for key, value in keys.items()), *overrides)
+    compose_sft(laid, keep=run.folder / "config.yaml")
+    limit = arguments.time_limit or run.time_limit_s
+    return dataclasses.replace(run, overrides=laid, steps=steps, time_limit_s=limit), newest.step
+
+
+def _data(folders: Sequence[str], model: str) -> list[Data]:
+    """The data of folders, once it is this model's."""
+    found = []
+    for folder in folders:
+        kwargs = read_data(folder).manifest.template_kwargs
+        found.append(read_data(folder, identity=_identity(model, kwargs)))
+    return found
+
+
+def _identity(model: str, template_kwargs: Mapping[str, Any]) -> Identity:
+    return identity_of(load_tokenizer(model), template_kwargs=template_kwargs)
+
+
+def _saved(*, is_lora: bool, keeps: bool) -> list[str]:
+    """What a checkpoint holds: the weights, and where it shall be gone on from all that a run is."""
+    # Not `hf_model` with LoRA: veRL 0.9.1 writes base and adapter there under peft's names, which transformers does not
+    # know; it would draw all weights at random. The shards are merged instead.
+    weights = ["model"] if is_lora else ["hf_model"]
+    return list(dict.fromkeys(["model", "optimizer", "extra", *weights])) if keeps else weights
+
+
+def _model_length(model: Path) -> int | None:
+    """How many positions a model in a folder reads."""
+    path = model / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
+def _counted(data: Sequence[Data], most: int, *, skips: bool, train: int) -> tuple[int, int, int]:
+    """Rows to train on, rows that are too long, and the tokens of the longest that is left.
+
+    Raises:
+        UsageError: there are longer ones, and they may not be left out.
+    """
+    rows = skipped = longest = 0
+    for number, one in enumerate(data):
+        if one.manifest.longest <= most:
+            longest = max(longest, one.manifest.longest)
+            rows += one.manifest.rows if number < train else 0
+            continue
+        lengths = [len(row.input_ids) for row in rows_of([one.file])]
+        too_long = [length for length in lengths if length > most]
+        if not skips:
+            raise UsageError(
+                f"{len(too_long)} of {len(lengths)} rows of {one.folder} are longer than {most:,} tokens (the longest "
+                f"has {max(lengths):,}); rows are never cut: raise --max-length, or leave them out with --skip-long"
+            )
+        skipped += len(too_long)
+        rows += len(lengths) - len(too_long) if number < train else 0
+        longest = max([longest, *(length for length in lengths if length <= most)])
+    return rows, skipped, longest
+
+
+def _steps_an_epoch(rows: int, batch: int, ranks: int) -> int:
+    """As veRL's loader gives them: whole batches alone, of equally many rows on each rank.
+
+    Raises:
+        UsageError: the batch cannot be shared, or there are fewer rows than one has.
+    """
+    if batch % ranks:
+        raise UsageError(
+            f"a batch of {batch} rows cannot be shared among {ranks} processes; give a multiple of {ranks}"
+        )
+    steps = (rows // ranks) // (batch // ranks)
+    if not steps:
+        raise UsageError(f"{rows} rows give no batch of {batch}; collect more, or give --batch {max(rows, 1)}")
+    return steps

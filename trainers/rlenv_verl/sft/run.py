@@ -1,0 +1,183 @@
+"""A supervised run's folder: what starts it again, what its attempts logged, and its checkpoints.
+
+run.json  config.yaml  overrides.txt  metrics.jsonl  verl.log  checkpoints/  trained/  summary.json  curve.png
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlenv.errors import UsageError
+from rlenv_verl.checkpoints import Checkpoint
+
+__all__ = ["Attempt", "SftRun", "Step", "checkpoints_of", "read_steps"]
+
+_VERSION = 1
+_LATEST = "latest_checkpointed_iteration.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of veRL, from a checkpoint's step or from 0."""
+
+    number: int
+    from_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SftRun:
+    """Everything that starts a run again. Paths are absolute.
+
+    `steps_an_epoch` are the steps that the rows give, `skipped` the rows that were too long. `processes` are those of
+    one machine, `machines` how many there are. `keeps` says whether checkpoints were asked for, to resume from.
+    """
+
+    folder: Path
+    preset: str
+    model: str
+    data: tuple[str, ...]
+    val: tuple[str, ...]
+    rows: int
+    skipped: int
+    batch: int
+    steps: int
+    steps_an_epoch: int
+    seed: int
+    lora: int | None
+    keeps: bool
+    time_limit_s: float | None
+    processes: int
+    machines: int
+    cwd: str
+    overrides: tuple[str, ...]
+    environment: Mapping[str, str]
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def metrics(self) -> Path:
+        """The figures of all attempts, a line a step and one a validation."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """veRL's checkpoints, one folder a step."""
+        return self.folder / "checkpoints"
+
+    def attempt_metrics(self, attempt: Attempt) -> Path:
+        """What veRL itself writes: its file logger begins an empty file at each start."""
+        return self.folder / "attempts" / f"metrics-{attempt.number}.jsonl"
+
+    def begin_attempt(self, from_step: int) -> SftRun:
+        """This run with one more attempt, kept in run.json."""
+        attempt = Attempt(len(self.attempts) + 1, from_step)
+        run = dataclasses.replace(self, attempts=(*self.attempts, attempt))
+        run.attempt_metrics(attempt).parent.mkdir(parents=True, exist_ok=True)
+        run.save()
+        return run
+
+    def save(self) -> None:
+        """Write run.json, whole or not at all."""
+        fields = {"kind": "sft", "version": _VERSION, **dataclasses.asdict(self)}
+        del fields["folder"]
+        draft = self.folder / "run.json.new"
+        draft.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, self.folder / "run.json")
+
+    @classmethod
+    def load(cls, folder: Path) -> SftRun:
+        """The run that a folder holds.
+
+        Raises:
+            UsageError: it holds none of `rlenv sft`, or one that another version wrote.
+        """
+        path = folder.resolve() / "run.json"
+        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if fields.pop("kind", None) != "sft":
+            raise UsageError(f"{folder} holds no run of `rlenv sft`; give the folder that -o named")
+        if fields.pop("version", None) != _VERSION:
+            raise UsageError(f"{path} was written by another version of rlenv; start a new run")
+        for name in ("data", "val", "overrides"):
+            fields[name] = tuple(fields[name])
+        fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
+        return cls(folder=folder.resolve(), **fields)
+
+    def rebuild_metrics(self) -> None:
+        """Write metrics.jsonl from what the attempts logged, without the steps that a later one trained anew."""
+        lines = []
+        for index, attempt in enumerate(self.attempts):
+            path = self.attempt_metrics(attempt)
+            until = min((later.from_step for later in self.attempts[index + 1 :]), default=None)
+            for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+                if line.strip() and (until is None or json.loads(line)["step"] <= until):
+                    lines.append(line + b"\n")
+        draft = self.metrics.with_name("metrics.jsonl.new")
+        draft.write_bytes(b"".join(lines))
+        os.replace(draft, self.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The figures of one optimiser step: the mean loss of its trained tokens, in nats, before the step was taken.
+
+    `val` is the held-out loss behind it, None where it was not measured. `tokens` are all of the step's rows. `lr` is
+    the rate of the next step.
+    """
+
+    number: int
+    loss: float
+    grad_norm: float | None
+    lr: float | None
+    tokens: int | None
+    val: float | None = None
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The steps in a file of metrics, without the rest of a line that is being written."""
+    found: dict[int, Step] = {}
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        entry = json.loads(line)
+        number, values = int(entry["step"]), entry["data"]
+        if "train/loss" in values:
+            tokens = values.get("train/global_tokens")
+            found[number] = Step(
+                number,
+                float(values["train/loss"]),
+                values.get("train/grad_norm"),
+                values.get("train/lr"),
+                None if tokens is None else int(tokens),
+            )
+        if "val/loss" in values and number in found:
+            found[number] = dataclasses.replace(found[number], val=float(values["val/loss"]))
+    return [found[number] for number in sorted(found)]
+
+
+def checkpoints_of(folder: Path) -> Iterator[Checkpoint]:
+    """The whole checkpoints in a folder, the oldest first; veRL names the last that is whole in a file of its own."""
+    try:
+        newest = int((folder / _LATEST).read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return
+    steps = sorted(int(path.name.removeprefix("global_step_")) for path in folder.glob("global_step_*"))
+    for step in steps:
+        entry = Checkpoint(step, folder / f"global_step_{step}")
+        if step <= newest and (entry.shards or entry.has_whole_weights):
+            yield entry
+
+
+def losses(steps: Sequence[Step]) -> dict[str, list[tuple[int, float]]]:
+    """The curves of a run."""
+    curves = {"training loss": [(step.number, step.loss) for step in steps]}
+    if held_out := [(step.number, step.val) for step in steps if step.val is not None]:
+        curves["held-out loss"] = held_out
+    return curves
+
+
+def without_attempts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's fields for its summary."""
+    return {key: value for key, value in values.items() if key not in ("attempts", "overrides", "environment")}
