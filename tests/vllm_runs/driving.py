@@ -11,10 +11,27 @@ from typing import Any
 
 from tests.verl_runs.driving import SMALL, lines, make_policy, train
 
-__all__ = ["SMALL", "SPEAKS", "lines", "make_exact_policy", "recorded", "sampled_turns", "train"]
+__all__ = [
+    "RECORDING",
+    "RECORDS",
+    "SMALL",
+    "SPEAKS",
+    "WORKER",
+    "answers",
+    "lines",
+    "make_exact_policy",
+    "recorded",
+    "sampled_turns",
+    "train",
+]
 
 RECORDS = "RLENV_TEST_RECORDS"
 WORKER = "++actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+RECORDING = (
+    "actor_rollout_ref.model.external_lib=recording_engine",
+    f"{WORKER}=recording_worker.RecordingWorker",
+)
+"""What makes a run write down the engine's requests and the weights of each sync."""
 SPEAKS = "algorithm.rollout_correction.bypass_mode=false"
 """The trainer computes probabilities of its own, so that veRL compares them with the rollout's."""
 
@@ -54,9 +71,7 @@ def recorded(out: Path, spec: str, policy: Path, *more: str, steps: int, seconds
     log = out.with_suffix(".log")
     arguments = [spec, "--preset", "cpu-vllm", "--model", str(policy), "--steps", str(steps), "-o", str(out), *SMALL]
     arguments += ["--time-limit", str(int(seconds - 60)), SPEAKS]
-    arguments += ["actor_rollout_ref.model.external_lib=recording_engine"]
-    arguments += [f"{WORKER}=recording_worker.RecordingWorker"]
-    arguments += ["trainer.v1.sampler.custom_sampler.path=pkg://recording_sampler"]
+    arguments += [*RECORDING, "trainer.v1.sampler.custom_sampler.path=pkg://recording_sampler"]
     arguments += ["trainer.v1.sampler.custom_sampler.name=RecordingBuffer"]
     arguments += [f"+trainer.v1.sampler.sampler_kwargs.trained_file={records / 'trained.jsonl'}", *more]
     with _records(records):
