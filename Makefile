@@ -12,7 +12,7 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: attack attack-as-user bench check clean contract demo fuzz servers setup test test-real test-verl test-vllm vllm
+.PHONY: attack attack-as-user bench check clean contract demo fuzz real servers setup test test-real test-verl test-vllm vllm
 
 setup: $(READY)
 
@@ -44,6 +44,15 @@ $(VLLM_READY): requirements/vllm.txt pyproject.toml
 
 demo: $(READY)
 	@$(BIN)/python examples/demo.py --out $(RUN) --seed $(SEED)
+
+# A pretrained model from zero to GRPO on word problems (docs/real-model.md), in the environment of `make vllm`. SEED=0 alone
+# leaves out the other seed, CONTROL=0 the run with shuffled rewards; what is done already is not done again.
+SEEDS ?= $(if $(filter command line,$(origin SEED)),$(SEED),0,1)
+CONTROL ?= 1
+REAL ?= runs/real
+
+real: $(VLLM_READY)
+	@$(VLLM_BIN)/python examples/words/real.py --out $(REAL) --seeds $(SEEDS) $(if $(filter 0,$(CONTROL)),--no-control)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 $(PYTEST)

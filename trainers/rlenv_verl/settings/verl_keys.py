@@ -13,26 +13,29 @@ from rlenv.errors import MissingExtra, UsageError
 __all__ = ["compose", "verl_keys"]
 
 
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
+def compose(overrides: Sequence[str], *, name: str = "ppo_trainer") -> dict[str, Any]:
     """veRL's whole configuration with `overrides`, resolved, without importing veRL.
+
+    Args:
+        name: which of veRL's: `ppo_trainer`, or `sft_trainer_engine`.
 
     Raises:
         MissingExtra: veRL is not installed.
         UsageError: an override that veRL's configuration does not take; the message is Hydra's.
     """
-    return _composed(overrides, is_resolved=True)
+    return _composed(overrides, name=name, is_resolved=True)
 
 
 @cache
 def verl_keys() -> Mapping[str, Any] | None:
     """veRL's configuration as its files list it, interpolations as they stand; None where veRL is not installed."""
     try:
-        return _composed((), is_resolved=False)
+        return _composed((), name="ppo_trainer", is_resolved=False)
     except MissingExtra:
         return None
 
 
-def _composed(overrides: Sequence[str], *, is_resolved: bool) -> dict[str, Any]:
+def _composed(overrides: Sequence[str], *, name: str, is_resolved: bool) -> dict[str, Any]:
     package = importlib.util.find_spec("verl")
     if package is None or package.submodule_search_locations is None:
         raise MissingExtra("training with veRL", extra="verl")
@@ -45,7 +48,7 @@ def _composed(overrides: Sequence[str], *, is_resolved: bool) -> dict[str, Any]:
     folder = Path(package.submodule_search_locations[0]) / "trainer" / "config"
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            config = hydra_compose("ppo_trainer", overrides=list(overrides))
+            config = hydra_compose(name, overrides=list(overrides))
         resolved = OmegaConf.to_container(config, resolve=is_resolved)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(f"veRL's configuration does not take these settings: {error}") from error
