@@ -2,8 +2,8 @@
 
     python benchmarks/cold_start.py OUT
 
-Trains all weights of the run's model in float32 with `rlenv_verl.sft.loss`, the code of the tiny policy's warm start, by
-the settings of OUT/config.yaml, and prints both losses of each step. Exit status 1 where they are 1e-4 apart.
+Trains all weights of the run's model in float32 with `rlenv_verl.sft.loss`, the code of the tiny policy's warm start,
+by the settings of OUT/config.yaml, and prints both losses of each step. Exit status 1 where they are 1e-4 apart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def main(out: Path) -> int:
     run, config = SftRun.load(out), yaml.safe_load((out / "config.yaml").read_text())
     optim = config["optim"]
     assert run.lora is None, "adapters are drawn at random by peft; compare a run of all weights"
-    assert optim["lr_scheduler_type"] == "constant" and optim["lr_warmup_steps_ratio"] == 0.0
+    assert optim["lr_scheduler_type"] == "constant"
+    assert optim["lr_warmup_steps_ratio"] == 0.0
     torch.set_num_threads(int(run.environment["OMP_NUM_THREADS"]))
     library: Any = transformers
     model = library.AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32, attn_implementation="sdpa")
