@@ -61,7 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = importlib.import_module(_COMMANDS[chosen][0])
         rest = argv[argv.index(chosen) + 1 :]
         return _guard(lambda: own.run_argv(rest), may_exit=True)
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    # argparse gives an optional word to the first place where it can stand, and takes none behind an option.
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(args, "spec", rest) is None:
+        args.spec = rest.pop()
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.version:
         from rlenv import __version__
 

@@ -19,12 +19,12 @@ from rlenv.cli.terminal import write_json
 from rlenv.cli.verdict import show_report
 from rlenv.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
+from rlenv.models import local_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.check import check
 from rlenv.tokens.encoder import HISTORIES
 from rlenv.tokens.explain import Explained, explain
-from rlenv.tokens.load import load_tokenizer
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two commands with their options."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     checks = commands.add_parser("check", help="prove that ids, masks and stop marks are right for a model")
-    checks.add_argument("tokenizer", metavar="MODEL_OR_TOKENIZER", help="a folder, a tokenizer.json(.gz), or a model")
+    checks.add_argument(
+        "tokenizer",
+        metavar="MODEL_OR_TOKENIZER",
+        help="a model as `rlenv train --model` takes it, or a tokenizer.json(.gz)",
+    )
     checks.add_argument(
         "spec", nargs="?", help="judge what this environment plays: its prompts, tools, users and oracle"
     )
@@ -64,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_set(explains)
     explains.add_argument("--ids", action="store_true", help="show the id behind each token")
     for command in (checks, explains):
-        command.add_argument("--template", metavar="FILE", help="the chat template, instead of the tokenizer's own")
+        command.add_argument("--chat-template", "--template", dest="template", metavar="FILE|NAME",
+                             help="a chat template instead of the tokenizer's own: a file, or chatml")  # fmt: skip
         command.add_argument("--stop", metavar="TOKEN", help="the token that ends an assistant's turn")
         command.add_argument("--kwarg", action="append", default=[], metavar="KEY=VALUE",
                              help="a name for the template, such as enable_thinking=false")  # fmt: skip
@@ -78,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     if args.dialogues < 1:
         raise UsageError(f"--dialogues {args.dialogues}: expected at least 1")
-    tokenizer = load_tokenizer(args.tokenizer, template=args.template)
+    tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)
     options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "stop": args.stop, "history": args.history}
     name = args.template or args.tokenizer
     if args.spec is None:
@@ -106,7 +111,7 @@ def _explain(args: argparse.Namespace) -> int:
     trajectory = next((item for index, item in enumerate(record.read(args.trajectories)) if index == args.index), None)
     if trajectory is None:
         raise UsageError(f"{args.trajectories} has no trajectory {args.index}; lines are counted from 0")
-    tokenizer = load_tokenizer(args.tokenizer, template=args.template)
+    tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)
     environment = _environment_of(trajectory, args)
     options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "stop": args.stop, "history": args.history}
     if environment is None:

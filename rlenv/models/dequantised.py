@@ -1,0 +1,225 @@
+"""A GGUF file as a folder of transformers: dequantised once into float32, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv.errors import MissingExtra, UsageError
+from rlenv.models.gguf_tokenizer import SPLITS, byte_level
+from rlenv.models.kept import cache_folder, digest_of, made_once, named_after
+from rlenv.models.marks import Marks, marks_of, written_by
+
+__all__ = ["dequantised"]
+
+_FORM: Final = 1
+"""Changes with what is made of a file, so that folders of earlier forms are not taken."""
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_IDS: Final = {
+    "eos": "tokenizer.ggml.eos_token_id",
+    "eot": "tokenizer.ggml.eot_token_id",
+    "eom": "tokenizer.ggml.eom_token_id",
+    "pad": "tokenizer.ggml.padding_token_id",
+    "bos": "tokenizer.ggml.bos_token_id",
+    "unknown": "tokenizer.ggml.unknown_token_id",
+}
+
+
+def dequantised(file: Path) -> Path:
+    """The folder of a GGUF file: float32 safetensors, configuration, generation configuration and tokenizer.
+
+    It is named after the file and its content, so that a file that changes is another model, and the same file
+    elsewhere the same one. The tokenizer's end and padding marks are those of `rlenv.models.marks`.
+
+    Raises:
+        UsageError: the file is no language model that transformers knows, it is cut, or the cache cannot be written.
+        MissingExtra: gguf, torch or transformers are not installed.
+    """
+    if (part := _PART.search(file.name)) and int(part[2]) > 1:
+        raise UsageError(
+            f"{file} is part {int(part[1])} of {int(part[2])}; put the parts together first:"
+            f" llama-gguf-split --merge {file.name} whole.gguf"
+        )
+    digest = digest_of(file)
+    return made_once(
+        cache_folder() / f"{named_after(file.stem)}-{digest[:12]}-{_FORM}", lambda folder: _make(file, digest, folder)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """What a GGUF file says of itself. `values` holds all its keys; `numbers` is how many weights it has."""
+
+    values: Mapping[str, Any]
+    numbers: int
+
+
+def _make(file: Path, digest: str, folder: Path) -> dict[str, Any]:
+    metadata = _metadata(file)
+    needed, free = metadata.numbers * 4, shutil.disk_usage(folder).free
+    if needed > free:
+        raise UsageError(
+            f"{file} takes {needed / 1e9:.1f} GB as float32, and {folder.parent} has {free / 1e9:.1f} GB left;"
+            " XDG_CACHE_HOME names another folder for what is kept"
+        )
+    _write_weights(file, folder)
+    marks, notes = _write_tokenizer(file, metadata.values, folder)
+    _write_ends(marks, folder)
+    return {"made_of": str(file.absolute()), "sha256": digest, "form": _FORM, "changed": [*marks.changed, *notes]}
+
+
+def _metadata(file: Path) -> _Metadata:
+    try:
+        import gguf  # type: ignore[import-not-found,unused-ignore]
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(f"a model in a GGUF file ({error.name} is missing)", extra="gguf") from error
+    reader_of: Any = gguf.GGUFReader
+    try:
+        reader = reader_of(file)
+        values = {name: field.contents() for name, field in reader.fields.items()}
+        numbers = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except OSError:
+        raise
+    except Exception as error:  # the reader raises what its arrays raise: a file that is cut shows as several
+        raise UsageError(f"{file} is cut or no GGUF file that can be read: {str(error)[:200]}") from error
+    kind = values.get("general.type", "model")
+    if kind != "model":
+        raise UsageError(f"{file} holds no model but an {kind}; give the model's own file")
+    if not numbers:
+        raise UsageError(f"{file} holds no weights; give the model's own file")
+    return _Metadata(values, numbers)
+
+
+def _write_weights(file: Path, folder: Path) -> None:
+    import torch
+    import transformers
+
+    library: Any = transformers
+    try:
+        with _quiet():
+            model, report = library.AutoModelForCausalLM.from_pretrained(
+                str(file.absolute().parent), gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+            )
+            # transformers draws tensors that it does not find at random, with no more than a warning.
+            if missing := sorted(report["missing_keys"]):
+                raise UsageError(f"{file} lacks {len(missing)} tensors of {type(model).__name__}: {missing[0]}")
+            model.save_pretrained(folder)
+            for path in folder.glob("*.safetensors"):
+                path.chmod(0o644)
+    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+        raise UsageError(
+            f"transformers {library.__version__} makes no model of {file}: {str(error)[:200]}; take the model's own"
+            " Hugging Face folder"
+        ) from error
+    del model
+    gc.collect()
+
+
+def _write_tokenizer(file: Path, values: Mapping[str, Any], folder: Path) -> tuple[Marks, list[str]]:
+    import transformers
+
+    library: Any = transformers
+    notes = []
+    pre = str(values.get("tokenizer.ggml.pre", "default"))
+    tokens: list[str] = list(values.get("tokenizer.ggml.tokens") or ())
+    if values.get("tokenizer.ggml.model") == "gpt2" and pre in SPLITS:
+        types = list(values.get("tokenizer.ggml.token_type") or [1] * len(tokens))
+        backend = byte_level(tokens, types, list(values.get("tokenizer.ggml.merges") or ()), pre)
+        tokenizer = library.PreTrainedTokenizerFast(tokenizer_object=backend)
+    else:
+        if values.get("tokenizer.ggml.model") == "gpt2":
+            notes.append(f"how '{pre}' splits text is not known here: ids are those of transformers' own conversion")
+        try:
+            with _quiet():
+                tokenizer = library.AutoTokenizer.from_pretrained(str(file.absolute().parent), gguf_file=file.name)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{file} has no tokenizer that can be read: {str(error)[:200]}") from error
+    added = {token.content: number for number, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items()}
+    declared = {name: _id(values.get(key)) for name, key in _IDS.items()}
+    texts = {number: tokens[number] for number in declared.values() if number is not None and number < len(tokens)}
+    source = _template(values)
+    own = {
+        f"{name}_token": texts[number]
+        for name, number in declared.items()
+        if name in ("bos", "eos") and number in texts
+    }
+    written = written_by(source, added, own) if source else written_by("", {}, {})
+    marks = marks_of(declared, added, texts, written)
+    tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token = marks.bos, marks.eos, marks.pad
+    tokenizer.unk_token = texts.get(declared["unknown"]) if declared["unknown"] is not None else None
+    tokenizer.chat_template = source
+    tokenizer.clean_up_tokenization_spaces = False
+    length = values.get(f"{values.get('general.architecture')}.context_length")
+    if isinstance(length, int):
+        tokenizer.model_max_length = length
+    tokenizer.save_pretrained(folder)
+    return marks, notes
+
+
+def _id(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+
+
+def _template(values: Mapping[str, Any]) -> str | None:
+    """The template for tools where the file has several, as `rlenv.tokens.load` chooses."""
+    source = values.get("tokenizer.chat_template.tool_use") or values.get("tokenizer.chat_template")
+    return source if isinstance(source, str) and source.strip() else None
+
+
+def _write_ends(marks: Marks, folder: Path) -> None:
+    """The ids of the marks, where samplers and servers look for them."""
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    from tokenizers import Tokenizer  # type: ignore[import-untyped]
+
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = {
+        "bos_token_id": whole.token_to_id(marks.bos) if marks.bos is not None else None,
+        "eos_token_id": list(marks.ends) or None,
+        "pad_token_id": whole.token_to_id(marks.pad) if marks.pad is not None else None,
+    }
+    generation = {name: value for name, value in ids.items() if value is not None}
+    _write_json(folder / "generation_config.json", generation)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.pop("_model_name_or_path", None)  # a title from the file's metadata, which reads like a place
+    first = marks.ends[0] if marks.ends else None
+    _write_json(path, {**config, **ids, "eos_token_id": first})
+    tokenizer["clean_up_tokenization_spaces"] = False
+    _write_json(folder / "tokenizer_config.json", tokenizer)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers without warnings about its own future, and without progress bars where nobody looks on."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    try:
+        with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+            warnings.simplefilter("ignore")
+            if not sys.stderr.isatty():  # whoever looks on may see how far it is
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            yield
+    finally:
+        library.set_verbosity(level)
+        if bars:
+            library.enable_progress_bar()
