@@ -37,7 +37,7 @@ def main(out: Path) -> int:
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=optim["lr"], betas=tuple(optim["betas"]), weight_decay=optim["weight_decay"]
     )
-    rows = ordered(list(rows_of(config["data"]["train_files"])), seed=run.seed)
+    rows: Any = ordered(list(rows_of(config["data"]["train_files"])), seed=run.seed)
     sampler: Any = torch.utils.data.DistributedSampler(rows, num_replicas=1, rank=0, shuffle=True, drop_last=True)
     verls = {step.number: step.loss for step in read_steps(run.metrics)}
     worst, number = 0.0, 0

@@ -16,6 +16,7 @@ from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
+from rlenv.models import local_model
 from rlenv.rollout import Job
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import HISTORIES
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--balance", metavar="COLUMN", help="as many of each value of a column of the rows, or of each `task`"
     )
     tokens = parser.add_argument_group("how they are written")
-    tokens.add_argument("--chat-template", metavar="FILE", help="instead of the model's own; `rlenv sft` wants it too")
+    tokens.add_argument("--chat-template", metavar="FILE", help="instead of the model's own; for `rlenv sft` too")
     tokens.add_argument(
         "--history", choices=HISTORIES, default="grow", help="as run.history of `rlenv train` (docs/training.md)"
     )
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     environment = load(args.spec, set=overrides(args.set))
     keep = Keep.of(args.keep, terms=environment.spec.rewards, keeps_invalid=args.keep_invalid, keeps_cut=args.keep_cut)
     kwargs = keywords(args.kwarg)
-    tokenizer = load_tokenizer(_model(args))
+    tokenizer = load_tokenizer(local_model(args.model, chat_template=args.chat_template))
     encoder = bind(tokenizer, environment, history=args.history, template_kwargs=kwargs)
     settings = Settings(
         folder=Path(args.out),
@@ -126,14 +127,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(report, Console(file=sys.stdout, highlight=False, soft_wrap=True))
     return 0
-
-
-def _model(args: argparse.Namespace) -> str:
-    try:
-        from rlenv.models import local_model
-    except ImportError:
-        return str(args.model)
-    return local_model(args.model, chat_template=args.chat_template)
 
 
 def _jobs(args: argparse.Namespace, environment: Environment) -> tuple[Job, ...]:
