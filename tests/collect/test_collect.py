@@ -193,7 +193,7 @@ def test_a_template_that_cannot_hold_the_episodes_is_refused_with_its_verdict(
     folder.mkdir()
     model_at(folder, CHAT_TEMPLATE.replace("message.role == 'tool'", "message.role == 'never'"))
     assert main(["collect", str(spec), "--model", str(folder), "-o", str(tmp_path / "data")]) == 2
-    assert "tool" in capsys.readouterr().err
+    assert "one result after a turn without thinking" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
