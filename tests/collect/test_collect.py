@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import textwrap
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from rlenv.collect import read_data
 from rlenv.collect.choose import Candidate, choose
 from rlenv.collect.data import rows_of
 from rlenv.errors import UsageError
+from rlenv.messages import Message, Sampled, ToolCall
+from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.load import load_tokenizer
 
@@ -118,6 +124,8 @@ def test_what_is_kept_is_compared_and_what_is_rejected_is_said(
         (["--balance", "kinds"], "no column 'kinds'; did you mean 'kind'?"),
         (["--from", "nowhere.jsonl"], "there are no recorded episodes"),
         (["--per-task", "0"], "at least 1"),
+        (["--from", "x.jsonl", "-k", "2", "--policy", "oracle"], "leave out --policy, -k"),
+        (["--policy", "openai", "--base-url", "http://127.0.0.1:9/v1"], "needs --base-url and --policy-model"),
         (["--split", "trian"], "no split 'trian'"),
     ],
 )
@@ -238,3 +246,63 @@ def test_what_is_drawn_does_not_depend_on_the_order_in_which_episodes_ended() ->
     assert found.kinds == {"0": 6, "1": 6}
     assert dict(found.left_out) == {"per task": 3, "balance": 3}
     assert choose(many, per_task=1, balances=False, seed=1) != choose(many, per_task=1, balances=False, seed=2)
+
+
+def test_samples_that_a_term_compares_are_scored_together(spec: Path, model: Path, tmp_path: Path) -> None:
+    spec.write_text(
+        spec.read_text().replace(
+            "  short: {kind: rule, rule: answered, weight: 0.1}",
+            "  short: {kind: rule, rule: answered, weight: 0.1}\n  best: {kind: group, of: correct, by: centred}",
+        )
+    )
+    manifest = collected(spec, model, tmp_path / "data", "-k", "2", "--keep", "best == 0 and success")
+    assert manifest["kept"] == 3
+    alone = ("-k", "1", "--keep", "best == 0")
+    assert main(["collect", str(spec), "--model", str(model), "-o", str(tmp_path / "alone"), *alone]) == 2
+    assert len(list(record.read(tmp_path / "data" / "trajectories.jsonl"))) == 8
+
+
+@contextmanager
+def served(answers: Callable[[Mapping[str, Any]], Any]) -> Iterator[FakeEndpoint]:
+    """An endpoint in a thread of its own: the command runs an event loop of its own."""
+    server = FakeEndpoint(answers)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+
+
+def test_an_endpoints_successes_are_kept_and_its_cut_and_failed_episodes_are_not(
+    spec: Path, model: Path, tmp_path: Path
+) -> None:
+    def answer(request: Mapping[str, Any]) -> Any:
+        question = next(one["content"] for one in request["messages"] if one["role"] == "user")
+        if "9 * 9" in question:
+            return Reply(status=404)
+        if "4 + 4" in question:
+            return Sampled("It is <answer>8</ans", "length")
+        if request["messages"][-1]["role"] == "tool":
+            return f"So it is <answer>{request['messages'][-1]['content']}</answer>"
+        expression = question.removeprefix("What is ").removesuffix("?")
+        return Message("assistant", "", (ToolCall("calculate", {"expression": expression}, "call_1"),))
+
+    with served(answer) as server:
+        more = ("--policy", "openai", "--base-url", server.base_url, "--policy-model", "strong")
+        manifest = collected(spec, model, tmp_path / "data", *more)
+    assert {request["model"] for request in server.requests} == {"strong"}
+    assert (manifest["kept"], manifest["rejected"]) == (2, {"cut turn": 1, "invalid reward": 1})
+    assert manifest["model"] == str(model)
+    decode = load_tokenizer(str(model)).backend_tokenizer.decode
+    row = written(tmp_path / "data")[0]
+    said = [number for number, flag in zip(row["input_ids"], row["loss_mask"], strict=True) if flag]
+    assert decode(said, skip_special_tokens=False) == (
+        '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2 + 3"}}\n</tool_call><|im_end|>'
+        "So it is <answer>5</answer><|im_end|>"
+    )
