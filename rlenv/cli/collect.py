@@ -135,9 +135,7 @@ def _check_source(args: argparse.Namespace) -> None:
     """Recorded episodes are not played: what says how is refused beside them, and else filled in."""
     if args.records:
         names = ("policy", "n", "k", "concurrency", "base_url", "policy_model", "temperature", "top_p", "max_tokens")
-        given = [
-            f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}" for name in names if _is_given(args, name)
-        ]
+        given = [_option(name) for name in names if getattr(args, name) is not None]
         if given:
             raise UsageError(f"--from reads recorded episodes and plays none; leave out {', '.join(given)}")
     args.policy, args.k, args.concurrency = args.policy or "oracle", args.k or 1, args.concurrency or 64

@@ -236,7 +236,7 @@ CLAUSES: tuple[Clause, ...] = (
     _clause(
         "verl.trainer.sft_trainer",
         "says",
-        "custom_cls parquet_files train/loss train/global_tokens val/loss drop_last=True",
+        "custom_cls parquet_files train/global_tokens val/loss drop_last=True",
         "sft/dataset.py, sft/plan.py, sft/run.py",
         "0.9.1",
     ),
