@@ -93,9 +93,9 @@ def test_longer_rows_are_left_out_where_that_is_asked_for(data: Path, tiny_folde
     lengths = [len(json.loads(line)["input_ids"]) for line in (data / "rows.jsonl").read_text().splitlines()]
     most = max(lengths) - 1
     left = [length for length in lengths if length <= most]
-    run = planned(data, tiny_folder, tmp_path, "--max-length", str(most), "--skip-long", "--batch", "4")
+    run = planned(data, tiny_folder, tmp_path, "--max-length", str(most), "--skip-long", "--batch", "2")
     assert (run.rows, run.skipped) == (len(left), len(lengths) - len(left))
-    config = SimpleNamespace(max_length=most, rlenv_skip_long=True, rlenv_seed=0, train_batch_size=4)
+    config = SimpleNamespace(max_length=most, rlenv_skip_long=True, rlenv_seed=0, train_batch_size=2)
     rows = RowsDataset(str(data / "rows.jsonl"), None, config)
     assert sorted(len(rows[index]["input_ids"]) for index in range(len(rows))) == sorted(left)
     config.rlenv_skip_long = False
