@@ -178,7 +178,7 @@ def test_an_episode_beyond_the_response_is_no_row() -> None:
         assert refused.value.reason == "response_tokens"
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.booleans(), st.text(max_size=12)), min_size=1, max_size=4), st.text(max_size=12))
 def test_masks_align_and_mark_what_was_said_whatever_it_is(turns: list[tuple[bool, str]], result: str) -> None:
     made = encoder()

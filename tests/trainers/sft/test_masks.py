@@ -28,8 +28,8 @@ def model(tiny_folder: Path) -> Any:
     return found.eval()
 
 
-def verl_sum(log_probs: torch.Tensor, rows: tuple[EncodedRow, ...]) -> torch.Tensor:
-    """veRL's own loss over the packed rows, times what it divides by: the batch's trained tokens."""
+def verl_loss(log_probs: torch.Tensor, rows: tuple[EncodedRow, ...], *, tokens: int = 1) -> torch.Tensor:
+    """veRL's own loss over the packed rows of a micro-batch, for a batch of so many trained tokens."""
     from tensordict import NonTensorData, TensorDict
     from verl.workers.utils.losses import sft_loss
 
@@ -39,20 +39,20 @@ def verl_sum(log_probs: torch.Tensor, rows: tuple[EncodedRow, ...]) -> torch.Ten
     offsets = torch.tensor([0, *torch.tensor([len(row.input_ids) for row in rows]).cumsum(0).tolist()])
     mask = nested([torch.tensor(row.loss_mask) for row in rows])
     data = TensorDict({"loss_mask": mask}, batch_size=[len(rows)])
-    data["dp_size"], data["batch_num_tokens"] = NonTensorData(1), NonTensorData(1)
+    data["dp_size"], data["batch_num_tokens"] = NonTensorData(1), NonTensorData(tokens)
     packed = torch.nested.nested_tensor_from_jagged(log_probs, offsets)
     loss, _ = sft_loss(None, {"log_probs": packed}, data)
     return loss
 
 
-def packed_losses(model: Any, rows: tuple[EncodedRow, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def packed_losses(model: Any, rows: tuple[EncodedRow, ...], *, tokens: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """veRL's loss over the rows, and the logits that it came of, all of them, in one row after the other."""
     logits = torch.cat([model(input_ids=torch.tensor([row.input_ids])).logits[0] for row in rows])
     logits.retain_grad()
     # As veRL takes them (workers/engine/fsdp/transformer_impl.py): the next id of the packed row, whosever it is.
     following = torch.roll(torch.tensor([number for row in rows for number in row.input_ids]), -1)
     log_probs = torch.log_softmax(logits, dim=-1).gather(1, following.unsqueeze(1)).squeeze(1)
-    return verl_sum(log_probs, rows), logits
+    return verl_loss(log_probs, rows, tokens=tokens), logits
 
 
 def teaching(rows: tuple[EncodedRow, ...]) -> torch.Tensor:
@@ -69,6 +69,24 @@ def test_the_gradient_is_exactly_zero_where_no_trained_token_follows_and_nowhere
     assert torch.equal(moves > 0, teaching(ROWS))
     assert torch.equal(moves[~teaching(ROWS)], torch.zeros(int((~teaching(ROWS)).sum())))
     model.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loss_is_the_mean_over_trained_tokens_however_a_batch_is_parted(verl: Any, model: Any) -> None:
+    with torch.no_grad():
+        shared = token_losses(model, batch_of(ROWS, pad_id=0))
+        plain = []
+        for row in ROWS:  # the textbook's: each row by itself, transformers' own loss of all labels but -100
+            labels = [number if flag else -100 for number, flag in zip(row.input_ids, row.loss_mask, strict=True)]
+            loss = model(input_ids=torch.tensor([row.input_ids]), labels=torch.tensor([labels])).loss
+            plain.append(float(loss) * sum(row.loss_mask))
+    tokens = len(shared)
+    assert tokens == sum(sum(row.loss_mask) for row in ROWS) == 9
+    mean = sum(plain) / tokens
+    assert float(shared.double().mean()) == pytest.approx(mean, abs=1e-5)
+    for parts in ((ROWS,), (ROWS[:1], ROWS[1:]), tuple((row,) for row in ROWS)):
+        total = sum(float(packed_losses(model, part, tokens=tokens)[0].detach()) for part in parts)
+        assert total == pytest.approx(mean, abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
