@@ -150,3 +150,28 @@ def test_figures_are_read_while_they_are_written(tmp_path: Path) -> None:
     path.write_text(json.dumps(one) + "\n" + json.dumps({"step": 1, "data": {"val/loss": 3.0}}) + '\n{"step": 2')
     (step,) = read_steps(path)
     assert (step.number, step.loss, step.tokens, step.val) == (1, 2.0, 7, 3.0)
+
+
+def test_a_run_goes_on_from_its_last_whole_checkpoint(
+    data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    planned(data, tiny_folder, out, "--save-every", "2", "--steps", "4")
+    resume = ["--resume", str(out), "--dry-run"]
+    assert main(resume) == 2
+    assert "has no whole checkpoint to go on from; start it again" in " ".join(capsys.readouterr().err.split())
+    for step in (2, 4):  # the later one was cut while it was written
+        folder = out / "checkpoints" / f"global_step_{step}"
+        folder.mkdir(parents=True)
+        (folder / "fsdp_config.json").write_text('{"world_size": 1}')
+        (folder / "model_world_size_1_rank_0.pt").touch()
+    (out / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    assert main([*resume, "--steps", "2"]) == 2
+    assert "has taken 2 steps already" in capsys.readouterr().err
+    assert main([*resume, "--lr", "0.1", str(data)]) == 2
+    assert "leave out --lr" in capsys.readouterr().err
+    assert main([*resume, "--steps", "6"]) == 0
+    told = capsys.readouterr().out
+    assert f"trainer.resume_from_path={out / 'checkpoints' / 'global_step_2'}" in told
+    assert "trainer.total_training_steps=6" in told
+    assert "trainer.total_epochs=3" in told
