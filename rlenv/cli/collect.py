@@ -16,6 +16,7 @@ from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
+from rlenv.models import local_model
 from rlenv.rollout import Job
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import HISTORIES
@@ -47,10 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recorded episodes instead of a policy: a .jsonl, or a folder of eval, collect or train",
     )
     add_policy(parser, model_option="--policy-model")
+    parser.set_defaults(policy=None)
     source.add_argument("--split", help="which tasks; by default warmup, else train, else the first; all with --from")
     source.add_argument("-n", type=int, metavar="N", help="how many tasks; all by default")
-    source.add_argument("-k", type=int, default=1, metavar="K", help="samples of each task")
-    source.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
+    source.add_argument("-k", type=int, metavar="K", help="samples of each task; 1 by default")
+    source.add_argument("--concurrency", type=int, metavar="C", help="episodes at once; 64 by default")
     source.add_argument("--seed", type=int, default=0, help="of the episodes and of what is drawn")
     chosen = parser.add_argument_group("which are kept")
     chosen.add_argument("--keep", default="success", metavar="EXPRESSION", help="by default success")
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--balance", metavar="COLUMN", help="as many of each value of a column of the rows, or of each `task`"
     )
     tokens = parser.add_argument_group("how they are written")
-    tokens.add_argument("--chat-template", metavar="FILE", help="instead of the model's own; `rlenv sft` wants it too")
+    tokens.add_argument("--chat-template", metavar="FILE", help="instead of the model's own; for `rlenv sft` too")
     tokens.add_argument(
         "--history", choices=HISTORIES, default="grow", help="as run.history of `rlenv train` (docs/training.md)"
     )
@@ -80,13 +82,14 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 where data was written; 2 where nothing was kept or an option is wrong."""
     for name in ("n", "k", "concurrency", "per_task"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} is at least 1, not {value}")
-    if args.k > SEEDS:
+            raise UsageError(f"{_option(name)} is at least 1, not {value}")
+    if args.k is not None and args.k > SEEDS:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
+    _check_source(args)
     environment = load(args.spec, set=overrides(args.set))
     keep = Keep.of(args.keep, terms=environment.spec.rewards, keeps_invalid=args.keep_invalid, keeps_cut=args.keep_cut)
     kwargs = keywords(args.kwarg)
-    tokenizer = load_tokenizer(_model(args))
+    tokenizer = load_tokenizer(local_model(args.model, chat_template=args.chat_template))
     encoder = bind(tokenizer, environment, history=args.history, template_kwargs=kwargs)
     settings = Settings(
         folder=Path(args.out),
@@ -128,12 +131,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _model(args: argparse.Namespace) -> str:
-    try:
-        from rlenv.models import local_model
-    except ImportError:
-        return str(args.model)
-    return local_model(args.model, chat_template=args.chat_template)
+def _check_source(args: argparse.Namespace) -> None:
+    """Recorded episodes are not played: what says how is refused beside them, and else filled in."""
+    if args.records:
+        names = ("policy", "n", "k", "concurrency", "base_url", "policy_model", "temperature", "top_p", "max_tokens")
+        given = [_option(name) for name in names if getattr(args, name) is not None]
+        if given:
+            raise UsageError(f"--from reads recorded episodes and plays none; leave out {', '.join(given)}")
+    args.policy, args.k, args.concurrency = args.policy or "oracle", args.k or 1, args.concurrency or 64
+    if args.policy == "openai" and not (args.base_url and args.policy_model):
+        raise UsageError("--policy openai needs --base-url and --policy-model; --model is what trains on the data")
+
+
+def _option(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
 
 
 def _jobs(args: argparse.Namespace, environment: Environment) -> tuple[Job, ...]:

@@ -91,12 +91,13 @@ def collect(
         UsageError: the folder holds data already, the chat template cannot hold what the environment plays, a column
             does not exist, or no episode was kept.
     """
+    folder = settings.folder
+    _check_is_free(folder)
+    files = files_of(settings.records)
     verdict = judge_environment(environment, encoder)
     if not verdict.will_run:
         raise UsageError(verdict.message)
-    folder = settings.folder
-    _claim(folder)
-    files = files_of(settings.records)
+    folder.mkdir(parents=True, exist_ok=True)
     pool = _Pool(environment, settings)
 
     def take(trajectory: Trajectory, file: int, at: int) -> None:
@@ -139,11 +140,10 @@ def collect(
     return Report(folder, manifest)
 
 
-def _claim(folder: Path) -> None:
+def _check_is_free(folder: Path) -> None:
     there = [name for name in (MANIFEST, ROWS, TRAJECTORIES) if (folder / name).exists()]
     if there:
         raise UsageError(f"{folder} holds data already ({' and '.join(there)}); name another folder with -o")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 class _Pool:

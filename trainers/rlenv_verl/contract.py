@@ -225,6 +225,31 @@ CLAUSES: tuple[Clause, ...] = (
         "cpu/checkpoint.py",
         "0.7.1",
     ),
+    # supervised training
+    _clause(
+        "verl.trainer.sft_trainer:create_sft_dataset",
+        "parameters",
+        "data_paths data_config tokenizer processor max_samples",
+        "sft/dataset.py",
+        "0.9.1",
+    ),
+    _clause(
+        "verl.trainer.sft_trainer",
+        "says",
+        "custom_cls parquet_files train/global_tokens val/loss drop_last=True",
+        "sft/dataset.py, sft/plan.py, sft/run.py",
+        "0.9.1",
+    ),
+    _clause(
+        "verl.utils.distributed:initialize_global_process_group",
+        "parameters",
+        "timeout_second",
+        "cpu/platform.py",
+        "0.9.1",
+    ),
+    _clause(
+        "verl.utils.checkpoint.checkpoint_handler", "says", "global_step_ lora_train_meta.json", "sft/run.py", "0.9.1"
+    ),
     # the generative reward model
     _clause(
         "verl.experimental.reward_loop.reward_loop",

@@ -1,4 +1,7 @@
-"""veRL's supervised trainer against the loss written out: per token, per step, and whatever a batch is parted into."""
+"""veRL's supervised trainer against the loss written out: per token, per step, and whatever a batch is parted into.
+
+Its loss function alone is held against the same in `test_masks.py`, in every run of the tests.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from rlenv_verl.sft.alone import alone
 from rlenv_verl.sft.dataset import HELD_OUT, ordered
 from rlenv_verl.sft.loss import batch_of, take_step, token_losses
 from rlenv_verl.sft.settings import load_sft_preset
+
+pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(400)]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -105,7 +110,7 @@ def verl_found(tiny_folder: Path, rows_file: Path, tmp_path_factory: pytest.Temp
         },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=350,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads((folder / "out.json").read_text())

@@ -13,6 +13,7 @@ from pathlib import Path
 import rlenv
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
+from rlenv.models import local_model
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.runfile import locked
 from rlenv_verl.sft.alone import alone
@@ -45,6 +46,8 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
         run, lock = (_taken_up if arguments.resume is not None else _new)(arguments, stack)
         _say(run, console)
         if arguments.dry_run:
+            if arguments.resume is None:
+                run.save()
             text = _text(run)
             (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
             console.print(text, markup=False)
@@ -70,11 +73,11 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
     if arguments.model is None or arguments.output is None:
         raise UsageError("name the model to start from with --model and the run's folder with -o")
     folder = arguments.output.resolve()
-    if (folder / "run.json").exists():
+    if (folder / "attempts").exists():
         raise UsageError(f"{folder} holds a run already; choose another folder, or go on with --resume {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
-    model = _model(arguments, folder)
+    model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
     return (run if arguments.dry_run else run.begin_attempt(0)), lock
 
@@ -86,14 +89,6 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, 
     lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
     run, step = resumed_run(arguments)
     return (run if arguments.dry_run else run.begin_attempt(step)), lock
-
-
-def _model(arguments: argparse.Namespace, folder: Path) -> str:
-    try:
-        from rlenv.models import local_model
-    except ImportError:
-        return str(arguments.model)
-    return local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
 
 
 def _say(run: SftRun, console: Console) -> None:
