@@ -177,7 +177,9 @@ class Client:
                 raise
             known, room = room, room if room is not None else await self._room(body, deadline)
             if room is not None and room <= 0:
-                raise EndpointError(str(error), status=error.status, is_full=True) from error
+                # A server names the limit first, also where a shorter one would be refused as well.
+                told = f"{error}; it counts {self._window or 0:,} tokens of context, and {-room:,} more in the prompt"
+                raise EndpointError(told, status=error.status, is_full=True) from error
             if known is not None or room is None or most is None or room >= most:
                 raise
         return await self.post(path, {**body, "max_tokens": room}, deadline=deadline)

@@ -76,21 +76,12 @@ class RawText:
         try:
             answer = await self._client.post_fitting("/completions", body, deadline=deadline)
         except EndpointError as error:
-            raise self._hinted(error) from error
+            if self._is_understood or error.is_full or error.status not in (400, 422):
+                raise
+            raise _hinted(error) from error
         self._is_understood = True
         completion = self._client.counted(read_text, answer)
         return self._closed(completion, tuple(stops)) if stops else completion
-
-    def _hinted(self, error: EndpointError) -> EndpointError:
-        """A refusal by a server that has taken none of these requests yet, with the fields that it may not know."""
-        if self._is_understood or error.is_full or error.status not in (400, 422):
-            return error
-        return EndpointError(
-            f"{error}; raw text is asked for with {', '.join(_OWN_FIELDS)}, which vLLM and SGLang know. A server that"
-            f" refuses one is asked without it by `--extra {_OWN_FIELDS[0]}=null`, in a spec by `sampling: {{extra:"
-            f" {{{_OWN_FIELDS[0]}: null}}}}`",
-            status=error.status,
-        )
 
     def _closed(self, completion: Completion, stops: tuple[str, ...]) -> Completion:
         """A completion with the stop text that it ended at, which servers leave out.
@@ -111,3 +102,13 @@ class RawText:
         if completion.stopped_at not in stops:
             return completion
         return replace(completion, message=Message("assistant", text + completion.stopped_at))
+
+
+def _hinted(error: EndpointError) -> EndpointError:
+    """A refusal by a server that has taken none of these requests yet, with the fields that it may not know."""
+    return EndpointError(
+        f"{error}; raw text is asked for with {', '.join(_OWN_FIELDS)}, which vLLM and SGLang know. A server that"
+        f" refuses one is asked without it by `--extra {_OWN_FIELDS[0]}=null`, in a spec by `sampling: {{extra:"
+        f" {{{_OWN_FIELDS[0]}: null}}}}`",
+        status=error.status,
+    )

@@ -123,7 +123,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_no_number(make_environment: An
     assert trajectory.reward.total is None
     assert trajectory.failure is not None
     assert trajectory.failure.reason == "refused"
-    assert "the context has 5 tokens" in trajectory.failure.message
+    assert f"5 tokens of context, and {server.most_counted - 5} more in the prompt" in trajectory.failure.message
     assert len(server.requests) == 1
 
 

@@ -79,7 +79,12 @@ class Server:
         arguments += ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", str(WINDOW)]
         arguments += ["--max-num-seqs", "16", "--enforce-eager", "--generation-config", "vllm"]
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", *self._more]
-        own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2"}
+        own = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
         own |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -127,13 +127,14 @@ def test_a_prompt_and_a_limit_beyond_the_window_are_refused_by_both(server: Serv
 
 
 def test_a_limit_of_rlenvs_takes_what_the_window_has_left(server: Server) -> None:
-    prompt = "word " * (WINDOW - 100)
+    few = server.post("/tokenize", {"prompt": "word " * 100})[1]["count"]
+    prompt = "word " * (100 * (WINDOW - 100) // few)
     count = server.post("/tokenize", {"prompt": prompt})[1]["count"]
     found = ask(server, prompt, max_tokens=4096)
     assert found.usage.prompt_tokens == count
     assert found.usage.completion_tokens == WINDOW - count
     assert found.finish_reason == "length"
-    with pytest.raises(EndpointError, match=f"maximum context length is {WINDOW}") as failed:
+    with pytest.raises(EndpointError, match=f"counts {WINDOW:,} tokens of context, and ") as failed:
         ask(server, "word " * (WINDOW + 50), max_tokens=4096)
     assert failed.value.is_full
 
@@ -151,7 +152,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_no_number(
     assert [one.reward.total is None for one in played] == [True, False]
     assert summary["failures"] == {"refused": 1}
     assert played[0].failure is not None
-    assert "maximum context length" in played[0].failure.message
+    assert f"counts {WINDOW:,} tokens of context, and " in played[0].failure.message
 
 
 @pytest.mark.parametrize("mode", ["text", "tools"])
