@@ -137,8 +137,9 @@ def _starts(form: CallSpec, given: DialectSpec, row: DialectSpec) -> Why:
     shared = {mark for other in calls_of(row) if other is not form for mark in marks_of(other.open)}
     if not opens or shared & set(opens) or set(opens) & set(marks_of(form.close)):
         return _READ
-    # As the engine has it: no text holds these by chance.
-    if any(mark[-1] not in ">]" for mark in opens):
+    # As the engine has it: no text holds these by chance, and they are nothing else.
+    others = {row.section_open, row.section_close, *row.drop}
+    if any(mark[-1] not in ">]" or mark in others for mark in opens):
         return _READ
     message = f"'starts' is not read: {opens[0]} opens a call whatever follows, and no other form opens with it"
     return message, "remove 'starts'"

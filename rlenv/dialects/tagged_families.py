@@ -251,7 +251,7 @@ TAGGED_ROWS: Final[Mapping[str, Row]] = {
                 "value_close": "</parameter>",
                 "known": "tools",
             },
-            {"open": "<dots_function_call>", "close": "</dots_function_call>", "shape": "either"},
+            {"open": "<dots_function_call>", "close": "</dots_function_call>", "starts": "[{", "shape": "either"},
         ],
         "section_open": "<dots_function_call>",
         "section_close": "</dots_function_call>",

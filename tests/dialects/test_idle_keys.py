@@ -46,6 +46,8 @@ CONDITIONS: list[tuple[str, Any, Row, Row, str]] = [
      "<run f><also>a>1</set></run>"),
     ("calls.starts", "[", {"calls": {**JSON, "open": "CALL"}}, {"calls": JSON},
      'CALL{"name": "f", "arguments": {}}</do> and <do>{"name": "f", "arguments": {}}</do>'),
+    ("calls.starts", "[", {"calls": JSON, "section_open": "<do>", "section_close": "</do>"}, {"calls": JSON},
+     '<do>{"name": "f", "arguments": {}}</do>'),
     ("calls.starts", "[", {"calls": {**JSON, "open": "CALL"}}, {"calls": {"at_start": True}},
      'CALL{"name": "f", "arguments": {}}</do>'),
     ("calls.close_is_optional", True, {"calls": JSON}, {"calls": {"open": "<do>"}},
