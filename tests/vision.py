@@ -226,8 +226,12 @@ class {family}(transformers.{family}):
 '''
 
 
-def save_model(folder: Path, family: str = "Qwen3VLProcessor") -> None:
-    """A model's folder as veRL loads one, with `trust_remote_code` for the processor."""
+def save_model(folder: Path, family: str = "Qwen3VLProcessor", *, brings_code: bool = True) -> None:
+    """A model's folder as veRL loads one, with `trust_remote_code` for the processor.
+
+    Without code in the folder it names no class of a processor: one that is registered for the model's configuration
+    is taken.
+    """
     model, made = model_parts(family)
     end, pad = made.tokenizer.eos_token_id, made.tokenizer.pad_token_id
     for config in (model.config, model.config.get_text_config(), model.generation_config):
@@ -239,8 +243,14 @@ def save_model(folder: Path, family: str = "Qwen3VLProcessor") -> None:
         model.save_pretrained(folder)
         saved.tokenizer.save_pretrained(folder)
         saved.save_pretrained(folder)
-    (folder / "processing_images.py").write_text(_PROCESSOR.format(family=family), encoding="utf-8")
     file = folder / "processor_config.json"
     entries = json.loads(file.read_text(encoding="utf-8"))
+    if not brings_code:
+        for place in (file, folder / "tokenizer_config.json"):
+            held = json.loads(place.read_text(encoding="utf-8"))
+            held.pop("processor_class", None)
+            place.write_text(json.dumps(held), encoding="utf-8")
+        return
+    (folder / "processing_images.py").write_text(_PROCESSOR.format(family=family), encoding="utf-8")
     entries["auto_map"] = {"AutoProcessor": f"processing_images.{family}"}
     file.write_text(json.dumps(entries), encoding="utf-8")

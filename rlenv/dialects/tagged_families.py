@@ -60,7 +60,7 @@ _TIGHT_THINKING: Final[Row] = {"open": "<think>", "close": "</think>", "written"
 DEEPSEEK: Final[Row] = {
     "begin": "<｜begin▁of▁sentence｜>",
     "turn": "<｜{role}｜>{content}",
-    "roles": {"user": "User", "assistant": "Assistant"},
+    "roles": {"user": "User"},
     "turns": {
         "system": "{content}",
         "assistant": "<｜Assistant｜>{content}<｜end▁of▁sentence｜>",

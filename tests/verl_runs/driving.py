@@ -30,12 +30,18 @@ SMALL = (
 
 
 @contextmanager
-def started(arguments: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`rlenv train` with `arguments`, and the mark of all its processes; nothing of it is left after the block."""
+def started(arguments: Sequence[str], log: Path, *, knows: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`rlenv train` with `arguments`, and the mark of all its processes; nothing of it is left after the block.
+
+    `knows` is a module that its own process imports first, as a plug-in would be.
+    """
     mark = uuid4().hex
+    command = ["-m", "rlenv_verl.train"]
+    if knows:
+        command = ["-c", f"import sys, {knows}; from rlenv_verl.train import main; sys.exit(main(sys.argv[1:]))"]
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rlenv_verl.train", *arguments],
+            [sys.executable, *command, *arguments],
             env={
                 **os.environ,
                 # These folders too: a run's processes import stand-ins from them, by names that no package has.
@@ -59,9 +65,9 @@ def started(arguments: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Po
                     continue
 
 
-def train(arguments: Sequence[str], log: Path, *, seconds: float = 400.0) -> int:
+def train(arguments: Sequence[str], log: Path, *, seconds: float = 400.0, knows: str = "") -> int:
     """Runs `rlenv train` to its end and checks that no process is left; the exit status."""
-    with started(arguments, log) as (process, mark):
+    with started(arguments, log, knows=knows) as (process, mark):
         code = process.wait(timeout=seconds)
         assert marked(mark) == [], "processes were left behind"
     return code
