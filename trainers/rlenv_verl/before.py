@@ -45,6 +45,7 @@ __all__ = [
     "check_before",
     "config_of",
     "is_to_be_made",
+    "laid_out",
     "machine_of",
     "names_of",
     "preflight_of",
@@ -193,10 +194,15 @@ def config_of(preset: Preset, model: str, overrides: Sequence[str]) -> tuple[dic
     try:
         return compose([*given, *overrides]), True
     except MissingExtra:
-        return _laid_out([*given, *overrides]), False
+        return laid_out([*given, *overrides]), False
 
 
-def _laid_out(items: Sequence[str]) -> dict[str, Any]:
+def laid_out(items: Sequence[str]) -> dict[str, Any]:
+    """Overrides as the tree that they make, without veRL's own values and without a check.
+
+    Raises:
+        UsageError: an override that cannot be read.
+    """
     tree: dict[str, Any] = {}
     for item in items:
         path, sign, text = item.partition("=")

@@ -21,15 +21,30 @@ class Peak:
     """The most bytes that a run's processes held at once, and what each kind of them held then.
 
     A page that several processes share is counted once in all (Linux's PSS); Ray's object store is among them.
+    `cpu_s` are the seconds that they computed, of each by what it had when it was last seen.
     """
 
     bytes: int = 0
     processes: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
+    seconds: dict[tuple[int, float], float] = field(default_factory=dict)
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of all processors together."""
+        return sum(self.seconds.values())
 
 
-def held_by(variable: str, value: str) -> tuple[int, dict[str, int], int]:
-    """Bytes of all processes that have this environment variable, by their titles, and how many there are."""
+def held_by(
+    variable: str, value: str, seconds: dict[tuple[int, float], float] | None = None
+) -> tuple[int, dict[str, int], int]:
+    """Bytes of all processes that have this environment variable, by their titles, and how many there are.
+
+    Args:
+        variable: the variable.
+        value: what it has to be.
+        seconds: takes what each process has computed, by its number and its start.
+    """
     parts: dict[str, int] = {}
     count = 0
     for process in psutil.process_iter():
@@ -38,6 +53,9 @@ def held_by(variable: str, value: str) -> tuple[int, dict[str, int], int]:
                 continue
             title = _title(process)
             size = _share(process.pid)
+            if seconds is not None:
+                times = process.cpu_times()
+                seconds[process.pid, process.create_time()] = times.user + times.system
         except (psutil.Error, OSError):
             continue
         parts[title] = parts.get(title, 0) + size
@@ -69,7 +87,7 @@ def watched(variable: str, value: str) -> Iterator[Peak]:
 
     def watch() -> None:
         while not ended.wait(_EVERY_S):
-            total, parts, count = held_by(variable, value)
+            total, parts, count = held_by(variable, value, peak.seconds)
             if total > peak.bytes:
                 peak.bytes, peak.parts, peak.processes = total, parts, count
 
