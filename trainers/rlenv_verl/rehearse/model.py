@@ -20,6 +20,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import known_model
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.load import load_tokenizer
+from rlenv_verl.before import is_at_hand
 
 __all__ = ["RehearsalModel", "make_model"]
 
@@ -115,12 +116,7 @@ def _source(model: str | None) -> _Source:
     """The model's own template where it is at hand; of a model that is known by name it need not be."""
     if model is None:
         return _own()
-    try:
-        return _of_model(model)
-    except UsageError:
-        if known_model(model) is None:
-            raise
-        return _own()
+    return _own() if known_model(model) is not None and not is_at_hand(model) else _of_model(model)
 
 
 def _own() -> _Source:
