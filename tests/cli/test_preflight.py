@@ -161,3 +161,37 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["preflight", "--help"])
     assert "--sample N" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_memory_of_a_known_model_needs_no_file_of_it(
+    spec: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    argv = [str(spec()), "--model", "nobody/Qwen3-1.7B-Instruct", "--preset", "gpu"]
+    code, made = report(capsys, *argv, "--card", "80")
+    assert code == 0
+    memory = made["memory"]
+    assert made["model"]["parameters"] == 1_720_574_976  # type: ignore[index]
+    assert memory["training"] == 16 * 1_720_574_976  # type: ignore[index]
+    (unknown,) = made["findings"]  # type: ignore[misc]
+    assert unknown["level"] == "unknown"
+    assert "lengths and exactness were not looked at" in unknown["message"]
+    # On a smaller card the update does not fit, and the message says what of it is logits.
+    code, made = report(capsys, *argv, "--card", "40")
+    said = " ".join(one["message"] for one in made["findings"])  # type: ignore[attr-defined]
+    assert (code, "10.0 GB of it for logits; a device has 40.0 GB" in said) == (0, True)
+    code, made = report(capsys, *argv, "--card", "24")
+    assert (code, made["is_ready"]) == (1, False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_without_a_gpu_the_card_of_the_presets_is_assumed_and_said(
+    spec: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("PATH", "")  # nothing there that tells of a GPU
+    assert main(["preflight", str(spec()), "--model", "nobody/Qwen2.5-7B", "--preset", "search-r1"]) == 0
+    said = capsys.readouterr().out
+    assert "at most of 80.0 GB (assumed: there is none here)" in said
+    assert "in an update of 12,288 tokens (11.2 GB logits)" in said

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlenv.preflight import Machine
-from rlenv_verl.before import UNMEASURED, config_of, is_to_be_made
-from rlenv_verl.before import _machine as machine_of
+from rlenv.preflight import Machine, Pass
+from rlenv_verl.before import UNMEASURED, config_of, is_to_be_made, machine_of
 from rlenv_verl.before import _passes as passes_of
 from rlenv_verl.preset import load_preset
 from rlenv_verl.train import main
@@ -113,7 +112,8 @@ def test_the_presets_say_what_a_machine_holds() -> None:
     config, is_checked = config_of(load_preset("node"), "/model", ["actor_rollout_ref.actor.use_kl_loss=true"])
     assert is_checked
     machine = machine_of(config, 80 * 10**9)
-    assert machine == Machine(80 * 10**9, devices=8, sampler_share=0.6)
+    passing = Pass(update_tokens=24576, forward_tokens=49152)
+    assert machine == Machine(80 * 10**9, devices=8, sampler_share=0.6, passing=passing, longest=4096 + 8192)
     assert passes_of(config) == {
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 24576,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 49152,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -46,7 +48,9 @@ __all__ = [
     "UNMEASURED",
     "check_before",
     "config_of",
+    "is_at_hand",
     "is_to_be_made",
+    "laid_out",
     "machine_of",
     "names_of",
     "on_this_processor",
@@ -170,15 +174,12 @@ def preflight_of(
         must_open=not is_elsewhere,
         model_name=str(model.get("path")),
     )
-    try:
-        tokenizer = _tokenizer(place)
-    except UsageError as error:
-        if known_model(plan.model_name) is None or is_required:
-            raise
-        # A model that is not here, of which enough is known for its memory.
-        without = f"the tokenizer is not at hand, so that lengths and exactness were not looked at: {error}"
+    if not is_required and known_model(plan.model_name) is not None and not is_at_hand(place):
+        # Enough is known of it for its memory.
+        without = f"the tokenizer of {place} is not at hand, so that lengths and exactness were not looked at"
         report = preflight([], plan)
         return dataclasses.replace(report, findings=(*engine, Finding("unknown", without), *report.findings))
+    tokenizer = _tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
     ]
@@ -205,10 +206,15 @@ def config_of(preset: Preset, model: str, overrides: Sequence[str]) -> tuple[dic
     try:
         return compose([*given, *overrides]), True
     except MissingExtra:
-        return _laid_out([*given, *overrides]), False
+        return laid_out([*given, *overrides]), False
 
 
-def _laid_out(items: Sequence[str]) -> dict[str, Any]:
+def laid_out(items: Sequence[str]) -> dict[str, Any]:
+    """Overrides as the tree that they make, without veRL's own values and without a check.
+
+    Raises:
+        UsageError: an override that cannot be read.
+    """
     tree: dict[str, Any] = {}
     for item in items:
         path, sign, text = item.partition("=")
@@ -226,6 +232,29 @@ def _laid_out(items: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UsageError(f"{item}: the value cannot be read: {error}") from error
     return tree
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether the files of a model can be had: a folder, in the hub's cache, or from a hub that answers.
+
+    Asking a hub that is out of reach takes its client a minute of attempts; one connection tells as much.
+    """
+    if os.path.exists(name):
+        return True
+    from huggingface_hub import try_to_load_from_cache  # comes with tokenizers
+
+    if isinstance(try_to_load_from_cache(name, "tokenizer.json"), str):
+        return True
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=5.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _tokenizer(place: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ import yaml
 
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
+from rlenv.preflight import Preflight, lines_of
 from rlenv_verl.before import config_of
 from rlenv_verl.checkpoints import find_checkpoints
 from rlenv_verl.launch import Ending
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.metrics import StepFigures
+from rlenv_verl.preflight_command import look
 from rlenv_verl.prepare import Plan, RunSettings, plan_of, prepare, with_run_keys
 from rlenv_verl.preset import Preset, compose, load_preset
 from rlenv_verl.rehearse.attention import register
@@ -84,10 +87,12 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
         console.print(f"run folder  {scene.plan.run.folder}", markup=False)
         for line in scene.lines():
             console.print(line, markup=False)
+        for line in lines_of(scene.preflight) if scene.preflight is not None else ():
+            console.print(line, markup=False)
         with locked(scene.plan.run.folder, wait_s=0.0) as lock, watched(_MARK, mark) as peak:
             ended = _played(scene, arguments, console, run_plan, lock, stages)
         with stages.timed("checks"):
-            checks = _checked(scene, ended)
+            checks = [*_looked_at(scene), *_checked(scene, ended)]
     report = _report(scene, stages, peak, checks)
     (scene.plan.run.folder / "rehearsal.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     for line in _lines(report):
@@ -103,6 +108,7 @@ class _Scene:
     specs: tuple[TrainedSpec, ...]
     preset: Preset
     model: str | None
+    preflight: Preflight | None
     made: RehearsalModel
     replaced: Sequence[Replaced]
     before: int
@@ -158,6 +164,7 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
         raise UsageError(f"{folder} holds a run already; choose another folder with -o")
     model = None if arguments.model in (None, "tiny") else str(arguments.model)
     config, _ = config_of(preset, model or "MODEL", overrides)
+    report = None if model is None else _preflight(arguments, model)
     prompt = config["data"]["max_prompt_length"]
     before = arguments.steps or 1
     run = preset.run
@@ -191,7 +198,27 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
     _follow_script(folder / "agent_loop.yaml")
     kept = _without(_without(plan.run.overrides, replacing), [f"trainer.total_training_steps={before}"])
     original = compose(kept)
-    return _Scene(plan, specs, preset, model, made, replaced_keys(original, plan.config), before)
+    return _Scene(plan, specs, preset, model, report, made, replaced_keys(original, plan.config), before)
+
+
+def _preflight(arguments: argparse.Namespace, model: str) -> Preflight:
+    """What the run itself would meet with its own model, before anything of it is replaced."""
+    return look(
+        arguments.items,
+        model=model,
+        preset=arguments.preset or "gpu",
+        algorithm=arguments.algorithm,
+        mode=arguments.mode,
+        set=arguments.set,
+        lora=arguments.lora,
+    )
+
+
+def _looked_at(scene: _Scene) -> list[Check]:
+    report = scene.preflight
+    if report is None:
+        return []
+    return [Check(f"preflight of {scene.model}", report.is_ready, "; ".join(report.errors[:2]) or "the run can start")]
 
 
 def _without(overrides: Sequence[str], dropped: Sequence[str]) -> list[str]:
@@ -279,6 +306,7 @@ def _report(scene: _Scene, stages: _Stages, peak: Peak, checks: Sequence[Check])
         "checks": [dataclasses.asdict(check) for check in checks],
         "seconds": {name: round(value, 1) for name, value in stages.seconds.items()},
         "phases": {name: round(value, 1) for name, value in phases.items()},
+        "cpu_seconds": round(peak.cpu_s, 1),
         "peak_bytes": peak.bytes,
         "peak_processes": peak.processes,
         "peak_parts": dict(sorted(peak.parts.items(), key=lambda item: -item[1])),
@@ -298,6 +326,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {name:<32} {value:>8.1f}"
     for name, value in report["phases"].items():
         yield f"    {name:<30} {value:>8.1f}"
+    yield f"cpu     {report['cpu_seconds']:,.0f} s of all processors together ({os.cpu_count()} here)"
     parts = list(report["peak_parts"].items())[:5]
     shown = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
     yield f"memory  {report['peak_bytes'] / 1e9:.1f} GB at most in {report['peak_processes']} processes ({shown})"

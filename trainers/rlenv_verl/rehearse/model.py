@@ -17,8 +17,10 @@ from typing import Any
 
 from rlenv.environment import Environment
 from rlenv.errors import RlenvError, UsageError
+from rlenv.preflight import known_model
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.load import load_tokenizer
+from rlenv_verl.before import is_at_hand
 
 __all__ = ["RehearsalModel", "make_model"]
 
@@ -80,7 +82,7 @@ def make_model(
 
     from rlenv_verl.tiny.model import save_model
 
-    source = _of_model(model) if model is not None else _own()
+    source = _source(model)
     texts = [text for environment in environments for text in asyncio.run(_prompts(environment, splits))]
     tokenizer = _tokenizer(source, texts, folder, filler=0)
     kwargs = dict(template_kwargs)
@@ -108,6 +110,13 @@ def _network(tokenizer: Any, positions: int) -> Any:
     network = new_model(tokenizer, hidden=8, layers=2, heads=1)
     network.config.max_position_embeddings = positions
     return network
+
+
+def _source(model: str | None) -> _Source:
+    """The model's own template where it is at hand; of a model that is known by name it need not be."""
+    if model is None:
+        return _own()
+    return _own() if known_model(model) is not None and not is_at_hand(model) else _of_model(model)
 
 
 def _own() -> _Source:
