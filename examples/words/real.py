@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/real"))
     parser.add_argument("--seeds", default="0,1", help="of GRPO; all start from the same cold start")
     parser.add_argument("--no-control", dest="control", action="store_false", help="leave out the shuffled rewards")
-    parser.add_argument("--steps", type=int, default=24, help="of GRPO")
+    parser.add_argument("--steps", type=int, default=16, help="of GRPO")
     parser.add_argument("--model", default=MODEL, help="what to start from, as `rlenv sft --model` takes it")
     args = parser.parse_args()
     out: Path = args.out.resolve()
