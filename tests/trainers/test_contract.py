@@ -43,6 +43,8 @@ def test_verl_has_what_the_adapter_uses(clause: Clause) -> None:
         (Clause("json", "loads", "coroutine", ("s",), "x.py", "9"), "json.loads is no coroutine function"),
         (Clause("json", "JSONDecoder", "members", ("decode", "encode"), "x.py", "9"), "JSONDecoder has no encode"),
         (Clause("json.tool", "", "says", ("argparse", "no such text"), "x.py", "9"), "does not mention no such text"),
+        (Clause("json.tool", "", "source", ("argparse", "no such text"), "x.py", "9"), "does not mention no such text"),
+        (Clause("json.gone", "", "source", (), "x.py", "9"), "json.gone is gone: there is no file gone.py"),
         (Clause("json", "gone.away", "members", (), "x.py", "9"), "json.gone.away is gone"),
         (Clause("json.gone", "name", "members", (), "x.py", "9"), "is gone: there is no module json.gone"),
         (

