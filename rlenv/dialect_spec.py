@@ -147,7 +147,8 @@ class CallSpec(Spec):
     argument: Text = ""
     """With `text`: the argument that the text is; the tool's only required parameter where it is empty."""
     known: Literal["anything", "tools", "parameters"] = "anything"
-    """What has to exist for the text to be a call: nothing, the tool, or its parameters too, required ones given."""
+    """With `json`, `name_json` and `tagged`: what has to exist for the text to be a call: nothing, the tool, or (with
+    `tagged`) its parameters too, required ones given."""
     pad: Text = ""
     """Written inside the marks, at both ends."""
     name_pad: Text = ""

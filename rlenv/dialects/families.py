@@ -71,7 +71,6 @@ ROWS: Final[Mapping[str, Row]] = {
         "chat": {
             "tools": _QWEN_TOOLS,
             "system_default": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
-            "drops_thinking": False,
         },
         "thinking_marks": _OFF,
         "offers": ["open_calls"],
@@ -135,7 +134,7 @@ ROWS: Final[Mapping[str, Row]] = {
     },
     # JSON behind a mark; it ends where the JSON ends.
     "granite": {
-        "calls": {"open": ["<|tool_call|>", "<tool_call>"], "starts": "[", "shape": "list"},
+        "calls": {"open": ["<|tool_call|>", "<tool_call>"], "shape": "list"},
         "chat": _GRANITE,
         "offers": ["arguments_as_text", "missing_arguments"],
     },
@@ -174,7 +173,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "llama3_json": {
         "calls": [
             {"at_start": True, "anywhere": True, "arguments_key": ["parameters", "arguments"], "separator": "; "},
-            {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";", "starts": "{"},
+            {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";"},
         ],
         "chat": {**_LLAMA, "tools_role": "user"},
         "thinking_marks": _OFF,
@@ -189,8 +188,8 @@ ROWS: Final[Mapping[str, Row]] = {
                 "shape": "either",
                 "arguments_key": ["arguments", "parameters"],
             },
-            {"open": "[TOOL_CALLS]", "starts": "[{", "shape": "either"},
-            {"open": "<tool_call>", "close": "</tool_call>", "starts": "[{", "shape": "either"},
+            {"open": "[TOOL_CALLS]", "shape": "either"},
+            {"open": "<tool_call>", "close": "</tool_call>", "shape": "either"},
         ],
         "chat": {**_LLAMA, "content_behind": True},
         "offers": ["arguments_as_text"],

@@ -134,7 +134,7 @@ JSON_ROWS: Final[Mapping[str, Row]] = {
         "calls": {"open": "<TOOLCALL>", "close": "</TOOLCALL>", "shape": "list"},
         "chat": {
             "turn": "<SPECIAL_11>{role}\n{content}\n<SPECIAL_12>\n",
-            "roles": {"user": "User", "assistant": "Assistant"},
+            "roles": {"assistant": "Assistant"},
             "turns": {"system": "<SPECIAL_10>System\n{content}\n", "user": "<SPECIAL_11>User\n{content}\n"},
             "result": "{content}",
             "result_role": "user",
@@ -210,7 +210,7 @@ JSON_ROWS: Final[Mapping[str, Row]] = {
     "llama4_json": {
         "calls": [
             {"at_start": True, "anywhere": True, "arguments_key": ["parameters", "arguments"]},
-            {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";", "starts": "{"},
+            {"open": "<|python_tag|>", "arguments_key": ["parameters", "arguments"], "separator": ";"},
         ],
         "drop": ["<|python_start|>", "<|python_end|>"],
         "thinking_marks": _OFF,

@@ -12,6 +12,7 @@ from typing import Final, get_args
 
 from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, Leniency
 from rlenv.dialects.findings import Finding, Path, calls_of, listed, place_of_form
+from rlenv.dialects.idle import idle_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.placeholders import placeholder_findings
 from rlenv.source import nearest
@@ -80,6 +81,7 @@ def meaning_findings(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
     yield from _roles(given, row)
     yield from _one_turn(given, row)
     yield from _beside_a_template(given)
+    yield from idle_findings(given, row)
     yield from _leniencies(given, row)
 
 
@@ -287,6 +289,7 @@ _OF_BODIES: Final[Mapping[str, tuple[str, ...]]] = {
     "open_parameters": ("tagged",),
     "python_literals": ("json", "name_json", "tagged"),
     "raw_strings": ("json", "name_json", "pythonic"),
+    "repeated_tags": ("tagged",),
     "schema_over_mark": ("tagged",),
     "sets_as_lists": ("pythonic",),
     "typed_strings": ("json", "name_json", "gemma"),
@@ -306,6 +309,12 @@ def _idle(name: Leniency, row: DialectSpec) -> str:
         return "calls have no closing mark that the text's end could leave out"
     if name == "open_tags" and not any(form.name_close for form in forms):
         return "it is read only with 'name_close'"
+    if name == "repeated_tags" and not any(form.nested for form in forms):
+        return "it is read only with nested: true"
+    if name == "open_thinking" and not (row.thinking_open and row.thinking and row.thinking_marks.open):
+        return "the prompt opens no thinking (thinking_open)"
+    if name == "schema_over_mark" and not any("text" in form.value_open.values() for form in forms):
+        return "no mark of 'value_open' says that its value is a text"
     if name == "extra_parameters" and not any(form.known == "parameters" for form in forms):
         return "it is read only with known: parameters"
     if name == "spellings" and not any(form.spellings or form.key_spellings or form.body == "gemma" for form in forms):

@@ -60,7 +60,7 @@ _TIGHT_THINKING: Final[Row] = {"open": "<think>", "close": "</think>", "written"
 DEEPSEEK: Final[Row] = {
     "begin": "<｜begin▁of▁sentence｜>",
     "turn": "<｜{role}｜>{content}",
-    "roles": {"user": "User", "assistant": "Assistant"},
+    "roles": {"user": "User"},
     "turns": {
         "system": "{content}",
         "assistant": "<｜Assistant｜>{content}<｜end▁of▁sentence｜>",
@@ -251,7 +251,7 @@ TAGGED_ROWS: Final[Mapping[str, Row]] = {
                 "value_close": "</parameter>",
                 "known": "tools",
             },
-            {"open": "<dots_function_call>", "close": "</dots_function_call>", "starts": "[{", "shape": "either"},
+            {"open": "<dots_function_call>", "close": "</dots_function_call>", "shape": "either"},
         ],
         "section_open": "<dots_function_call>",
         "section_close": "</dots_function_call>",

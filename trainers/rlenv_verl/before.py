@@ -6,6 +6,7 @@ needed, but for models that see images.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,19 @@ from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
+from rlenv_verl.settings.processor import processor_findings
 from rlenv_verl.specs import TrainedSpec
 
-__all__ = ["SAMPLE", "UNMEASURED", "check_before", "config_of", "is_to_be_made", "names_of", "preflight_of"]
+__all__ = [
+    "SAMPLE",
+    "UNMEASURED",
+    "check_before",
+    "config_of",
+    "is_to_be_made",
+    "names_of",
+    "on_this_processor",
+    "preflight_of",
+]
 
 SAMPLE = 256
 """Tasks of a split that are measured where nobody says how many."""
@@ -61,7 +72,7 @@ def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
         splits.insert(0, Split(run.train_split))
     is_elsewhere = run.ray_address is not None
     given = [item for item in run.overrides if item.startswith(_PROMPT)]
-    return preflight_of(
+    report = preflight_of(
         specs,
         config,
         loops,
@@ -70,6 +81,13 @@ def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
         names=names_of(given[1:]),  # the first is the run's own
         is_elsewhere=is_elsewhere,
     )
+    return report if is_elsewhere else on_this_processor(report, config, run.environment)
+
+
+def on_this_processor(report: Preflight, config: Mapping[str, Any], environment: Mapping[str, str]) -> Preflight:
+    """The report with what this machine's processor makes of the run; `environment` is laid over this process's own."""
+    found = processor_findings(config, {**os.environ, **environment})
+    return dataclasses.replace(report, findings=(*report.findings, *found))
 
 
 def names_of(overrides: Sequence[str]) -> Names:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlenv.errors import UsageError
 from rlenv.preflight import Finding, Preflight, Split
-from rlenv_verl.before import SAMPLE, config_of, names_of, preflight_of
+from rlenv_verl.before import SAMPLE, config_of, names_of, on_this_processor, preflight_of
 from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.prepare import with_run_keys
 from rlenv_verl.preset import load_preset
+from rlenv_verl.settings.threads import with_the_shell
 from rlenv_verl.specs import load_specs, spec_and_overrides
 
 __all__ = ["look"]
@@ -64,6 +66,8 @@ def look(
         sample=sample,
         device_bytes=None if device_gb is None else int(device_gb * 1e9),
     )
+    shell = with_the_shell(chosen.environment, os.environ, pinned=chosen.pinned)
+    report = on_this_processor(report, config, shell.values)
     if is_checked:
         return report
     note = Finding("unknown", "veRL is not installed here: overrides were taken as they stand and not checked")
