@@ -4,7 +4,8 @@ python examples/words/generate.py            write examples/words/data
 python examples/words/generate.py --check    write nothing; exit 1 and name the files that differ
 
 `train`, `warmup` and `seen` have the wordings of `TRAINED`, `test` those of `HELD_OUT` alone. No question stands in two
-files. Each wording has its turn: 100 tasks of `test` are 15 wordings, 6 or 7 times each.
+files. Each wording has its turn: 100 tasks of `test` are 15 wordings, 6 or 7 times each. In `train` neighbours
+are of different kinds, so that 16 tasks in their order ask for every operation.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ class Split(NamedTuple):
     count: int
     wordings: Sequence[Wording]
     seed: int
+    stride: int = 1
+    """How many wordings on the next one is, in their order of kinds; coprime to their number, so that all have a turn."""
 
 
 SPLITS: Mapping[str, Split] = {
     "test": Split(100, HELD_OUT, 1),
     "seen": Split(80, TRAINED, 2),
     "warmup": Split(40, TRAINED, 3),
-    "train": Split(2000, TRAINED, 4),
+    "train": Split(2000, TRAINED, 4, stride=7),
 }
 
 
@@ -59,7 +62,7 @@ def files() -> dict[str, bytes]:
         rng = random.Random(split.seed)
         rows: list[dict[str, str | int]] = []
         while len(rows) < split.count:
-            task = task_of(rng, split.wordings[len(rows) % len(split.wordings)])
+            task = task_of(rng, split.wordings[len(rows) * split.stride % len(split.wordings)])
             if task["question"] not in asked:
                 asked.add(task["question"])
                 rows.append(task)
