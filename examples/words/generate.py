@@ -30,7 +30,7 @@ class Split(NamedTuple):
     wordings: Sequence[Wording]
     seed: int
     stride: int = 1
-    """How many wordings on the next one is, in their order of kinds; coprime to their number, so that all have a turn."""
+    """The next wording is so many further on, in their order of kinds; coprime to their number: all have a turn."""
 
 
 SPLITS: Mapping[str, Split] = {
