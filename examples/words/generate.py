@@ -26,7 +26,7 @@ DATA = Path(__file__).resolve().parent / "data"
 class Split(NamedTuple):
     """How many tasks of which wordings, and where their numbers come from."""
 
-    count: int
+    tasks: int
     wordings: Sequence[Wording]
     seed: int
     stride: int = 1
@@ -61,10 +61,10 @@ def files() -> dict[str, bytes]:
     for name, split in SPLITS.items():
         rng = random.Random(split.seed)
         rows: list[dict[str, str | int]] = []
-        while len(rows) < split.count:
+        while len(rows) < split.tasks:
             task = task_of(rng, split.wordings[len(rows) * split.stride % len(split.wordings)])
             if task["question"] not in asked:
-                asked.add(task["question"])
+                asked.add(str(task["question"]))
                 rows.append(task)
         contents[f"{name}.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows).encode()
     return contents
