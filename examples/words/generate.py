@@ -4,7 +4,8 @@ python examples/words/generate.py            write examples/words/data
 python examples/words/generate.py --check    write nothing; exit 1 and name the files that differ
 
 `train`, `warmup` and `seen` have the wordings of `TRAINED`, `test` those of `HELD_OUT` alone. No question stands in two
-files. Each wording has its turn: 100 tasks of `test` are 15 wordings, 6 or 7 times each.
+files. Each wording has its turn: 100 tasks of `test` are 15 wordings, 6 or 7 times each. In `train` neighbours
+are of different kinds, so that 16 tasks in their order ask for every operation.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ DATA = Path(__file__).resolve().parent / "data"
 class Split(NamedTuple):
     """How many tasks of which wordings, and where their numbers come from."""
 
-    count: int
+    tasks: int
     wordings: Sequence[Wording]
     seed: int
+    stride: int = 1
+    """The next wording is so many further on, in their order of kinds; coprime to their number: all have a turn."""
 
 
 SPLITS: Mapping[str, Split] = {
     "test": Split(100, HELD_OUT, 1),
     "seen": Split(80, TRAINED, 2),
     "warmup": Split(40, TRAINED, 3),
-    "train": Split(2000, TRAINED, 4),
+    "train": Split(2000, TRAINED, 4, stride=7),
 }
 
 
@@ -58,10 +61,10 @@ def files() -> dict[str, bytes]:
     for name, split in SPLITS.items():
         rng = random.Random(split.seed)
         rows: list[dict[str, str | int]] = []
-        while len(rows) < split.count:
-            task = task_of(rng, split.wordings[len(rows) % len(split.wordings)])
+        while len(rows) < split.tasks:
+            task = task_of(rng, split.wordings[len(rows) * split.stride % len(split.wordings)])
             if task["question"] not in asked:
-                asked.add(task["question"])
+                asked.add(str(task["question"]))
                 rows.append(task)
         contents[f"{name}.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows).encode()
     return contents

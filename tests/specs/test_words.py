@@ -53,6 +53,13 @@ def test_no_question_outside_the_test_split_has_a_wording_of_it(root: Path, part
         assert not [text for text in questions if any(one.fullmatch(text) for one in wrong)], split
 
 
+def test_any_sixteen_neighbours_of_the_training_split_ask_for_every_operation(root: Path) -> None:
+    asked = [
+        set("+-*/") & set(row["expression"]) for row in load(root / "examples" / "words" / "env.yaml").tasks("train")
+    ]
+    assert all(set("+-*/") == set().union(*asked[start : start + 16]) for start in range(len(asked) - 15))
+
+
 def test_the_oracle_solves_every_task(root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
     environment = load(root / "examples" / "words" / "env.yaml")
     for split in ("test", "warmup"):
