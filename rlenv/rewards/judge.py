@@ -320,10 +320,10 @@ def _count(usage: dict[str, int], completion: Completion) -> None:
 
 
 def _most_chars(member: _Member) -> int:
-    """The most characters of a text in a reply that has to end within its limit of tokens: half as many as these, since
-    a character may be a token, and the rest of the reply has to fit too."""
+    """The most characters of a text in a reply that has to end within its limit of tokens: a quarter as many as these,
+    since a character may be a token, and the nonce, the keys and the score have to fit too."""
     tokens = member.sampling.max_tokens or member.endpoint.sampling.max_tokens
-    return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 2))
+    return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 4))
 
 
 def _rubric(spec: JudgeSpec) -> str:

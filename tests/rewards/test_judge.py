@@ -353,9 +353,9 @@ def test_a_reply_that_was_cut_is_asked_for_again_with_an_end_to_its_texts() -> N
     assert found.value == 0.75
     first, second = (_schema(body) for body in server.asked)
     assert first["reasoning"] == {"type": "string"}
-    assert second["reasoning"] == {"type": "string", "maxLength": 50}
+    assert second["reasoning"] == {"type": "string", "maxLength": 25}
     assert second["score"] == first["score"]
-    assert '"maxLength":50' in server.asked[1]["messages"][0]["content"]
+    assert '"maxLength":25' in server.asked[1]["messages"][0]["content"]
 
 
 def test_texts_that_the_schema_bounds_itself_stay_as_they_are() -> None:
