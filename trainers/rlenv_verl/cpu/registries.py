@@ -70,10 +70,11 @@ def _load_critic(local_path: str, torch_dtype: Any, model_config: Any, trust_rem
     from transformers import AutoModelForTokenClassification
 
     auto: Any = AutoModelForTokenClassification
+    named = getattr(model_config, "_attn_implementation", None) or "sdpa"
     return auto.from_pretrained(
         local_path,
         dtype=torch_dtype,
         config=model_config,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa" if named.startswith("flash") else named,
         trust_remote_code=trust_remote_code,
     )
