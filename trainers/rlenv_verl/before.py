@@ -6,6 +6,7 @@ needed, but for models that see images.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ import yaml
 
 from rlenv.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.models import Looked, lacks
 from rlenv.preflight import Finding, Limits, Machine, Names, Plan, Preflight, Split, Subject, preflight
+from rlenv.preflight.memory import model_of
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import History
@@ -25,21 +28,25 @@ from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
 from rlenv_verl.specs import TrainedSpec
 
-__all__ = ["SAMPLE", "UNMEASURED", "check_before", "config_of", "is_to_be_made", "names_of", "preflight_of"]
+__all__ = ["SAMPLE", "UNMEASURED", "check_before", "config_of", "is_to_be_made", "names_of", "preflight_of", "stops_of"]
 
 SAMPLE = 256
 """Tasks of a split that are measured where nobody says how many."""
 UNMEASURED = "???"
 """Stands for a length that only the policy's tokenizer tells; veRL refuses to start with it."""
 _PROMPT = "data.max_prompt_length="
+_BLOCKING = frozenset({"model", "configuration", "tokenizer", "chat template"})
+"""What a model has to have before anything of a run can be measured."""
 _PASSES = (
     ("actor_rollout_ref.actor", "ppo_max_token_len_per_gpu", "use_dynamic_bsz"),
     ("actor_rollout_ref.rollout", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz"),
 )
 
 
-def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
+def check_before(run: Run, config: Mapping[str, Any], *, needs_weights: bool = False) -> Preflight:
     """What a prepared run would meet; `config` is veRL's configuration as it resolved.
+
+    `needs_weights`: the run starts now and here, so that a model without weights is an error.
 
     What cannot be measured, since the policy does not exist yet, is a finding.
 
@@ -67,6 +74,7 @@ def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
         name=run.preset,
         names=names_of(given[1:]),  # the first is the run's own
         is_elsewhere=is_elsewhere,
+        needs_weights=needs_weights and not is_elsewhere,
     )
 
 
@@ -88,6 +96,7 @@ def preflight_of(
     sample: int = SAMPLE,
     device_bytes: int | None = None,
     is_elsewhere: bool = False,
+    needs_weights: bool = False,
 ) -> Preflight:
     """The report on `specs` under a configuration of veRL.
 
@@ -101,6 +110,7 @@ def preflight_of(
         sample: at most so many tasks of a split are measured.
         device_bytes: the memory of one device; None looks for it on this machine.
         is_elsewhere: the run's machines are others than this one.
+        needs_weights: a model without weights is an error, and not a warning.
     """
     model = _get(config, "actor_rollout_ref.model") or {}
     place = str(model.get("tokenizer_path") or model.get("path"))
@@ -113,6 +123,11 @@ def preflight_of(
                 " the policy is there (or set run.max_prompt_length=N)"
             )
         return Preflight(name, findings=(Finding("unknown", why),))
+    looked = _lacking(str(model.get("path")), specs, config, loops, needs_weights=needs_weights)
+    lacking = [_finding(one) for one in looked]
+    if any(one.what in _BLOCKING and one.stops for one in looked):  # nothing can be measured
+        return Preflight(name, findings=tuple(lacking))
+    lacking += _judge_context(folder, config)
     tokenizer = _tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
@@ -120,7 +135,7 @@ def preflight_of(
     batch, group = _get(config, "data.train_batch_size"), _get(config, "actor_rollout_ref.rollout.n")
     if device_bytes is None and not is_elsewhere:
         device_bytes = _device_bytes(str(_get(config, "trainer.device")))
-    return preflight(
+    report = preflight(
         subjects,
         Plan(
             name,
@@ -134,6 +149,73 @@ def preflight_of(
             must_open=not is_elsewhere,
         ),
     )
+    return dataclasses.replace(report, findings=(*lacking, *report.findings))
+
+
+def stops_of(model: str, specs: Sequence[TrainedSpec], template_kwargs: Mapping[str, Any] | None) -> list[Finding]:
+    """What a model lacks without which nothing of a run can be measured, let alone started."""
+    found = _looked(model, specs, [template_kwargs] * len(specs), needs_weights=False)
+    return [_finding(one) for one in found if one.what in _BLOCKING and one.stops]
+
+
+def _finding(one: Looked) -> Finding:
+    return Finding("error" if one.stops else "warning", f"the model's {one}" if one.what != "model" else str(one))
+
+
+def _lacking(
+    model: str,
+    specs: Sequence[TrainedSpec],
+    config: Mapping[str, Any],
+    loops: Sequence[Mapping[str, Any]],
+    *,
+    needs_weights: bool,
+) -> list[Looked]:
+    """What the model lacks for each spec, each thing once."""
+    own = _get(config, "data.apply_chat_template_kwargs") or {}
+    kwargs = [{**own, **(loop.get("template_kwargs") or {})} for loop in loops]
+    found = _looked(model, specs, kwargs, needs_weights=needs_weights)
+    if _get(config, "actor_rollout_ref.model.custom_chat_template"):  # the verdict looks at that one
+        return [one for one in found if one.what not in ("chat template", "tools in the chat template", "end mark")]
+    return found
+
+
+def _looked(
+    model: str,
+    specs: Sequence[TrainedSpec],
+    kwargs: Sequence[Mapping[str, Any] | None],
+    *,
+    needs_weights: bool,
+) -> list[Looked]:
+    found: dict[str, Looked] = {}
+    for spec, names in zip(specs, kwargs, strict=True):
+        for one in lacks(model, spec.environment, template_kwargs=names, needs_weights=needs_weights):
+            found.setdefault(str(one), one)
+    return list(found.values())
+
+
+def _judge_context(folder: Path, config: Mapping[str, Any]) -> list[Finding]:
+    """Whether the model reads as much as the run's limits allow."""
+    model = model_of(folder) if folder.is_dir() else None
+    if model is None or model.positions is None:
+        return []
+    rollout = _get(config, "actor_rollout_ref.rollout") or {}
+    own = rollout.get("max_model_len")
+    if rollout.get("name") == "vllm" and isinstance(own, int) and own > model.positions:
+        # verl/workers/rollout/vllm_rollout/vllm_async_server.py, _validate_configs
+        text = (
+            f"actor_rollout_ref.rollout.max_model_len={own} is more than the {model.positions:,} tokens that the model"
+            f" reads (max_position_embeddings), and vLLM does not start; set it to {model.positions} or null"
+        )
+        return [Finding("error", text)]
+    limits = [_tokens(_get(config, f"data.max_{part}_length")) for part in ("prompt", "response")]
+    whole = sum(limit or 0 for limit in limits)
+    if None in limits or whole <= model.positions:
+        return []
+    text = (
+        f"data.max_prompt_length and data.max_response_length allow {whole:,} tokens, and the model reads"
+        f" {model.positions:,} (max_position_embeddings): longer episodes are cut or read wrong; lower one of them"
+    )
+    return [Finding("warning", text)]
 
 
 def config_of(preset: Preset, model: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
