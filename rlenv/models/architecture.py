@@ -54,14 +54,6 @@ def judge_architecture(config: Mapping[str, Any]) -> list[Looked]:
 
 
 def _judge_class(config: Mapping[str, Any]) -> Looked:
-    import transformers
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
-
-    version = transformers.__version__
     kind = config.get("model_type")
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
@@ -69,8 +61,17 @@ def _judge_class(config: Mapping[str, Any]) -> Looked:
         way = f"take the config.json that belongs to the model{f' ({name})' if name else ''}"
         return Looked("architecture", "config.json names no model_type, by which transformers finds the model", way)
     what = f"architecture {name or kind}"
+    if _stands_in_files(kind, name):
+        return Looked(what)
+    import transformers
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
     if kind not in CONFIG_MAPPING:
-        why = f"transformers {version} does not know the model_type '{kind}'"
+        why = f"transformers {transformers.__version__} does not know the model_type '{kind}'"
         if config.get("auto_map"):
             why += ", and code that a model brings along (auto_map) is not run"
         way = "take a model that transformers knows, or install a transformers that knows it (veRL 0.9 wants 5.x)"
@@ -85,6 +86,18 @@ def _judge_class(config: Mapping[str, Any]) -> Looked:
         likely = sorted(known)[0]
         return Looked(what, f"{name} is not the language model of '{kind}'", f"take a model whose class is {likely}")
     return Looked(what)
+
+
+def _stands_in_files(kind: str, name: str) -> bool:
+    """Whether a language model of this name lies where transformers mostly has one: importing it takes seconds."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations or not name.endswith(("CausalLM", "ConditionalGeneration")):
+        return False
+    path = Path(spec.submodule_search_locations[0]) / "models" / kind / f"modeling_{kind}.py"
+    try:
+        return f"class {name}(" in path.read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 def _judge_dtype(config: Mapping[str, Any]) -> Looked | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,8 @@ def looked_at(
         template_kwargs: what the chat template is given, such as `enable_thinking`.
         prompts: first messages of the environment's episodes: whether they fit into the model's context is said.
         response_tokens: the most tokens of a response; the spec's own limit where None.
-        needs_weights: False where the run's machines are others: weights that are not here stop nothing then.
+        needs_weights: False where nothing starts here: that weights or their configuration are not there stops
+            nothing then.
     """
     from rlenv.models import local_model, local_tokenizer
 
@@ -86,7 +88,7 @@ def looked_at(
         if adapter := _adapter(folder):
             return [adapter]
         config, more = config_in(folder)
-        found += more
+        found += [replace(one, stops=needs_weights) for one in more]
         if not more:
             found += judge_architecture(config)
         weights = weights_in(folder)

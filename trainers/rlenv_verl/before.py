@@ -125,6 +125,8 @@ def preflight_of(
         return Preflight(name, findings=(Finding("unknown", why),))
     looked = _lacking(str(model.get("path")), specs, config, loops, needs_weights=needs_weights)
     lacking = [_finding(one) for one in looked]
+    if none := [one for one in looked if one.what in ("model", "tokenizer") and one.stops]:
+        raise UsageError("; ".join(one.said for one in none))
     if any(one.what in _BLOCKING and one.stops for one in looked):  # nothing can be measured
         return Preflight(name, findings=tuple(lacking))
     lacking += _judge_context(folder, config)
