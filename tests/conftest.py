@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -52,11 +53,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the runs of `make test-verl` out unless -m names them; of the rest, the long runs first."""
-    if "verl_runs" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("verl_runs")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("verl_runs")]
+    """Leave the runs of `make test-verl` and `make test-vllm` out unless -m names them; of the rest, the long first."""
+    for mark in {"verl_runs", "vllm"} - set(re.findall(r"\w+", config.option.markexpr)):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
+        items[:] = [item for item in items if not item.get_closest_marker(mark)]
     # The other worker does the rest meanwhile.
     items.sort(key=lambda item: item.get_closest_marker("verl") is None)
 
