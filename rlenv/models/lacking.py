@@ -169,10 +169,11 @@ def _through_transformers(place: str) -> LoadedTokenizer | None:
 def _judge_embeddings(tokenizer: LoadedTokenizer, config: Mapping[str, Any], rows: int | None) -> list[Looked]:
     """Whether each id of the tokenizer has a row in the embeddings."""
     named = number_in(config, "vocab_size")
-    count = rows if rows is not None else named
+    count = rows if rows is not None and "text_config" not in config else named
     if count is None:
         return []
-    if rows is not None and named is not None and rows != named:
+    # A model of several has tables of its other parts too.
+    if rows is not None and named is not None and rows != named and "text_config" not in config:
         way = f'write "vocab_size": {rows} into config.json'
         return [Looked("embeddings", f"the weights have {rows:,} rows, and config.json says {named:,}", way)]
     backend = tokenizer.backend_tokenizer

@@ -141,7 +141,7 @@ def test_a_model_without_a_template_is_told_so_and_one_that_is_given_lies_in_the
 ) -> None:
     out = tmp_path / "run"
     argv = [str(spec()), "--preset", "gpu", "--model", str(model(template="")), "-o", str(out), "--dry-run"]
-    argv.append("data.max_prompt_length=300")
+    argv.append("data.max_prompt_length=600")
     assert main(argv) == 1
     said = capsys.readouterr().out
     assert "error: the model's chat template: the model has none; --chat-template FILE gives one" in said
