@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,10 @@ def looked_at(
     try:
         tokenizer = local_tokenizer(place, chat_template=chat_template)
     except RlenvError as error:
-        if (other := _through_transformers(place)) is None:
+        # Importing transformers takes seconds, which a name that the hub does not give is not worth.
+        may_ask = folder.is_dir() or "transformers" in sys.modules
+        other = _through_transformers(place) if may_ask else None
+        if other is None:
             return [*found, _no_tokenizer(place, folder, error)]
         tokenizer = other
     found.append(Looked("tokenizer"))
