@@ -12,7 +12,7 @@ from rlenv.policies.base import Policy
 
 __all__ = ["add_policy", "make_policy"]
 
-_HELP = "oracle, random, script:FILE, openai, or hf:FOLDER (a Hugging Face checkpoint, with the verl extra)"
+_HELP = "oracle, random, script:FILE, openai, or hf:MODEL (as `rlenv train --model` takes it, with the verl extra)"
 
 
 def add_policy(parser: argparse.ArgumentParser, *, model_option: str = "--model") -> None:
@@ -35,6 +35,8 @@ def add_policy(parser: argparse.ArgumentParser, *, model_option: str = "--model"
     )
     endpoint.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
     endpoint.add_argument("--retries", type=int, default=3, help="of a request that failed in passing")
+    own = parser.add_argument_group("--policy hf:MODEL")
+    own.add_argument("--chat-template", metavar="FILE|NAME", help="instead of the model's own: a file, or chatml")
     sampling = parser.add_argument_group("--policy openai and hf")
     sampling.add_argument("--temperature", type=float, help="0 is greedy")
     sampling.add_argument("--top-p", type=float)
@@ -48,6 +50,8 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
     """
     name, _, rest = str(args.policy).partition(":")
     dialect = environment.parts.dialect
+    if args.chat_template is not None and name != "hf":
+        raise UsageError("--chat-template is for --policy hf:MODEL; a server has its own template")
     if name == "oracle":
         from rlenv.policies.oracle import OraclePolicy
 
@@ -76,10 +80,13 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
             concurrency=getattr(args, "concurrency", 64),
         )
     if name == "hf":
+        from rlenv.models import local_model
+
         try:
             from rlenv_verl.hf_policy import make
         except ModuleNotFoundError as error:
-            raise MissingExtra("--policy hf:FOLDER", extra="verl") from error
-        policy: Policy = make(rest, environment, temperature=args.temperature, top_p=args.top_p)
+            raise MissingExtra("--policy hf:MODEL", extra="verl") from error
+        place = local_model(rest, chat_template=args.chat_template)
+        policy: Policy = make(place, environment, temperature=args.temperature, top_p=args.top_p)
         return policy
     raise UsageError(f"no policy '{args.policy}'; expected {_HELP}")

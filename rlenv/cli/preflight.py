@@ -35,8 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     reads.add_argument("items", nargs="*", metavar="SPEC | key=value", help="YAML files, or names of specs that ship")
     reads.add_argument(
-        "--model", required=True, help="the model's folder, or its name; its tokenizer and config.json are read"
+        "--model", required=True, help="as for `rlenv train`; its tokenizer, config.json and headers are read"
     )
+    reads.add_argument("--chat-template", metavar="FILE|NAME", help="as for `rlenv train`")
     reads.add_argument("--preset", metavar="NAME|FILE", help="machine and sizes; cpu by default, as for `rlenv train`")
     reads.add_argument("--algorithm", help="the preset's own by default")
     reads.add_argument("--mode", help="the preset's own by default")
@@ -80,6 +81,7 @@ def run_argv(argv: Sequence[str]) -> int:
         mode=args.mode,
         set=args.set,
         lora=args.lora,
+        chat_template=args.chat_template,
         device_gb=args.device_gb,
         **({} if args.sample is None else {"sample": args.sample}),
     )

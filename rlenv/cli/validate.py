@@ -18,10 +18,10 @@ from rlenv.cli.terminal import write_json
 from rlenv.cli.verdict import show_verdict
 from rlenv.environment import load
 from rlenv.errors import Fault, UsageError
+from rlenv.models import local_tokenizer
 from rlenv.shipped import find
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import HISTORIES
-from rlenv.tokens.load import load_tokenizer
 from rlenv.tokens.verdict import Verdict
 from rlenv.validate import Report, validate
 
@@ -32,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a spec, or the name of one that ships with rlenv")
     parser.add_argument("--json", action="store_true", help="write the report as one JSON object")
-    parser.add_argument("--model", metavar="FOLDER", help="also judge whether training with this model will be exact")
+    parser.add_argument("--model", help="also judge whether training with this model will be exact")
+    parser.add_argument(
+        "--chat-template", metavar="FILE|NAME", help="with --model: a template instead of its own (a file, or chatml)"
+    )
     parser.add_argument(
         "--history", choices=HISTORIES, default="grow", help="with --model: what training does with rewritten history"
     )
@@ -43,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where no fault was found and training will run and be exact with `--model`, 1 otherwise."""
-    if args.model is None and (args.kwarg or args.history != "grow"):
-        raise UsageError("--history and --kwarg are for the chat template of --model; name the model's folder")
+    if args.model is None and (args.kwarg or args.history != "grow" or args.chat_template is not None):
+        raise UsageError("--history, --chat-template and --kwarg are for --model; name the model's folder")
     found, lacking = [], []
     for file in args.files:
         try:
@@ -82,7 +85,7 @@ def _verdicts(args: argparse.Namespace, report: Report) -> dict[str, Verdict]:
     """For each file, whether training with the model will run and be exact; nothing where a file has faults."""
     if args.model is None or not report.is_valid:
         return {}
-    tokenizer = load_tokenizer(args.model)
+    tokenizer = local_tokenizer(args.model, chat_template=args.chat_template)
     found = {}
     for file in args.files:
         environment = load(file, set=overrides(args.set))

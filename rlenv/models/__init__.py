@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlenv.models.lacking import first_prompts, lacks, looked_at
+from rlenv.models.looked import Looked
 from rlenv.models.place import found_in_package, gguf_in, is_package
 from rlenv.models.templated import retold, shipped_templates, template_text, with_template
 from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
 
-__all__ = ["local_model", "local_tokenizer", "shipped_templates", "template_text"]
+__all__ = [
+    "Looked",
+    "first_prompts",
+    "lacks",
+    "local_model",
+    "local_tokenizer",
+    "looked_at",
+    "shipped_templates",
+    "template_text",
+]
 
 
 def local_model(given: str, *, chat_template: str | Path | None = None, keep: Path | None = None) -> str:

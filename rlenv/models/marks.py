@@ -12,7 +12,9 @@ from rlenv.tokens.chat_template import ChatTemplate
 
 __all__ = ["Marks", "Written", "marks_of", "written_by"]
 
+_NO_ENDS: Final = frozenset({"pad", "bos", "unknown"})
 _SAID: Final = "\ue000said\ue000"
+_TEXT_END: Final = re.compile(r"(?i)\W*(end_?of_?text|eot_?text|eos|s)\W*")
 _PAD: Final = re.compile(r"(?i)(^|[^a-z])pad(_id)?[^a-z]*$")
 
 
@@ -88,14 +90,16 @@ def marks_of(
     where there is one: a trainer that leaves padding out of its loss would leave out the end mark too.
 
     Args:
-        declared: ids by the names `eos`, `eot`, `eom`, `pad`, `bos` and `unknown`; those that are missing are None.
+        declared: ids by their names; `pad`, `bos` and `unknown` end no turn, `eos` and all others (`eot`, …) do.
         tokens: the control tokens and their ids.
         texts: tokens by their ids, of all that `declared` names.
         written: what the template writes (`written_by`); `Written()` without a template.
     """
     ends: list[str] = [written.end] if written.end else []
     changed: list[str] = []
-    for name in ("eos", "eot", "eom"):
+    for name in declared:
+        if name in _NO_ENDS:
+            continue
         number = declared.get(name)
         mark = _text(declared, texts, name)
         if number is not None and mark is None:
@@ -132,7 +136,8 @@ def _padded(
 ) -> Marks:
     own, unknown = _text(declared, texts, "pad"), _text(declared, texts, "unknown")
     named = sorted(token for token in tokens if _PAD.search(token))
-    free = [mark for mark in (own, *named, unknown) if mark is not None and mark not in taken]
+    texts_end = sorted(token for token in tokens if _TEXT_END.fullmatch(token))
+    free = [mark for mark in (own, *named, unknown, *texts_end) if mark is not None and mark not in taken]
     # Where no token is free: the end of a text, which is a lesser loss than the end of a turn.
     chosen = free[0] if free else texts.get(marks.ends[-1], marks.eos) if marks.ends else None
     if chosen is None or chosen == own:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.models.kept import cache_folder, is_whole, made_once, named_after, read_manifest
-from rlenv.models.marks import Marks, marks_of, written_by
+from rlenv.models.said import marks_in
 from rlenv.source import nearest
 from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
 
@@ -92,7 +92,7 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
 
 def retold(tokenizer: LoadedTokenizer, source: str) -> LoadedTokenizer:
     """A tokenizer with another chat template, and the marks that `with_template` would write for it."""
-    marks = _marks(tokenizer, source)
+    marks = marks_in(tokenizer, source)[0]
     special = dict(tokenizer.special_tokens_map)
     special |= {f"{name}_token": text for name, text in (("eos", marks.eos), ("pad", marks.pad)) if text is not None}
     return replace(
@@ -135,7 +135,7 @@ def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
             continue
         (new / path.name).symlink_to(path.resolve(), target_is_directory=path.is_dir())
     tokenizer = load_tokenizer(str(folder))
-    marks = _marks(tokenizer, source)
+    marks = marks_in(tokenizer, source)[0]
     (new / "chat_template.jinja").write_text(source, encoding="utf-8")
     config = {name: value for name, value in _json(folder / "tokenizer_config.json").items() if name != "chat_template"}
     config |= {f"{name}_token": text for name, text in (("eos", marks.eos), ("pad", marks.pad)) if text is not None}
@@ -147,20 +147,6 @@ def _make(folder: Path, source: str, new: Path, digest: str) -> dict[str, Any]:
         generation["pad_token_id"] = tokenizer.backend_tokenizer.token_to_id(marks.pad)
     _write(new / "generation_config.json", generation)
     return {"made_of": str(folder), "digest": digest, "changed": list(marks.changed)}
-
-
-def _marks(tokenizer: LoadedTokenizer, source: str) -> Marks:
-    backend = tokenizer.backend_tokenizer
-    added = {token.content: number for number, token in backend.get_added_tokens_decoder().items()}
-    special = tokenizer.special_tokens_map
-    declared = {name: backend.token_to_id(special.get(f"{name}_token", "")) for name in ("eos", "pad", "bos")}
-    declared["unknown"] = backend.token_to_id(special.get("unk_token", ""))
-    more = [number for number in tokenizer.end_ids if number != declared["eos"]]
-    declared |= dict(zip(("eot", "eom"), more, strict=False))
-    texts = {number: backend.id_to_token(number) for number in (*declared.values(), *more) if number is not None}
-    texts = {number: text for number, text in texts.items() if text is not None}
-    values = {name: text for name, text in special.items() if name in ("bos_token", "eos_token")}
-    return marks_of(declared, added, texts, written_by(source, added, values))
 
 
 def _json(path: Path) -> dict[str, Any]:

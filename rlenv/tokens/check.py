@@ -130,6 +130,7 @@ def check(
         verdict, with_user = (judge(encoder, *general(with_user=has_user)) for has_user in (False, True))
     ends = ", ".join(f"{encoder.decode([number])} (id {number})" for number in encoder.stop_token_ids)
     findings = [Finding("binds", "ok", 1, "; ".join([f"a turn ends with {ends}", *encoder.remarks]))]
+    findings.append(_ends(encoder))
     given = list(real)
     if encoder.same_turn is None:
         replay = Replay(encoder)
@@ -149,6 +150,23 @@ def check(
             findings.append(_closing(encoder, "user"))
     findings.append(_hostile_prompts(encoder))
     return CheckReport(name, verdict, tuple(findings), with_user)
+
+
+def _ends(encoder: TokenEncoder) -> Finding:
+    """Whether a mark that ends turns by the model's files does so in the template."""
+    declared, number = encoder.declared_ends, encoder.stop_id
+    wrong = [mark for mark in declared if mark in encoder.begins]
+    repair = (
+        f'write "eos_token": "{encoder.stop}" into tokenizer_config.json and "eos_token_id": [{number}] into'
+        f" generation_config.json, or give --stop '{encoder.stop}'"
+    )
+    if wrong and len(wrong) == len(declared):
+        why = "begins the assistant's turn in the template: a server would not stop behind a turn"
+        return Finding("end marks", "failed", 0, f"{wrong[0]} ends a turn by the model's files, and {why}; {repair}")
+    if encoder.same_turn is None and declared and encoder.stop not in declared:
+        why = f"the template ends turns with {encoder.stop}, and the model's files name {', '.join(declared)}"
+        return Finding("end marks", "ok", 1, f"{why}: what serves the model would not stop there; {repair}")
+    return Finding("end marks", "ok", 1, "a turn ends where the model's files say")
 
 
 def _refusal(error: UnsupportedTemplate) -> Callable[[], TokenEncoder]:

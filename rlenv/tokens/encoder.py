@@ -66,6 +66,7 @@ class TokenEncoder:
             template writes behind calls and behind answers, where it stands inside no turn.
         stop, stop_id: the mark behind calls (behind answers where the template takes no results).
         remarks: what is odd about end marks, in words; () where nothing is.
+        begins: the marks that an assistant's turn begins with.
 
     Raises:
         UnsupportedTemplate: exact ids for tool results cannot be promised, and neither for user messages; the message
@@ -131,7 +132,7 @@ class TokenEncoder:
         self.stop = layouts[0].stop
         self.stop_id = self.vocabulary.added[self.stop]
         written = [layout.stop for layout in layouts]
-        found, self.remarks = end_marks(self.growth, self._named, written, self.same_turn)
+        found, self.remarks, self.begins = end_marks(self.growth, self._named, written, self.same_turn)
         ends = (self.vocabulary.added[mark] for mark in found if mark in self.vocabulary.added)
         self.end_ids = frozenset({*self._given_ends, *ends} or {self.stop_id})
 
@@ -149,6 +150,11 @@ class TokenEncoder:
             except UnsupportedTemplate as error:
                 refused = error
         return layouts, refused
+
+    @property
+    def declared_ends(self) -> tuple[str, ...]:
+        """The marks that end a turn by what was given and by the model's files, without those the template writes."""
+        return tuple(dict.fromkeys((*self._named, *self.vocabulary.texts(self._given_ends))))
 
     @property
     def stop_token_ids(self) -> list[int]:

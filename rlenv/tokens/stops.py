@@ -12,8 +12,8 @@ __all__ = ["end_marks"]
 
 def end_marks(
     growth: Growth, named: Sequence[str], written: Sequence[str], same_turn: SameTurn | None
-) -> tuple[frozenset[str], tuple[str, ...]]:
-    """All marks that end a turn, and what is odd about them, in words.
+) -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
+    """All marks that end a turn, what is odd about them, in words, and the marks that begin an assistant's turn.
 
     A mark that the template writes behind a turn and inside one (gpt-oss ends each channel with `<|end|>`) ends none.
 
@@ -23,7 +23,7 @@ def end_marks(
     """
     given = frozenset(mark for mark in named if mark)
     if same_turn is not None:
-        return given | frozenset(written), ()
+        return given | frozenset(written), (), frozenset()
     begins, inside = growth.marks_of_turns()
     remarks = []
     for mark in sorted(given):
@@ -36,4 +36,4 @@ def end_marks(
     found = frozenset(written) - inside
     # Generation would end before a turn's first word.
     kept = given - begins if found - begins else given
-    return kept | found, tuple(remarks)
+    return kept | found, tuple(remarks), frozenset(begins | {mark for mark in given if mark in growth.reader.header})

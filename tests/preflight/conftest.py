@@ -80,7 +80,7 @@ def model(tmp_path: Path) -> Callable[..., Path]:
         folder.mkdir(exist_ok=True)
         (folder / "tokenizer.json").write_text(small_tokenizer().to_str())
         (folder / "tokenizer_config.json").write_text(
-            json.dumps({"chat_template": template, "eos_token": "<|im_end|>"})
+            json.dumps({"chat_template": template, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
         )
         (folder / "config.json").write_text(json.dumps({**SMALL, **config}))
         return folder
@@ -89,6 +89,8 @@ def model(tmp_path: Path) -> Callable[..., Path]:
 
 
 SMALL: dict[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,

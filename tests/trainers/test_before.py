@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rlenv.models import template_text
 from rlenv.preflight import Machine, Pass
 from rlenv_verl.before import UNMEASURED, config_of, is_to_be_made, machine_of
 from rlenv_verl.before import _passes as passes_of
@@ -132,3 +134,23 @@ def test_a_policy_that_is_to_be_made_is_a_folder_and_no_models_name(tmp_path: Pa
     assert is_to_be_made(str(tmp_path / "model"))
     assert not is_to_be_made(str(tmp_path))
     assert not is_to_be_made("org/model")
+
+
+def test_a_model_without_a_template_is_told_so_and_one_that_is_given_lies_in_the_runs_folder(
+    spec: Callable[..., Path], model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    argv = [str(spec()), "--preset", "gpu", "--model", str(model(template="")), "-o", str(out), "--dry-run"]
+    argv.append("data.max_prompt_length=600")
+    assert main(argv) == 1
+    said = capsys.readouterr().out
+    assert "error: the model's chat template: the model has none; --chat-template FILE gives one" in said
+    assert "nothing was started" in said
+    assert not (out / "run.json").exists()
+    assert main([*argv, "--chat-template", "chatml"]) == 0
+    assert (out / "model" / "chat_template.jinja").read_text() == template_text("chatml")
+    assert (out / "model" / "config.json").is_symlink()
+    kept = json.loads((out / "run.json").read_text())
+    assert kept["model"] == str(out / "model")
+    assert f"actor_rollout_ref.model.path={out / 'model'}" in kept["overrides"]
+    assert main([str(spec()), "--chat-template", "chatml", "-o", str(tmp_path / "tiny"), "--dry-run"]) == 2

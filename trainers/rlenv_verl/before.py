@@ -39,6 +39,7 @@ from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
+from rlenv_verl.settings.policy import UNMEASURED, lacking_of, tokens_at, value_at
 from rlenv_verl.settings.processor import processor_findings
 from rlenv_verl.specs import TrainedSpec
 
@@ -61,8 +62,6 @@ SAMPLE = 256
 """Tasks of a split that are measured where nobody says how many."""
 CARD_GB = 80.0
 """The memory of the GPUs that the presets are written for, in 10⁹ bytes."""
-UNMEASURED = "???"
-"""Stands for a length that only the policy's tokenizer tells; veRL refuses to start with it."""
 _PROMPT = "data.max_prompt_length="
 _PASSES = (
     ("actor_rollout_ref.actor", "ppo_max_token_len_per_gpu", "use_dynamic_bsz"),
@@ -70,8 +69,10 @@ _PASSES = (
 )
 
 
-def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
+def check_before(run: Run, config: Mapping[str, Any], *, needs_weights: bool = False) -> Preflight:
     """What a prepared run would meet; `config` is veRL's configuration as it resolved.
+
+    `needs_weights`: the run starts now and here, so that a model without weights is an error.
 
     What cannot be measured, since the policy does not exist yet, is a finding.
 
@@ -99,6 +100,7 @@ def check_before(run: Run, config: Mapping[str, Any]) -> Preflight:
         name=run.preset,
         names=names_of(given[1:]),  # the first is the run's own
         is_elsewhere=is_elsewhere,
+        needs_weights=needs_weights and not is_elsewhere,
     )
     return report if is_elsewhere else on_this_processor(report, config, run.environment)
 
@@ -128,6 +130,7 @@ def preflight_of(
     device_bytes: int | None = None,
     is_elsewhere: bool = False,
     is_required: bool = True,
+    needs_weights: bool = False,
 ) -> Preflight:
     """The report on `specs` under a configuration of veRL.
 
@@ -143,48 +146,67 @@ def preflight_of(
             a GPU and there is none.
         is_required: the model's tokenizer has to be there; where it need not, one of a known model may be missing.
         is_elsewhere: the run's machines are others than this one.
+        needs_weights: a model without weights is an error, and not a warning.
     """
-    model = _get(config, "actor_rollout_ref.model") or {}
+    model = value_at(config, "actor_rollout_ref.model") or {}
     place = str(model.get("tokenizer_path") or model.get("path"))
     engine = () if is_elsewhere else tuple(vllm_findings(config))
     folder = Path(str(model.get("path")))
     if is_to_be_made(place):
         why = f"the policy {place} does not exist yet, so that lengths, exactness and memory are not known"
-        if _get(config, "data.max_prompt_length") == UNMEASURED:
+        if value_at(config, "data.max_prompt_length") == UNMEASURED:
             why += (
                 f"; data.max_prompt_length stands as {UNMEASURED}, with which veRL does not start, and is measured once"
                 " the policy is there (or set run.max_prompt_length=N)"
             )
         return Preflight(name, findings=(*engine, Finding("unknown", why)))
-    is_on_cpu = str(_get(config, "trainer.device")) == "cpu"
-    is_assumed = False
-    if device_bytes is None and not is_elsewhere:
-        device_bytes = _device_bytes("cpu" if is_on_cpu else "cuda")
-    if device_bytes is None and not is_on_cpu:
-        device_bytes, is_assumed = int(CARD_GB * 1e9), True
-    plan = Plan(
-        name,
-        folder if folder.is_dir() else None,
-        names,
-        int(_get(config, "data.train_batch_size") or 0) * int(_get(config, "actor_rollout_ref.rollout.n") or 0),
-        _passes(config),
-        dataclasses.replace(machine_of(config, device_bytes), is_assumed=is_assumed),
-        _get(config, "actor_rollout_ref.rollout.max_model_len"),
-        sample,
-        must_open=not is_elsewhere,
-        model_name=str(model.get("path")),
-    )
+    plan = _plan(name, names, config, folder, device_bytes, sample, is_elsewhere=is_elsewhere)
     if not is_required and known_model(plan.model_name) is not None and not is_at_hand(place):
         # Enough is known of it for its memory.
         without = f"the tokenizer of {place} is not at hand, so that lengths and exactness were not looked at"
         report = preflight([], plan)
         return dataclasses.replace(report, findings=(*engine, Finding("unknown", without), *report.findings))
+    lacking, can_go_on = lacking_of(specs, config, loops, needs_weights=needs_weights)
+    if not can_go_on:  # nothing can be measured
+        return Preflight(name, findings=(*engine, *lacking))
     tokenizer = _tokenizer(place)
     subjects = [
         _subject(spec, tokenizer, config, loop, splits=tuple(splits)) for spec, loop in zip(specs, loops, strict=True)
     ]
     report = preflight(subjects, plan)
-    return dataclasses.replace(report, findings=(*engine, *report.findings))
+    return dataclasses.replace(report, findings=(*engine, *lacking, *report.findings))
+
+
+def _plan(
+    name: str,
+    names: Names,
+    config: Mapping[str, Any],
+    folder: Path,
+    device_bytes: int | None,
+    sample: int,
+    *,
+    is_elsewhere: bool,
+) -> Plan:
+    """What the run is to do, and on which memory; `preflight_of` says what the arguments mean."""
+    is_on_cpu = str(value_at(config, "trainer.device")) == "cpu"
+    is_assumed = False
+    if device_bytes is None and not is_elsewhere:
+        device_bytes = _device_bytes("cpu" if is_on_cpu else "cuda")
+    if device_bytes is None and not is_on_cpu:
+        device_bytes, is_assumed = int(CARD_GB * 1e9), True
+    batch, group = value_at(config, "data.train_batch_size"), value_at(config, "actor_rollout_ref.rollout.n")
+    return Plan(
+        name,
+        folder if folder.is_dir() else None,
+        names,
+        int(batch or 0) * int(group or 0),
+        _passes(config),
+        dataclasses.replace(machine_of(config, device_bytes), is_assumed=is_assumed),
+        value_at(config, "actor_rollout_ref.rollout.max_model_len"),
+        sample,
+        must_open=not is_elsewhere,
+        model_name=str(value_at(config, "actor_rollout_ref.model.path")),
+    )
 
 
 def config_of(preset: Preset, model: str, overrides: Sequence[str]) -> tuple[dict[str, Any], bool]:
@@ -280,8 +302,8 @@ def _subject(
     splits: tuple[Split, ...],
 ) -> Subject:
     environment = spec.environment
-    template = _get(config, "actor_rollout_ref.model.custom_chat_template")
-    kwargs = {**(_get(config, "data.apply_chat_template_kwargs") or {}), **(loop.get("template_kwargs") or {})}
+    template = value_at(config, "actor_rollout_ref.model.custom_chat_template")
+    kwargs = {**(value_at(config, "data.apply_chat_template_kwargs") or {}), **(loop.get("template_kwargs") or {})}
     own: History = loop.get("history") or "grow"
     seeing = _seeing(str(tokenizer.name_or_path), environment)
     made: dict[History, TokenEncoder] = {}
@@ -294,24 +316,11 @@ def _subject(
         return made[chosen]
 
     limits = Limits(
-        _tokens(_get(config, "data.max_prompt_length")),
-        _tokens(_get(config, "data.max_response_length")),
-        _tokens(loop.get("turn_tokens")),
+        tokens_at(config, "data.max_prompt_length"),
+        tokens_at(config, "data.max_response_length"),
+        tokens_at(loop, "turn_tokens"),
     )
     return Subject(environment, encoder, splits, limits, spec.weight)
-
-
-def _get(config: Mapping[str, Any], path: str) -> Any:
-    value: Any = config
-    for key in path.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
-    return value
-
-
-def _tokens(value: Any) -> int | None:
-    return None if value is None or value == UNMEASURED else int(value)
 
 
 def is_to_be_made(place: str) -> bool:
@@ -333,7 +342,7 @@ def _passes(config: Mapping[str, Any]) -> dict[str, int]:
     """The most tokens that one sequence may have in each pass that is packed by tokens."""
     found = {}
     for part, key, switch in _PASSES:
-        own = _get(config, part) or {}
+        own = value_at(config, part) or {}
         tokens = own.get(key)
         if own.get(switch) and isinstance(tokens, int):
             found[f"{part}.{key}"] = tokens * int(own.get("ulysses_sequence_parallel_size") or 1)
@@ -342,12 +351,15 @@ def _passes(config: Mapping[str, Any]) -> dict[str, int]:
 
 def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
     """What a run has and how it uses it, by veRL's configuration."""
-    actor, rollout = _get(config, "actor_rollout_ref.actor") or {}, _get(config, "actor_rollout_ref.rollout") or {}
+    actor, rollout = (
+        value_at(config, "actor_rollout_ref.actor") or {},
+        value_at(config, "actor_rollout_ref.rollout") or {},
+    )
     own = actor.get("fsdp_config") or {}
-    kept = _get(config, "actor_rollout_ref.ref.fsdp_config") or {}
-    has_reference = actor.get("use_kl_loss") or _get(config, "algorithm.use_kl_in_reward")
-    count = int(_get(config, "trainer.n_gpus_per_node") or 1) * int(_get(config, "trainer.nnodes") or 1)
-    is_cpu = _get(config, "trainer.device") == "cpu"
+    kept = value_at(config, "actor_rollout_ref.ref.fsdp_config") or {}
+    has_reference = actor.get("use_kl_loss") or value_at(config, "algorithm.use_kl_in_reward")
+    count = int(value_at(config, "trainer.n_gpus_per_node") or 1) * int(value_at(config, "trainer.nnodes") or 1)
+    is_cpu = value_at(config, "trainer.device") == "cpu"
     return Machine(
         device_bytes,
         # Processes on CPUs share one memory.
@@ -355,25 +367,28 @@ def machine_of(config: Mapping[str, Any], device_bytes: int | None) -> Machine:
         tensor_parallel=int(rollout.get("tensor_model_parallel_size") or 1),
         sampler_share=0.0 if is_cpu else float(rollout.get("gpu_memory_utilization") or 0.0),
         weight_bytes=2 if str(own.get("model_dtype")) in ("bf16", "bfloat16", "fp16", "float16") else 4,
-        copies=int(_get(config, "algorithm.adv_estimator") == "gae"),
+        copies=int(value_at(config, "algorithm.adv_estimator") == "gae"),
         references=int(bool(has_reference) and not kept.get("param_offload")),
         offloads_weights=bool(own.get("param_offload")),
         offloads_moments=bool(own.get("optimizer_offload")),
-        lora_rank=int(_get(config, "actor_rollout_ref.model.lora_rank") or 0),
+        lora_rank=int(value_at(config, "actor_rollout_ref.model.lora_rank") or 0),
         passing=_passing(config, is_cpu=is_cpu),
         longest=_longest(config) or 0,
     )
 
 
 def _longest(config: Mapping[str, Any]) -> int | None:
-    prompt, response = _get(config, "data.max_prompt_length"), _get(config, "data.max_response_length")
+    prompt, response = value_at(config, "data.max_prompt_length"), value_at(config, "data.max_response_length")
     return None if prompt is None or prompt == UNMEASURED else int(prompt) + int(response or 0)
 
 
 def _passing(config: Mapping[str, Any], *, is_cpu: bool) -> Pass:
     """How many tokens one device passes at once: by tokens where batches are packed, else rows of the longest."""
-    actor, rollout = _get(config, "actor_rollout_ref.actor") or {}, _get(config, "actor_rollout_ref.rollout") or {}
-    reference = _get(config, "actor_rollout_ref.ref") or {}
+    actor, rollout = (
+        value_at(config, "actor_rollout_ref.actor") or {},
+        value_at(config, "actor_rollout_ref.rollout") or {},
+    )
+    reference = value_at(config, "actor_rollout_ref.ref") or {}
     longest = _longest(config)
 
     def tokens(part: Mapping[str, Any], switch: str, packed: str, rows: str) -> int | None:
@@ -387,7 +402,7 @@ def _passing(config: Mapping[str, Any], *, is_cpu: bool) -> Pass:
     return Pass(
         tokens(actor, *update),
         max((one for one in forward if one is not None), default=None),
-        keeps_inputs_only=bool(_get(config, "actor_rollout_ref.model.enable_gradient_checkpointing")),
+        keeps_inputs_only=bool(value_at(config, "actor_rollout_ref.model.enable_gradient_checkpointing")),
         temperature=float(rollout.get("temperature") or 1.0),
         has_entropy_loss=bool(actor.get("entropy_coeff")),
         is_compiled=actor.get("use_torch_compile") is not False,

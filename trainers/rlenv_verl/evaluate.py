@@ -12,6 +12,7 @@ from pathlib import Path
 from rlenv import record
 from rlenv.cli.terminal import write_json
 from rlenv.environment import load
+from rlenv.models import local_model
 from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
 from rlenv_verl.hf_policy import load_policy
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print one JSON object with the figures; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m rlenv_verl.evaluate", description=__doc__)
     parser.add_argument("spec")
-    parser.add_argument("folder", help="a policy in the layout of transformers")
+    parser.add_argument("folder", help="a policy, as `rlenv train --model` takes one")
+    parser.add_argument("--chat-template", metavar="FILE|NAME", help="instead of the policy's own")
     parser.add_argument("--split", default="test")
     parser.add_argument("--tasks", type=int, default=500)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     trajectories = evaluate_folder(
         arguments.spec,
-        arguments.folder,
+        local_model(arguments.folder, chat_template=arguments.chat_template),
         split=arguments.split,
         tasks=arguments.tasks,
         temperature=arguments.temperature,

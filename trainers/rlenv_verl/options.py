@@ -11,7 +11,18 @@ __all__ = ["FIXED_BY_A_RUN", "TRAINERS", "parser"]
 
 TRAINERS = ("verl",)
 
-FIXED_BY_A_RUN = ("preset", "algorithm", "mode", "model", "set", "weight", "lora", "seed", "shuffle_rewards")
+FIXED_BY_A_RUN = (
+    "preset",
+    "algorithm",
+    "mode",
+    "model",
+    "chat_template",
+    "set",
+    "weight",
+    "lora",
+    "seed",
+    "shuffle_rewards",
+)
 """Arguments that `--resume` does not take: they would make another run of it."""
 
 _EPILOG = """key=value are overrides: of veRL's configuration in Hydra's syntax (trainer.test_freq=5), or of the
@@ -46,7 +57,13 @@ def parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--algorithm", choices=algorithm_names(), help="the preset's own by default, mostly grpo")
     what.add_argument("--mode", choices=mode_names(), help="whether rollout and update take turns; sync by default")
-    what.add_argument("--model", help="a folder or a hub name; 'tiny' (default) makes a small policy on the spot")
+    what.add_argument(
+        "--model",
+        help=("a folder, a .gguf file, package:NAME or a hub name; 'tiny' (default) makes a small policy on the spot"),
+    )
+    what.add_argument(
+        "--chat-template", metavar="FILE|NAME", help="instead of the model's own, and kept with it: a file, or chatml"
+    )
     what.add_argument(
         "--set",
         action="append",

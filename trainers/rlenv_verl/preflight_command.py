@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlenv.errors import UsageError
+from rlenv.models import local_model
 from rlenv.preflight import Finding, Preflight, Split
 from rlenv_verl.before import SAMPLE, config_of, names_of, on_this_processor, preflight_of
 from rlenv_verl.lora_settings import lora_overrides
@@ -28,13 +28,15 @@ def look(
     mode: str | None = None,
     set: Sequence[str] = (),
     lora: int | None = None,
+    chat_template: str | None = None,
     sample: int = SAMPLE,
     device_gb: float | None = None,
 ) -> Preflight:
     """The report on a run of the specs among `items` with the overrides among them, as `rlenv train` takes both.
 
     Args:
-        model: a folder with the tokenizer's files, or a model's name; memory is estimated where `config.json` is there.
+        model: as `rlenv.models.local_model` takes it; memory is estimated where `config.json` is there.
+        chat_template: as for `local_model`.
         device_gb: the memory of one device in 10⁹ bytes; None looks for it on this machine.
 
     Raises:
@@ -49,8 +51,7 @@ def look(
     specs = load_specs(sources, set=set)
     chosen = load_preset(preset or "cpu", algorithm=algorithm, mode=mode)
     chosen, overrides = with_run_keys(chosen, overrides)
-    path = Path(model)
-    place = str(path.resolve()) if path.exists() else model
+    place = local_model(model, chat_template=chat_template)
     config, is_checked = config_of(chosen, place, [*lora_overrides(chosen, lora), *overrides])
     run = chosen.run
     splits = [Split(run["train_split"])]

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
+from rlenv.models import lacks, local_model
 from rlenv.preflight import lines_of
 from rlenv_verl.before import UNMEASURED, check_before, config_of, is_to_be_made
 from rlenv_verl.cpu.vllm_ready import vllm_findings
@@ -29,6 +30,7 @@ from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, show_summary, step_l
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
 from rlenv_verl.runfile import Run, locked, rebuild_metrics
+from rlenv_verl.settings.policy import stops_of
 from rlenv_verl.settings.threads import Variables, with_the_shell
 from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
 from rlenv_verl.summary import failures_by_step, summarise
@@ -37,6 +39,10 @@ from rlenv_verl.surroundings import cluster_overrides, command_text, run_environ
 __all__ = ["main"]
 
 _EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
+
+
+class _NotReady(Exception):
+    """A run that would fail or learn nothing, known before its folder is filled; the argument is what to show."""
 
 
 def main(argv: list[str]) -> int:
@@ -52,6 +58,10 @@ def main(argv: list[str]) -> int:
     except RlenvError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
         return 2
+    except _NotReady as error:
+        for line in [*error.args[0], "nothing was started"]:
+            console.print(line, markup=False)
+        return _EXIT["failed"]
     except TimeIsUp:
         console.print("the time limit was reached before veRL was started", markup=False)
         return _EXIT["time_limit"]
@@ -71,10 +81,10 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             text = command_text(run, run.metrics, _command(plan, run.metrics))
             (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
             console.print(text, markup=False)
-            is_ready = _looks_ready(plan, console)
+            is_ready = _looks_ready(plan, console, starts=False)
             console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
             return 0 if is_ready else 1
-        if not _looks_ready(plan, console):
+        if not _looks_ready(plan, console, starts=True):
             console.print("nothing was started", markup=False)
             return _EXIT["failed"]
         limit = arguments.time_limit or run.time_limit_s or float("inf")
@@ -87,9 +97,9 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     return _EXIT[ending.how]
 
 
-def _looks_ready(plan: Plan, console: Console) -> bool:
+def _looks_ready(plan: Plan, console: Console, *, starts: bool) -> bool:
     """Shows what the run would meet; False where it must not start."""
-    report = check_before(plan.run, plan.config)
+    report = check_before(plan.run, plan.config, needs_weights=starts)
     for line in lines_of(report):
         console.print(line, markup=False)
     return report.is_ready
@@ -139,6 +149,10 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
         user_overrides=tuple(overrides),
     )
+    if warm_start is None and not is_to_be_made(model):
+        stops = stops_of(model, specs, preset.run["template_kwargs"])
+        if stops:
+            raise _NotReady([f"{finding.level}: {finding.message}" for finding in stops])
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
@@ -206,12 +220,9 @@ def _model(
 ) -> tuple[str, dict[str, Any] | None]:
     """The policy to start from, and what was made where it is the tiny one."""
     if arguments.model not in (None, "tiny"):
-        path = Path(arguments.model)
-        if path.exists() and not (path / "config.json").is_file():
-            inside = sorted(str(item.parent) for item in path.glob("*/config.json"))
-            hint = f"did you mean {inside[0]}?" if inside else "give a folder that from_pretrained loads"
-            raise UsageError(f"--model {path} holds no policy (there is no config.json in it); {hint}")
-        return str(path.resolve()) if path.exists() else arguments.model, None
+        return _given(arguments, folder), None
+    if arguments.chat_template is not None:
+        raise UsageError("--chat-template is for a model of your own; name it with --model")
     target = folder / "model"
     if arguments.dry_run:
         return str(target), None
@@ -228,6 +239,17 @@ def _model(
         markup=False,
     )
     return str(target), dataclasses.asdict(report)
+
+
+def _given(arguments: argparse.Namespace, folder: Path) -> str:
+    """The model that was named, as veRL loads it; with a chat template of its own in the run's folder."""
+    path = Path(arguments.model)
+    place = local_model(arguments.model)
+    if path.is_dir() and Path(place) == path.absolute() and not (path / "config.json").is_file():
+        raise UsageError("; ".join(one.said for one in lacks(place) if one.stops))
+    if arguments.chat_template is None:
+        return place
+    return local_model(place, chat_template=arguments.chat_template, keep=folder / "model")
 
 
 def _prompt_limit(settings: RunSettings) -> int | str:
