@@ -197,8 +197,8 @@ _FLASH_ALONE: Final = ("qwen2_vl", "qwen2_5_vl")
 def packing_findings(config: Mapping[str, Any]) -> list[Finding]:
     """A model that sees and whose packed rows veRL computes by flash-attention alone, on CPUs, which have none.
 
-    Expected: `use_remove_padding` computes with `attn_implementation`, as it does for models of text. Actual (0.9.1): for
-    these families it puts an attention of its own in place (verl/models/transformers/qwen2_vl.py), which ends in a
+    Expected: `use_remove_padding` computes with `attn_implementation`, as it does for models of text. Actual (0.9.1):
+    for these families it puts an attention of its own in place (verl/models/transformers/qwen2_vl.py), which ends in a
     NameError without flash-attn, in the first step. Remove when that asks for the implementation.
     """
     model = _get(config, "actor_rollout_ref.model") or {}
