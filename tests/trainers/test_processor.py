@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlenv_verl.preset import compose, load_preset
-from rlenv_verl.settings.processor import bf16_keys, bf16_runs, processor_findings
+from rlenv_verl.settings.processor import bf16_keys, bf16_runs, packing_findings, processor_findings
 from rlenv_verl.train import main
 
 DIES = "import os, signal\nif not os.environ.get('ONEDNN_MAX_CPU_ISA'):\n    os.kill(os.getpid(), signal.SIGILL)"
@@ -133,3 +133,17 @@ def test_a_run_that_would_die_is_not_started(
     assert yaml.safe_load((out / "config.yaml").read_text())["trainer"]["device"] == "cpu"
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     assert main([*argv[:-2], str(tmp_path / "other"), argv[-1]]) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packing_that_only_flash_attention_computes_is_found_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    packed = composed("cpu", **{"actor_rollout_ref.model.path": str(tmp_path)})
+    (found,) = packing_findings(packed)
+    assert found.level == "error"
+    assert found.message.endswith("set actor_rollout_ref.model.use_remove_padding=false")
+    padded = {"actor_rollout_ref.model.path": str(tmp_path), "actor_rollout_ref.model.use_remove_padding": False}
+    assert packing_findings(composed("cpu", **padded)) == []
+    assert packing_findings(composed("gpu", **{"actor_rollout_ref.model.path": str(tmp_path)})) == []
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert packing_findings(packed) == []

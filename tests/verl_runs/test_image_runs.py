@@ -62,6 +62,8 @@ verl:
   algorithm: {{rollout_correction: {{bypass_mode: false}}}}
   data: {{train_batch_size: 2, max_response_length: 64}}
   actor_rollout_ref:
+    # Packing of Qwen2-VL is flash-attention's in veRL (verl/models/transformers/qwen2_vl.py), which a CPU has not.
+    model: {{use_remove_padding: false}}
     # Without decay a weight that no gradient reaches stays as it is.
     actor: {{ppo_mini_batch_size: 2, optim: {{lr: 1e-3, weight_decay: 0.0}}}}
     rollout: {{n: 4}}

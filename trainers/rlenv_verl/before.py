@@ -40,7 +40,7 @@ from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
 from rlenv_verl.settings.policy import UNMEASURED, lacking_of, tokens_at, value_at
-from rlenv_verl.settings.processor import processor_findings
+from rlenv_verl.settings.processor import packing_findings, processor_findings
 from rlenv_verl.specs import TrainedSpec
 
 __all__ = [
@@ -107,7 +107,7 @@ def check_before(run: Run, config: Mapping[str, Any], *, needs_weights: bool = F
 
 def on_this_processor(report: Preflight, config: Mapping[str, Any], environment: Mapping[str, str]) -> Preflight:
     """The report with what this machine's processor makes of the run; `environment` is laid over this process's own."""
-    found = processor_findings(config, {**os.environ, **environment})
+    found = [*packing_findings(config), *processor_findings(config, {**os.environ, **environment})]
     return dataclasses.replace(report, findings=(*report.findings, *found))
 
 

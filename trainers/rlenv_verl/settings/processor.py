@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from rlenv.preflight import Finding
 
-__all__ = ["bf16_keys", "bf16_runs", "processor_findings"]
+__all__ = ["bf16_keys", "bf16_runs", "packing_findings", "processor_findings"]
 
 # Sizes at which oneDNN takes its kernels for AMX, both directions.
 _PROGRAM: Final = """
@@ -189,3 +189,26 @@ def processor_findings(
     if bf16_runs({**environment, _ISA: _WITHOUT_AMX}, keep=keep, program=program):
         message += f"; or export {_ISA}={_WITHOUT_AMX}, with which bfloat16 was tried and runs, slower than float32"
     return [Finding("error", message)]
+
+
+_FLASH_ALONE: Final = ("qwen2_vl", "qwen2_5_vl")
+
+
+def packing_findings(config: Mapping[str, Any]) -> list[Finding]:
+    """A model that sees and whose packed rows veRL computes by flash-attention alone, on CPUs, which have none.
+
+    Expected: `use_remove_padding` computes with `attn_implementation`, as it does for models of text. Actual (0.9.1):
+    for these families it puts an attention of its own in place (verl/models/transformers/qwen2_vl.py), which ends in a
+    NameError without flash-attn, in the first step. Remove when that asks for the implementation.
+    """
+    model = _get(config, "actor_rollout_ref.model") or {}
+    if _get(config, "trainer.device") != "cpu" or not model.get("use_remove_padding"):
+        return []
+    try:
+        kind = json.loads((Path(str(model.get("path"))) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return []
+    if kind not in _FLASH_ALONE:
+        return []
+    message = f"veRL packs rows of {kind} by flash-attention alone, which a CPU has not: the first step would fail"
+    return [Finding("error", f"{message}; set actor_rollout_ref.model.use_remove_padding=false")]
