@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="recorded episodes instead of a policy: a .jsonl, or a folder of eval, collect or train",
     )
-    add_policy(parser, model_option="--policy-model")
+    add_policy(parser, of_policy="policy-")
     parser.set_defaults(policy=None)
     source.add_argument("--split", help="which tasks; by default warmup, else train, else the first; all with --from")
     source.add_argument("-n", type=int, metavar="N", help="how many tasks; all by default")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--balance", metavar="COLUMN", help="as many of each value of a column of the rows, or of each `task`"
     )
     tokens = parser.add_argument_group("how they are written")
-    tokens.add_argument("--chat-template", metavar="FILE", help="instead of the model's own; for `rlenv sft` too")
+    tokens.add_argument("--chat-template", metavar="FILE|NAME", help="as for `rlenv sft`; instead of its own")
     tokens.add_argument(
         "--history", choices=HISTORIES, default="grow", help="as run.history of `rlenv train` (docs/training.md)"
     )

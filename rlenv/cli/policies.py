@@ -15,12 +15,13 @@ __all__ = ["add_policy", "make_policy"]
 _HELP = "oracle, random, script:FILE, openai, or hf:MODEL (as `rlenv train --model` takes it, with the verl extra)"
 
 
-def add_policy(parser: argparse.ArgumentParser, *, model_option: str = "--model") -> None:
-    """Adds `--policy` and what the endpoint policy needs; `model_option` names the model at its server."""
+def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
+    """Adds `--policy` and what policies need; `of_policy`, such as `policy-`, tells what is the policy's from what is
+    another model's: `--policy-model` names the model at the policy's server."""
     parser.add_argument("--policy", default="oracle", help=_HELP)
     endpoint = parser.add_argument_group("--policy openai")
     endpoint.add_argument("--base-url", help="such as http://127.0.0.1:8000/v1")
-    endpoint.add_argument(model_option, help="the model's name at the server")
+    endpoint.add_argument(f"--{of_policy}model", help="the model's name at the server")
     endpoint.add_argument("--api-key-env", default="OPENAI_API_KEY", help="the variable that holds the key")
     endpoint.add_argument(
         "--mode", choices=("tools", "text"), default="tools", help="the server's own tool calls, or raw text"
@@ -36,7 +37,12 @@ def add_policy(parser: argparse.ArgumentParser, *, model_option: str = "--model"
     endpoint.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
     endpoint.add_argument("--retries", type=int, default=3, help="of a request that failed in passing")
     own = parser.add_argument_group("--policy hf:MODEL")
-    own.add_argument("--chat-template", metavar="FILE|NAME", help="instead of the model's own: a file, or chatml")
+    own.add_argument(
+        f"--{of_policy}chat-template",
+        dest="policy_chat_template",
+        metavar="FILE|NAME",
+        help="instead of the model's own: a file, or chatml",
+    )
     sampling = parser.add_argument_group("--policy openai and hf")
     sampling.add_argument("--temperature", type=float, help="0 is greedy")
     sampling.add_argument("--top-p", type=float)
@@ -50,7 +56,7 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
     """
     name, _, rest = str(args.policy).partition(":")
     dialect = environment.parts.dialect
-    if args.chat_template is not None and name != "hf":
+    if args.policy_chat_template is not None and name != "hf":
         raise UsageError("--chat-template is for --policy hf:MODEL; a server has its own template")
     if name == "oracle":
         from rlenv.policies.oracle import OraclePolicy
@@ -86,7 +92,7 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
             from rlenv_verl.hf_policy import make
         except ModuleNotFoundError as error:
             raise MissingExtra("--policy hf:MODEL", extra="verl") from error
-        place = local_model(rest, chat_template=args.chat_template)
+        place = local_model(rest, chat_template=args.policy_chat_template)
         policy: Policy = make(place, environment, temperature=args.temperature, top_p=args.top_p)
         return policy
     raise UsageError(f"no policy '{args.policy}'; expected {_HELP}")

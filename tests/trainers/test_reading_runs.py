@@ -128,7 +128,7 @@ def test_an_unknown_key_is_an_error_before_anything_starts() -> None:
 
 
 def test_an_unknown_preset_names_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"did you mean 'cpu'\? there are .*cpu, gpu"):
+    with pytest.raises(UsageError, match=r"did you mean 'cpu'\? there are .*cpu, cpu-lm"):
         load_preset("cpi")
 
 
