@@ -3,9 +3,9 @@
 python examples/words/generate.py            write examples/words/data
 python examples/words/generate.py --check    write nothing; exit 1 and name the files that differ
 
-`train`, `warmup` and `seen` have the wordings of `TRAINED`, `test` those of `HELD_OUT` alone. No question stands in two
-files. Each wording has its turn: 100 tasks of `test` are 15 wordings, 6 or 7 times each. In `train` neighbours
-are of different kinds, so that 16 tasks in their order ask for every operation.
+`train`, `warmup` and `seen` have the wordings of `TRAINED`, `dev` those of `DEVELOPED_ON` alone and `test` those of
+`HELD_OUT`. No question stands in two files. Each wording has its turn: 100 tasks are 15 wordings, 6 or 7 times each. In
+`train` neighbours are of different kinds, so that 16 tasks in their order ask for every operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from wordings import HELD_OUT, PEOPLE, THINGS, TRAINED, Wording
+from wordings import DEVELOPED_ON, HELD_OUT, PEOPLE, THINGS, TRAINED, Wording
 
 DATA = Path(__file__).resolve().parent / "data"
 
@@ -34,10 +34,11 @@ class Split(NamedTuple):
 
 
 SPLITS: Mapping[str, Split] = {
-    "test": Split(100, HELD_OUT, 1),
+    "dev": Split(100, DEVELOPED_ON, 1),
     "seen": Split(80, TRAINED, 2),
     "warmup": Split(40, TRAINED, 3),
     "train": Split(2000, TRAINED, 4, stride=7),
+    "test": Split(100, HELD_OUT, 5),
 }
 
 

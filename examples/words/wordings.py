@@ -1,4 +1,5 @@
-"""What the word problems say: wordings that the policy may train on, and wordings that only its examination has.
+"""What the word problems say: wordings that the policy may train on, wordings by which the recipe was chosen, and
+wordings that only the examination has.
 
 Numbers of a problem, by their place in a wording: `a`, `b` and `c` have two digits; `s` is larger than `b` and has two
 or three; `p` is a multiple of `b` by a number of two digits. `n` and `o` are two people, `t` is a kind of thing.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["HELD_OUT", "PEOPLE", "THINGS", "TRAINED", "Wording"]
+__all__ = ["DEVELOPED_ON", "HELD_OUT", "PEOPLE", "THINGS", "TRAINED", "Wording"]
 
 
 class Wording(NamedTuple):
@@ -80,8 +81,8 @@ TRAINED = (
     Wording("A tank holds {s} litres. {n} takes out {b} and pours in {c}. How many are in it?", "{s}-{b}+{c}"),
 )
 
-# The same kinds of problem in stories and words of their own.
-HELD_OUT = (
+# The same kinds of problem in stories and words of their own; runs validate on these, and settings were chosen by them.
+DEVELOPED_ON = (
     Wording("{n} reads {a} pages before lunch and {b} after it. How many pages does {n} read?", "{a}+{b}"),
     Wording("A tree is {a} years old and a house is {b} years older. How old is the house?", "{a}+{b}"),
     Wording("A farmer picks {s} {t} and {b} of them are bad. How many good {t} are there?", "{s}-{b}"),
@@ -97,4 +98,23 @@ HELD_OUT = (
     Wording("A baker makes {a} boxes of {b} cakes, and {c} cakes are eaten. How many remain?", "{a}*{b}-{c}"),
     Wording("{a} cars, {b} vans and {c} trucks stand in a garage. How many vehicles are there?", "{a}+{b}+{c}"),
     Wording("{n} owns ${s}, earns ${c} and then spends ${b}. How many dollars does {n} own now?", "{s}+{c}-{b}"),
+)
+
+# Once more, for the examination alone.
+HELD_OUT = (
+    Wording("{n} plays {a} songs in the morning and {b} at night. How many songs is that in all?", "{a}+{b}"),
+    Wording("A red tower is {a} metres high, a blue one {b} metres higher. How high is the blue one?", "{a}+{b}"),
+    Wording("{s} letters were sent and {b} of them came back. How many letters arrived?", "{s}-{b}"),
+    Wording("{n} has to water {s} flowers and has watered {b}. How many flowers are still dry?", "{s}-{b}"),
+    Wording("{n} jumps {s} centimetres far and {o} {b} centimetres less. How far does {o} jump?", "{s}-{b}"),
+    Wording("A machine makes {a} {t} an hour. How many {t} does it make in {b} hours?", "{a}*{b}"),
+    Wording("{b} guests eat {a} {t} each. How many {t} do the guests eat?", "{a}*{b}"),
+    Wording("A parking lot has {a} lines with room for {b} cars. How many cars fit in it?", "{a}*{b}"),
+    Wording("{p} dollars are split evenly between {b} workers. How many dollars does one get?", "{p}/{b}"),
+    Wording("A snail crawls {p} steps in {b} days, the same every day. How many steps are that a day?", "{p}/{b}"),
+    Wording("{n} rents a bike for ${a} a day, {b} days, and a helmet for ${c}. How much is the bill?", "{a}*{b}+{c}"),
+    Wording("A school has {a} classes of {b} children and {c} teachers. How many people are in it?", "{a}*{b}+{c}"),
+    Wording("{n} picks {a} baskets of {b} pears, and {c} pears are rotten. How many are good?", "{a}*{b}-{c}"),
+    Wording("{n} drove {a} miles on one day, {b} on the next and {c} on the last. How far was it?", "{a}+{b}+{c}"),
+    Wording("A library has {s} {t}, receives {c} and gives {b} away. How many {t} does it have now?", "{s}+{c}-{b}"),
 )

@@ -39,13 +39,17 @@ def _pattern(wording: Any, things: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{(\w)\}", lambda place: places.get(place[1], r"\d+"), text))
 
 
-def test_no_question_outside_the_test_split_has_a_wording_of_it(root: Path, part: Callable[[str], ModuleType]) -> None:
+def test_no_question_has_a_wording_of_another_kind_of_split(root: Path, part: Callable[[str], ModuleType]) -> None:
     words = part("wordings")
-    held_out = [_pattern(wording, words.THINGS) for wording in words.HELD_OUT]
-    trained = [_pattern(wording, words.THINGS) for wording in words.TRAINED]
+    patterns = {
+        kind: [_pattern(wording, words.THINGS) for wording in wordings]
+        for kind, wordings in (("dev", words.DEVELOPED_ON), ("test", words.HELD_OUT), ("train", words.TRAINED))
+    }
     environment = load(root / "examples" / "words" / "env.yaml")
     for split in environment.spec.tasks:
-        right, wrong = (held_out, trained) if split == "test" else (trained, held_out)
+        kind = split if split in patterns else "train"
+        right = patterns[kind]
+        wrong = [one for other, found in patterns.items() if other != kind for one in found]
         questions = [row["question"] for row in environment.tasks(split)]
         used = [{index for index, one in enumerate(right) if one.fullmatch(text)} for text in questions]
         assert all(used), split
@@ -62,7 +66,7 @@ def test_any_sixteen_neighbours_of_the_training_split_ask_for_every_operation(ro
 
 def test_the_oracle_solves_every_task(root: Path, play_oracle: Callable, assert_all_earn_maximum: Callable) -> None:
     environment = load(root / "examples" / "words" / "env.yaml")
-    for split in ("test", "warmup"):
+    for split in ("test", "dev", "warmup"):
         assert_all_earn_maximum(environment, play_oracle(environment, split))
 
 
