@@ -134,8 +134,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_source(args: argparse.Namespace) -> None:
     """Recorded episodes are not played: what says how is refused beside them, and else filled in."""
     if args.records:
-        names = ("policy", "n", "k", "concurrency", "base_url", "policy_model", "temperature", "top_p", "max_tokens")
-        given = [_option(name) for name in names if getattr(args, name) is not None]
+        names = (
+            *("policy", "n", "k", "concurrency", "base_url", "policy_model", "policy_chat_template"),
+            *("temperature", "top_p", "max_tokens", "extra"),
+        )
+        given = [_option(name) for name in names if getattr(args, name) not in (None, [])]
         if given:
             raise UsageError(f"--from reads recorded episodes and plays none; leave out {', '.join(given)}")
     args.policy, args.k, args.concurrency = args.policy or "oracle", args.k or 1, args.concurrency or 64

@@ -125,6 +125,8 @@ def test_what_is_kept_is_compared_and_what_is_rejected_is_said(
         (["--from", "nowhere.jsonl"], "there are no recorded episodes"),
         (["--per-task", "0"], "at least 1"),
         (["--from", "x.jsonl", "-k", "2", "--policy", "oracle"], "leave out --policy, -k"),
+        (["--from", "x.jsonl", "--policy-chat-template", "chatml"], "leave out --policy-chat-template"),
+        (["--from", "x.jsonl", "--extra", "top_k=1"], "leave out --extra"),
         (["--policy", "openai", "--base-url", "http://127.0.0.1:9/v1"], "needs --base-url and --policy-model"),
         (["--split", "trian"], "no split 'trian'"),
     ],
