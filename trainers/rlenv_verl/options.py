@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlenv_verl.preset import algorithm_names, mode_names, preset_names
 
-__all__ = ["FIXED_BY_A_RUN", "TRAINERS", "parser"]
+__all__ = ["FIXED_BY_A_RUN", "TRAINERS", "count", "parser"]
 
 TRAINERS = ("verl",)
 
@@ -29,7 +29,8 @@ _EPILOG = """key=value are overrides: of veRL's configuration in Hydra's syntax 
 preset's own part (run.validation_tasks=50). They win over everything else."""
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A number of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {number}")
@@ -78,12 +79,12 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, help="0 by default")
     what.add_argument("--shuffle-rewards", action="store_true", help="the control: permute rewards over episodes")
     length = reads.add_argument_group("how long, and what is kept")
-    length.add_argument("--steps", type=_count, help="training steps; the preset's otherwise")
+    length.add_argument("--steps", type=count, help="training steps; the preset's otherwise")
     length.add_argument(
-        "--validation-tasks", type=_count, metavar="N", help="held-out tasks a spec; the preset's otherwise"
+        "--validation-tasks", type=count, metavar="N", help="held-out tasks a spec; the preset's otherwise"
     )
     length.add_argument(
-        "--save-every", type=_count, metavar="N", help="a checkpoint each N steps; the preset's otherwise"
+        "--save-every", type=count, metavar="N", help="a checkpoint each N steps; the preset's otherwise"
     )
     length.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop training after this long")
     length.add_argument("-o", "--output", type=Path, help="the run's folder; by default runs/NAME-TIME")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from rlenv_verl.options import count
 from rlenv_verl.sft.settings import sft_preset_names
 
 __all__ = ["FIXED_BY_A_RUN", "data_and_overrides", "parser"]
@@ -17,13 +18,6 @@ FIXED_BY_A_RUN = (
 
 _EPILOG = """key=value are overrides: of veRL's configuration of its supervised trainer in Hydra's syntax
 (optim.weight_decay=0), or of the preset's own part (run.threads=2). They win over everything else."""
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, not {number}")
-    return number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,21 +35,21 @@ def parser() -> argparse.ArgumentParser:
     reads.add_argument("items", nargs="*", metavar="DATA | key=value", help="folders of `rlenv collect -o`")
     what = reads.add_argument_group("what is trained")
     what.add_argument("--model", help="the model to start from, as `rlenv train` takes it")
-    what.add_argument("--chat-template", metavar="FILE", help="the template that the data was collected with")
+    what.add_argument("--chat-template", metavar="FILE|NAME", help="the template that the data was collected with")
     what.add_argument("--preset", choices=sft_preset_names(), help="machine and sizes; cpu by default")
     what.add_argument("--lora", type=int, metavar="RANK", help="train an adapter on all linear layers; it is merged")
     what.add_argument("--lr", type=float, metavar="RATE", help="learning rate; the preset's otherwise")
-    what.add_argument("--batch", type=_count, metavar="N", help="rows a step; the preset's otherwise")
+    what.add_argument("--batch", type=count, metavar="N", help="rows a step; the preset's otherwise")
     what.add_argument("--seed", type=int, help="of the rows' order and an adapter's first weights; 0 by default")
-    what.add_argument("--max-length", type=_count, metavar="TOKENS", help="of a row; by default what the model reads")
+    what.add_argument("--max-length", type=count, metavar="TOKENS", help="of a row; by default what the model reads")
     what.add_argument("--skip-long", action="store_true", help="leave longer rows out; without it they are an error")
     length = reads.add_argument_group("how long, and what is kept")
     how_long = length.add_mutually_exclusive_group()
-    how_long.add_argument("--steps", type=_count, metavar="N", help="optimiser steps")
-    how_long.add_argument("--epochs", type=_count, metavar="E", help="passes over the data; the preset's otherwise")
+    how_long.add_argument("--steps", type=count, metavar="N", help="optimiser steps")
+    how_long.add_argument("--epochs", type=count, metavar="E", help="passes over the data; the preset's otherwise")
     length.add_argument("--val", action="append", metavar="DATA", help="rows whose loss is measured, not trained on")
-    length.add_argument("--val-every", type=_count, metavar="N", help="measure each N steps; at the end in any case")
-    length.add_argument("--save-every", type=_count, metavar="N", help="a checkpoint each N steps, to resume from")
+    length.add_argument("--val-every", type=count, metavar="N", help="measure each N steps; at the end in any case")
+    length.add_argument("--save-every", type=count, metavar="N", help="a checkpoint each N steps, to resume from")
     length.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop training after this long")
     length.add_argument("-o", "--output", type=Path, metavar="OUT", help="a new folder; the policy is in OUT/trained")
     how = reads.add_argument_group("how it is run")
