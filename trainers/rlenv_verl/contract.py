@@ -162,7 +162,22 @@ CLAUSES: tuple[Clause, ...] = (
         f"{_BUFFER}:ReplayBuffer.sample", "parameters", "global_steps partition_id batch_size", "sampler.py", "0.9.0"
     ),
     _clause(_BUFFER, "members", "FILTER_GROUPS_REWARD_METRIC", "sampler.py", "0.9.1"),
-    _clause(f"{_BUFFER}:ReplayBuffer", "members", "_dapo_filtered_keys", "sampler.py", "0.9.0"),
+    _clause(
+        f"{_BUFFER}:ReplayBuffer",
+        "members",
+        "_dapo_filtered_keys _sync_metadata_from_transfer_queue",
+        "sampler.py",
+        "0.9.0",
+    ),
+    _clause(
+        _BASE,
+        "says",
+        "self.agent_loop_manager self.llm_server_manager refill_fn=self._add_prompts_to_generate",
+        "lost.py",
+        "0.9.0",
+    ),
+    _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", "lost.py", "0.9.0"),
+    _clause("verl.workers.rollout.llm_server", "says", "self.server_handles", "lost.py", "0.9.0"),
     _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", "sampler.py", "0.9.0"),
     _clause(_BASE, "says", "custom_sampler sampler_kwargs", "sampler.py, presets", "0.9.0"),
     # several rows an episode

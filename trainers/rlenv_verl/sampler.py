@@ -21,6 +21,7 @@ from verl.utils.tensordict_utils import get_tensordict
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.episode_rows import RowLabel
 from rlenv_verl.figures import EpisodeFigures, step_figures, trained_tasks
+from rlenv_verl.lost import watched_of
 from rlenv_verl.updates import Updates
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class _Sampling(ReplayBuffer):
         self._most_filtered = int(options["most_filtered_batches"])
         self._filtered = 0
         self._updates = Updates.of(refill_fn)
+        self._watched = watched_of(refill_fn)
         # Asynchronous trainers look before they sample for the first time.
         self._asked_for = int(options["train_batch_size"] or 64)
 
@@ -105,9 +107,15 @@ class _Sampling(ReplayBuffer):
 
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured in one of the batch's episodes.
+            LostWorker: a process that plays the episodes died, so that the batch would be waited for in vain.
         """
         self._filtered, self._asked_for = 0, max(1, batch_size)
-        batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        try:
+            batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        except RuntimeError:
+            # Every episode of a server that died fails at once, and veRL then has a batch of nothing to complain about.
+            self._watched.check(at_once=True)
+            raise
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         found = _extra_fields(keys, partition_id)
         groups: dict[str, list[EpisodeFigures]] = {}
@@ -127,6 +135,11 @@ class _Sampling(ReplayBuffer):
             with self._trained_file.open("ab") as file:
                 file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
         return batch, {**metrics, **figures}
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        """As veRL's, which it calls each time that it looks for finished episodes."""
+        self._watched.check()
+        super()._sync_metadata_from_transfer_queue()
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """Finished groups in which nothing can be learned from the metric, masked samples left out.
