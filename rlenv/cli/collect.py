@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.options import add_set, keywords, overrides
-from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.policies import OPTIONS, add_policy, check_options, make_policy
 from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
 from rlenv.environment import Environment, load
@@ -108,8 +108,7 @@ def run(args: argparse.Namespace) -> int:
         set=overrides(args.set),
         template_kwargs=kwargs,
     )
-    named = argparse.Namespace(**{**vars(args), "model": args.policy_model})
-    policy = None if args.records else lambda: make_policy(named, environment)
+    policy = None if args.records else lambda: make_policy(_of_policy(args), environment)
     with Progress(
         TextColumn("episodes"),
         BarColumn(),
@@ -134,16 +133,24 @@ def run(args: argparse.Namespace) -> int:
 def _check_source(args: argparse.Namespace) -> None:
     """Recorded episodes are not played: what says how is refused beside them, and else filled in."""
     if args.records:
-        names = (
-            *("policy", "n", "k", "concurrency", "base_url", "policy_model", "policy_chat_template"),
-            *("temperature", "top_p", "max_tokens", "extra"),
-        )
-        given = [_option(name) for name in names if getattr(args, name) not in (None, [])]
+        own = ("policy_model" if name == "model" else name for name in OPTIONS)
+        given = [
+            _option(name)
+            for name in ("policy", "n", "k", "concurrency", *own)
+            if getattr(args, name) not in (None, [])
+        ]
         if given:
             raise UsageError(f"--from reads recorded episodes and plays none; leave out {', '.join(given)}")
     args.policy, args.k, args.concurrency = args.policy or "oracle", args.k or 1, args.concurrency or 64
     if args.policy == "openai" and not (args.base_url and args.policy_model):
         raise UsageError("--policy openai needs --base-url and --policy-model; --model is what trains on the data")
+    if not args.records:
+        check_options(_of_policy(args))
+
+
+def _of_policy(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments as a policy reads them, whose model is not the one that trains on the data."""
+    return argparse.Namespace(**{**vars(args), "model": args.policy_model})
 
 
 def _option(name: str) -> str:

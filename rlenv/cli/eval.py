@@ -16,7 +16,7 @@ from rlenv import record
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.policies import add_policy, check_options, make_policy
 from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.environment import Environment, load
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-n, -k and --concurrency are at least 1")
     if args.k > SEEDS:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
+    check_options(args)
     environment = load(args.spec, set=overrides(args.set))
     splits = list(environment.spec.tasks)
     split = args.split or ("test" if "test" in splits else splits[0])

@@ -11,7 +11,7 @@ from rich.panel import Panel
 
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, make_policy
+from rlenv.cli.policies import add_policy, check_options, make_policy
 from rlenv.drive import context_of
 from rlenv.environment import Environment, load
 from rlenv.messages import Message, Sampled
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
+    check_options(args)
     environment = load(args.spec, set=overrides(args.set))
     return asyncio.run(_play(args, environment, Console()))
 

@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from rlenv.cli.options import fields
 from rlenv.environment import Environment
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.policies.base import Policy
 
-__all__ = ["add_policy", "make_policy"]
+__all__ = ["OPTIONS", "add_policy", "check_options", "make_policy"]
 
 _HELP = "oracle, random, script:FILE, openai, or hf:MODEL (as `rlenv train --model` takes it, with the verl extra)"
+
+_SERVER, _SAMPLED = ("openai",), ("openai", "hf")
+_TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("base_url", "model", "api_key_env", "mode", "max_tokens", "extra", "request_timeout", "retries"), _SERVER
+    ),
+    "temperature": _SAMPLED,
+    "top_p": _SAMPLED,
+    "policy_chat_template": ("hf",),
+}
+_DEFAULTS: Mapping[str, Any] = {
+    "api_key_env": "OPENAI_API_KEY",
+    "mode": "tools",
+    "request_timeout": 120.0,
+    "retries": 3,
+}
+_KINDS = ("you", "oracle", "random", "script", "openai", "hf")
+OPTIONS = tuple(_TAKEN_BY)
+"""The options of one kind of policy or another, as `add_policy` names them in the arguments."""
 
 
 def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
     """Adds `--policy` and what policies need; `of_policy`, such as `policy-`, tells what is the policy's from what is
     another model's: `--policy-model` names the model at the policy's server."""
+    parser.set_defaults(of_policy=of_policy)
     parser.add_argument("--policy", default="oracle", help=_HELP)
     endpoint = parser.add_argument_group("--policy openai")
     endpoint.add_argument("--base-url", help="such as http://127.0.0.1:8000/v1")
     endpoint.add_argument(f"--{of_policy}model", help="the model's name at the server")
-    endpoint.add_argument("--api-key-env", default="OPENAI_API_KEY", help="the variable that holds the key")
+    endpoint.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the key; by default OPENAI_API_KEY")
     endpoint.add_argument(
-        "--mode", choices=("tools", "text"), default="tools", help="the server's own tool calls, or raw text"
+        "--mode", choices=("tools", "text"), help="the server's own tool calls (the default), or raw text"
     )
     endpoint.add_argument("--max-tokens", type=int, help="of one action")
     endpoint.add_argument(
@@ -34,8 +56,8 @@ def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
         default=[],
         help="another field of each request, such as repetition_penalty=1; null leaves a field out",
     )
-    endpoint.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
-    endpoint.add_argument("--retries", type=int, default=3, help="of a request that failed in passing")
+    endpoint.add_argument("--request-timeout", type=float, metavar="SECONDS", help="120 by default")
+    endpoint.add_argument("--retries", type=int, help="of a request that failed in passing; 3 by default")
     own = parser.add_argument_group("--policy hf:MODEL")
     own.add_argument(
         f"--{of_policy}chat-template",
@@ -48,16 +70,34 @@ def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
     sampling.add_argument("--top-p", type=float)
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse what the named policy would not look at: who gives `--temperature 1` believes that it was sampled.
+
+    Raises:
+        UsageError: with the options that are another policy's.
+    """
+    kind = str(args.policy).partition(":")[0]
+    if kind not in _KINDS:
+        return  # a name that is misspelled is the fault to tell
+    for name, kinds in _TAKEN_BY.items():
+        if kind not in kinds and getattr(args, name) not in (None, []):
+            option = f"--{args.of_policy}model" if name == "model" else f"--{name.replace('_', '-')}"
+            if name == "policy_chat_template":
+                option = f"--{args.of_policy}chat-template"
+            whose = " and ".join("hf:MODEL" if one == "hf" else one for one in kinds)
+            raise UsageError(f"{option} is for --policy {whose}; with --policy {kind} it would do nothing: leave it out")
+
+
 def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
     """The policy that the options name.
 
     Raises:
-        UsageError: no such policy, or an option it needs is missing.
+        UsageError: no such policy, or an option it needs is missing, or one is given that it does not take.
     """
     name, _, rest = str(args.policy).partition(":")
     dialect = environment.parts.dialect
-    if args.policy_chat_template is not None and name != "hf":
-        raise UsageError("--chat-template is for --policy hf:MODEL; a server has its own template")
+    check_options(args)
+    args = argparse.Namespace(**{**vars(args), **_with_defaults(args)})
     if name == "oracle":
         from rlenv.policies.oracle import OraclePolicy
 
@@ -96,3 +136,7 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
         policy: Policy = make(place, environment, temperature=args.temperature, top_p=args.top_p)
         return policy
     raise UsageError(f"no policy '{args.policy}'; expected {_HELP}")
+
+
+def _with_defaults(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in _DEFAULTS.items() if getattr(args, name) is None}
