@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,36 @@ def test_a_file_that_changes_is_made_anew_and_a_copy_is_not(file: Path, tmp_path
     assert weights.read_bytes() != (Path(second) / "model.safetensors").read_bytes()
     (Path(second) / "model.safetensors").unlink()
     assert (Path(local_model(str(file))) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("template", [None, "chatml"])
+def test_a_run_makes_its_model_again_where_the_cache_was_emptied(
+    file: Path, tmp_path: Path, cache: Path, template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from rlenv_verl import train
+
+    monkeypatch.chdir(file.parent)
+    model = local_model(file.name, chat_template=template, keep=tmp_path / "run" / "model")
+    run: Any = SimpleNamespace(model=model, given=train._made_of(file.name, model))
+    before = (Path(model) / "model.safetensors").read_bytes()
+    monkeypatch.chdir(tmp_path)  # a run goes on from anywhere
+    train._made_again(run)
+    shutil.rmtree(cache)
+    assert not (Path(model) / "model.safetensors").exists()
+    train._made_again(run)
+    assert (Path(model) / "model.safetensors").read_bytes() == before
+    assert lacks(model) == []
+
+
+def test_a_folder_is_made_of_nothing_else(tmp_path: Path) -> None:
+    from rlenv_verl import train
+
+    assert train._made_of(str(tmp_path), str(tmp_path)) == ""
+    assert train._made_of("Qwen/Qwen3-8B", "Qwen/Qwen3-8B") == ""
+    assert train._made_of(None, "model") == ""
+    assert train._made_of(PACKAGE, "/cache/model") == PACKAGE
 
 
 def test_two_processes_at_once_make_one_folder(file: Path, cache: Path) -> None:

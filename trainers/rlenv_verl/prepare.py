@@ -49,7 +49,8 @@ _OWN_WORDS = ("failures", "stragglers", "history")
 class RunSettings:
     """What the command line asks for. `user_overrides` are Hydra overrides and win over everything.
 
-    `model` is a folder or a name on the hub. `save_every` and `steps` are None where the preset decides.
+    `model` is a folder or a name on the hub, and `given` what it was made of, as `--model` named it; "" where they are
+    the same. `save_every` and `steps` are None where the preset decides.
     """
 
     specs: tuple[TrainedSpec, ...]
@@ -63,6 +64,7 @@ class RunSettings:
     validation_only: bool = False
     ray_address: str | None = None
     user_overrides: tuple[str, ...] = ()
+    given: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ def prepare(
         seed=settings.seed,
         shuffled_rewards=settings.shuffle_rewards,
         model=settings.model,
+        given=settings.given,
         train_split=run["train_split"],
         validation_split=run["validation_split"],
         validation_tasks=run["validation_tasks"],

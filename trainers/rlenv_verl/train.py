@@ -17,6 +17,7 @@ from typing import Any
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import lacks, local_model
+from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
 from rlenv_verl.before import UNMEASURED, check_before, config_of, is_to_be_made
 from rlenv_verl.cpu.vllm_ready import vllm_findings
@@ -148,6 +149,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         validation_only=arguments.eval,
         ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
         user_overrides=tuple(overrides),
+        given=_made_of(arguments.model, model),
     )
     if warm_start is None and not is_to_be_made(model):
         stops = stops_of(model, specs, preset.run["template_kwargs"])
@@ -168,6 +170,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
     run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
     if arguments.eval:
+        _made_again(run)
         run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks)
         lock = stack.enter_context(locked(run.folder))
     else:
@@ -176,6 +179,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         lock = stack.enter_context(locked(run.folder))
         # Read again, now that nobody else changes it.
         run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
+        _made_again(run)
         run, more = resumed(run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run)
     variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
     run = dataclasses.replace(run, environment=variables.values)
@@ -250,6 +254,24 @@ def _given(arguments: argparse.Namespace, folder: Path) -> str:
     if arguments.chat_template is None:
         return place
     return local_model(place, chat_template=arguments.chat_template, keep=folder / "model")
+
+
+def _made_of(given: str | None, model: str) -> str:
+    """What a model was made of, so that it can be made again; "" where it was taken as it is."""
+    if given in (None, "tiny", model):
+        return ""
+    path = Path(given).expanduser()
+    return str(path.absolute()) if path.exists() else given
+
+
+def _made_again(run: Run) -> None:
+    """Make the weights of a run's model again where the cache that they were kept in has been emptied.
+
+    They come to lie where they did: the folder is named after their content, and a template of the run's own only
+    links to it.
+    """
+    if run.given and weights_in(Path(run.model)).fault:
+        local_model(run.given)
 
 
 def _prompt_limit(settings: RunSettings) -> int | str:
