@@ -135,9 +135,7 @@ def _check_source(args: argparse.Namespace) -> None:
     if args.records:
         own = ("policy_model" if name == "model" else name for name in OPTIONS)
         given = [
-            _option(name)
-            for name in ("policy", "n", "k", "concurrency", *own)
-            if getattr(args, name) not in (None, [])
+            _option(name) for name in ("policy", "n", "k", "concurrency", *own) if getattr(args, name) not in (None, [])
         ]
         if given:
             raise UsageError(f"--from reads recorded episodes and plays none; leave out {', '.join(given)}")

@@ -44,7 +44,7 @@ def add_policy(parser: argparse.ArgumentParser, *, of_policy: str = "") -> None:
     endpoint = parser.add_argument_group("--policy openai")
     endpoint.add_argument("--base-url", help="such as http://127.0.0.1:8000/v1")
     endpoint.add_argument(f"--{of_policy}model", help="the model's name at the server")
-    endpoint.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the key; by default OPENAI_API_KEY")
+    endpoint.add_argument("--api-key-env", metavar="NAME", help="the key's variable; by default OPENAI_API_KEY")
     endpoint.add_argument(
         "--mode", choices=("tools", "text"), help="the server's own tool calls (the default), or raw text"
     )
@@ -85,7 +85,7 @@ def check_options(args: argparse.Namespace) -> None:
             if name == "policy_chat_template":
                 option = f"--{args.of_policy}chat-template"
             whose = " and ".join("hf:MODEL" if one == "hf" else one for one in kinds)
-            raise UsageError(f"{option} is for --policy {whose}; with --policy {kind} it would do nothing: leave it out")
+            raise UsageError(f"{option} is for --policy {whose}; --policy {kind} does nothing with it: leave it out")
 
 
 def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -22,11 +24,11 @@ class Rays:
 
     answers: dict[str, Any] = field(default_factory=dict)
     exceptions = SimpleNamespace(RayError=Died)
-    asked: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
 
     def actor(self, name: str) -> Any:
         def remote() -> str:
-            self.asked += 1
+            self.asked[name] += 1
             return name
 
         return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=remote))
@@ -53,59 +55,73 @@ def rays(monkeypatch: pytest.MonkeyPatch) -> Rays:
     return rays
 
 
-def watched(rays: Rays, *names: str) -> tuple[Watched, list[float]]:
-    now = [0.0]
-
+def watched(rays: Rays, *names: str) -> Watched:
     def actors() -> Iterator[tuple[str, Any]]:
         for name in names:
             yield name, rays.actor(name)
 
-    return Watched(actors, clock=lambda: now[0]), now
+    return Watched(actors)
 
 
 def test_the_one_that_died_is_named_with_the_reason(rays: Rays) -> None:
-    watch, now = watched(rays, "one", "other")
-    watch.check()
+    watch = watched(rays, "one", "other")
+    watch.look()
     rays.answers["other"] = Died("killed by the memory monitor")
-    now[0] = 60.0
+    watch.look()
     with pytest.raises(LostWorker, match=r"other died.*killed by the memory monitor"):
         watch.check()
 
 
 def test_one_that_is_busy_is_asked_once_and_never_waited_for(rays: Rays) -> None:
-    watch, now = watched(rays, "busy")
+    watch = watched(rays, "busy", "quick")
     rays.answers["busy"] = "waits"
-    for seconds in range(0, 600, 20):
-        now[0] = seconds
-        watch.check()
-    assert rays.asked == 1
+    for _ in range(20):
+        watch.look()
+    assert rays.asked == Counter(busy=1, quick=20)
+    assert watch.lost is None
 
 
-def test_who_answers_is_asked_again_but_not_at_each_look(rays: Rays) -> None:
-    watch, now = watched(rays, "one")
-    for tenths in range(200):
-        now[0] = tenths / 10
-        watch.check()
-    assert 3 <= rays.asked <= 5
+def test_one_that_the_trainer_itself_ended_is_not_lost(rays: Rays) -> None:
+    watch = watched(rays, "storage")
+    rays.answers["storage"] = Died("The actor is dead because it was killed by `ray.kill`.")
+    for _ in range(5):
+        watch.look()
+    assert watch.lost is None
+    assert rays.asked["storage"] == 1
 
 
-def test_what_was_answered_can_be_looked_at_at_once(rays: Rays) -> None:
-    watch, _ = watched(rays, "one")
+def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_EVERY_S", "_LEFT_S"):
+        monkeypatch.setattr(f"rlenv_verl.lost.{name}", 0.01)
+    left = threading.Event()
+    said: list[LostWorker] = []
+    watch = watched(rays, "storage")
+    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment, return-value]
     watch.check()
-    rays.answers["one"] = Died("gone")
-    watch.check()
+    rays.answers["storage"] = Died("out of memory")
+    assert left.wait(60)
+    assert "out of memory" in str(said[0])
     with pytest.raises(LostWorker):
-        watch.check(at_once=True)
+        watch.check()
 
 
-def test_the_actors_are_those_of_the_trainer_that_the_buffer_is_handed() -> None:
+def test_the_actors_are_those_of_the_trainer_that_the_buffer_is_handed(
+    verl: Any, monkeypatch: pytest.MonkeyPatch, rays: Rays
+) -> None:
+    from transfer_queue import interface  # type: ignore[import-untyped]
+
+    unit = rays.actor("unit")
+    monkeypatch.setattr(interface, "_TQ_CONTROLLER", "controller")
+    monkeypatch.setattr(interface, "_TQ_STORAGE", {"SimpleStorage": {"#0": unit, "path": "no actor"}, "Other": None})
+
     class Trainer:
         agent_loop_manager = SimpleNamespace(agent_loop_workers=["first", "second"])
-        llm_server_manager = SimpleNamespace(server_handles=["server"])
+        llm_server_manager = SimpleNamespace(server_handles=["server"], global_load_balancer="router")
+        reward_loop_manager = SimpleNamespace(reward_loop_workers=["reward"])
 
         def refill(self, count: int) -> None: ...
 
     found = list(watched_of(Trainer().refill).actors())
-    assert [actor for _, actor in found] == ["first", "second", "server"]
-    assert len({name for name, _ in found}) == 3
+    assert [actor for _, actor in found] == ["first", "second", "server", "reward", "router", "controller", unit]
+    assert len({name for name, _ in found}) == len(found)
     assert list(watched_of(None).actors()) == []

@@ -172,12 +172,16 @@ CLAUSES: tuple[Clause, ...] = (
     _clause(
         _BASE,
         "says",
-        "self.agent_loop_manager self.llm_server_manager refill_fn=self._add_prompts_to_generate",
+        "self.agent_loop_manager self.llm_server_manager self.reward_loop_manager",
         "lost.py",
         "0.9.0",
     ),
     _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", "lost.py", "0.9.0"),
-    _clause("verl.workers.rollout.llm_server", "says", "self.server_handles", "lost.py", "0.9.0"),
+    _clause(
+        "verl.workers.rollout.llm_server", "says", "self.server_handles self.global_load_balancer", "lost.py", "0.9.0"
+    ),
+    _clause("verl.experimental.reward_loop.reward_loop", "says", "self.reward_loop_workers", "lost.py", "0.9.0"),
+    _clause("transfer_queue.interface", "members", "_TQ_CONTROLLER _TQ_STORAGE", "lost.py", "0.9.0"),
     _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", "sampler.py", "0.9.0"),
     _clause(_BASE, "says", "custom_sampler sampler_kwargs", "sampler.py, presets", "0.9.0"),
     # several rows an episode

@@ -1,14 +1,17 @@
-"""Notices that a process died which a run waits for.
+"""Notices that a process died which a run waits for, and ends the run.
 
-Expected: a trainer that waits for episodes fails when who plays them is gone. Actual (veRL 0.9.1): prompts are handed to
-`AgentLoopWorkerTQ` and forgotten (`generate_sequences` returns at once), and `ReplayBuffer.sample` asks the queue until
-they are finished. Where Ray's memory monitor, the kernel or anybody else kills a worker, its prompts are never finished
-and the run stands still for ever, without a word in its log. Remove when veRL watches its workers.
+Expected: a trainer that waits for somebody fails when that one is gone. Actual (veRL 0.9.1, TransferQueue beside it):
+prompts are handed to `AgentLoopWorkerTQ` and forgotten (`generate_sequences` returns at once), `ReplayBuffer.sample`
+asks the queue until they are finished, and the queue's storage is asked over a socket that nobody answers any more.
+Where Ray's memory monitor, the kernel or anybody else kills one of them, the run stands still for ever without a word
+in its log. Remove when veRL watches its workers.
 """
 
 from __future__ import annotations
 
-import time
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,39 +21,58 @@ __all__ = ["LostWorker", "Watched", "watched_of"]
 _EVERY_S = 5.0
 """How often a process is asked whether it is there."""
 
+_LEFT_S = 30.0
+"""How long the trainer is given to end by itself, where it still runs."""
+
+_ON_PURPOSE = "ray.kill"
+"""What stands in Ray's reason where the trainer itself ended an actor, as it does at its own end."""
+
 
 class LostWorker(RuntimeError):
     """A process that the run needs died."""
 
 
+def _leave(error: LostWorker) -> None:
+    sys.stderr.write(f"rlenv: {error}\n")
+    sys.stderr.flush()
+    # Ray copies a worker's words into the log every half second at most.
+    threading.Event().wait(2.0)
+    # An exception would not reach a main thread that waits in a socket for an answer that never comes.
+    os._exit(1)
+
+
 @dataclass(slots=True)
 class Watched:
-    """The actors that a trainer's episodes need, each asked now and then whether it is there.
+    """The actors that a trainer needs, each asked now and then whether it is there, by a thread of its own.
 
     An answer is never waited for: a worker may be busy for minutes. What tells is that Ray answers in its place.
 
     Args:
-        actors: the handles by what they are, looked up anew each time, since a trainer makes them late and may add some.
-        clock: seconds that only grow.
+        actors: the handles by what they are, looked up anew each time: a trainer makes them late and may add some.
+        leave: ends this process where the main thread cannot.
     """
 
     actors: Callable[[], Iterator[tuple[str, Any]]]
-    clock: Callable[[], float] = time.monotonic
+    leave: Callable[[LostWorker], None] = _leave
+    lost: LostWorker | None = None
     _asked: dict[Any, str] = field(default_factory=dict)  # the open questions, and whom they are for
-    _next: float = 0.0
+    _gone: set[str] = field(default_factory=set)
+    _thread: threading.Thread | None = None
 
-    def check(self, *, at_once: bool = False) -> None:
-        """Ask those that have answered, every few seconds however often it is called; never waits for an answer.
-
-        Args:
-            at_once: look at what was answered although it is not yet time to.
+    def check(self) -> None:
+        """Raise what was found so far; the first call begins to look.
 
         Raises:
-            LostWorker: one of them died; it says which, and why as far as Ray knows.
+            LostWorker: an actor died; it says which, and why as far as Ray knows.
         """
-        if self.clock() < self._next and not at_once:
-            return
-        self._next = self.clock() + _EVERY_S
+        if self.lost is not None:
+            raise self.lost
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="rlenv-lost", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Read the answers that are there, and ask again those that have answered; returns at once."""
         import ray
 
         if self._asked:
@@ -60,23 +82,56 @@ class Watched:
                 try:
                     ray.get(one)
                 except ray.exceptions.RayError as error:
-                    raise LostWorker(f"{name} died, and the episodes that it played are lost. {error}") from error
-        open_for = set(self._asked.values())
+                    if _ON_PURPOSE in str(error):
+                        self._gone.add(name)
+                        continue
+                    self.lost = LostWorker(f"{name} died, and what it had is lost. {error}")
+                    return
+        asked = {*self._asked.values(), *self._gone}
         for name, actor in self.actors():
-            if name not in open_for:
+            if name not in asked:
                 self._asked[actor.__ray_ready__.remote()] = name
+
+    def _watch(self) -> None:
+        waiting = threading.Event()
+        while self.lost is None:
+            self.look()
+            waiting.wait(_EVERY_S)
+        # The main thread raises it where it asks the queue; where it waits for something else, it cannot.
+        waiting.wait(_LEFT_S)
+        self.leave(self.lost)
 
 
 def watched_of(refill_fn: Callable[[int], None] | None) -> Watched:
-    """The actors of the trainer whose method a replay buffer is handed; none where there is no trainer."""
+    """What the trainer needs whose method a replay buffer is handed; nothing where there is no trainer.
+
+    Its own workers are left out: each call of them is waited for, and fails.
+    """
     trainer = getattr(refill_fn, "__self__", None)
 
     def actors() -> Iterator[tuple[str, Any]]:
+        if trainer is None:
+            return
+        from transfer_queue import interface  # type: ignore[import-untyped]
+
         manager = getattr(trainer, "agent_loop_manager", None)
-        for number, worker in enumerate(getattr(manager, "agent_loop_workers", ())):
-            yield f"the agent loop worker {number}", worker
         servers = getattr(trainer, "llm_server_manager", None)
-        for number, server in enumerate(getattr(servers, "server_handles", ())):
-            yield f"the rollout server {number}", server
+        rewards = getattr(trainer, "reward_loop_manager", None)
+        for what, found in (
+            ("agent loop worker", getattr(manager, "agent_loop_workers", None)),
+            ("rollout server", getattr(servers, "server_handles", None)),
+            ("reward loop worker", getattr(rewards, "reward_loop_workers", None)),
+        ):
+            for number, actor in enumerate(found or ()):
+                yield f"the {what} {number}", actor
+        balancer = getattr(servers, "global_load_balancer", None)
+        if balancer is not None:
+            yield "the router of the rollout servers", balancer
+        if interface._TQ_CONTROLLER is not None:
+            yield "the controller of the queue of episodes", interface._TQ_CONTROLLER
+        for units in (interface._TQ_STORAGE or {}).values():
+            for name, actor in units.items() if isinstance(units, dict) else ():
+                if hasattr(actor, "__ray_ready__"):
+                    yield f"the queue's storage {name}", actor
 
     return Watched(actors)

@@ -59,8 +59,8 @@ class Run:
     `overrides` are all of veRL's, as one list in Hydra's syntax; `environment` is the environment variables that the
     preset, the shell and the command line decided on, and `pinned` names those of the command line;
     `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation. `history` is
-    what becomes of turns that the chat template would write otherwise later (`run.history`). `given` is what `model` was
-    made of, such as `package:NAME`; "" where nothing was made.
+    what becomes of turns that the chat template would write otherwise later (`run.history`). `given` is what `model`
+    was made of, such as `package:NAME`; "" where nothing was made.
     """
 
     folder: Path

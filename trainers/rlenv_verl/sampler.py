@@ -114,7 +114,8 @@ class _Sampling(ReplayBuffer):
             batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         except RuntimeError:
             # Every episode of a server that died fails at once, and veRL then has a batch of nothing to complain about.
-            self._watched.check(at_once=True)
+            self._watched.look()
+            self._watched.check()
             raise
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         found = _extra_fields(keys, partition_id)
@@ -139,7 +140,7 @@ class _Sampling(ReplayBuffer):
     def _sync_metadata_from_transfer_queue(self) -> None:
         """As veRL's, which it calls each time that it looks for finished episodes."""
         self._watched.check()
-        super()._sync_metadata_from_transfer_queue()
+        super()._sync_metadata_from_transfer_queue()  # type: ignore[no-untyped-call]
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """Finished groups in which nothing can be learned from the metric, masked samples left out.
