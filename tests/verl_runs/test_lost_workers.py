@@ -23,7 +23,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("title", "said"),
     [
         ("ray::AgentLoopWorkerTQ", "the agent loop worker 0 died"),
-        ("ray::CpuServerActor", "the rollout server 0 died"),
+        ("ray::CpuServerActor", "rlenv_transformers_cpu_0"),
         ("ray::SimpleStorageUnit", "the queue's storage"),
         ("ray::TransferQueueController", "the controller of the queue of episodes died"),
         ("ray::WorkerDict", "The actor is dead"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,57 @@ import pytest
 
 from rlenv import record
 from tests.vllm_runs.checksums import checksums
-from tests.vllm_runs.driving import answers, lines, recorded, sampled_turns, train
+from tests.vllm_runs.driving import ROOT, answers, lines, recorded, sampled_turns, train
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(4000)]
 
 STEPS = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained on what. `block` is how many tokens vLLM shares at least of a prompt that it knows."""
+
+    spec: str
+    policy: str
+    block: int
+    more: tuple[str, ...]
+
+
+CASES = {
+    # As large a rate as the tiny policy's own: its weights shall have moved. vLLM shares its cache by whole blocks,
+    # which on a CPU are longer than these prompts.
+    "tiny": Case("arithmetic", "policy", 32, ("actor_rollout_ref.actor.optim.lr=5e-4",)),
+    "135M": Case(
+        str(ROOT / "examples" / "words" / "env.yaml"),
+        "real_policy",
+        32,
+        (
+            "actor_rollout_ref.actor.optim.lr=3e-5",
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=640",
+            "data.max_response_length=64",
+            "run.turn_tokens=32",
+            "run.validation_split=dev",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[Case, Path]:
+    """What is trained, and the folder of the policy that it starts from."""
+    found = CASES[request.param]
+    return found, request.getfixturevalue(found.policy)
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> tuple[Path, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory, case: tuple[Case, Path]) -> tuple[Path, Path]:
     """A run of twenty steps, and the folder of its records."""
+    wanted, policy = case
     out = tmp_path_factory.mktemp("exactness") / "run"
-    # vLLM shares the cache by whole blocks, which on a CPU are longer than these prompts.
-    more = ["++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32", "--validation-tasks", "8"]
-    more += ["--save-every", "10", "trainer.max_actor_ckpt_to_keep=9", f"trainer.test_freq={STEPS}"]
-    # As large as the tiny policy's own: its weights shall have moved.
-    more += ["actor_rollout_ref.actor.optim.lr=5e-4"]
-    return out, recorded(out, "arithmetic", policy, *more, steps=STEPS, seconds=1700)
+    more = [f"++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={wanted.block}", "--validation-tasks", "8"]
+    more += ["--save-every", "10", "trainer.max_actor_ckpt_to_keep=9", f"trainer.test_freq={STEPS}", *wanted.more]
+    return out, recorded(out, wanted.spec, policy, *more, steps=STEPS, seconds=3600)
 
 
 def figures(out: Path) -> dict[int, Mapping[str, Any]]:
@@ -89,19 +124,20 @@ def test_they_are_those_of_the_checkpoint(run: tuple[Path, Path], step: int) -> 
     assert held == {name: kept[name] for name in held}
 
 
-def test_later_turns_are_read_from_the_prefix_cache(run: tuple[Path, Path]) -> None:
+def test_later_turns_are_read_from_the_prefix_cache(run: tuple[Path, Path], case: tuple[Case, Path]) -> None:
     requests = lines(run[1] / "sampled.jsonl")
     shared = [one for one in requests if one["cached"]]
     assert shared
-    assert all(one["cached"] % 32 == 0 and one["cached"] < len(one["prompt"]) for one in shared)
+    assert all(one["cached"] % case[0].block == 0 and one["cached"] < len(one["prompt"]) for one in shared)
 
 
 def test_greedy_validation_is_that_of_the_server_on_transformers(
-    run: tuple[Path, Path], policy: Path, tmp_path: Path
+    run: tuple[Path, Path], case: tuple[Case, Path], tmp_path: Path
 ) -> None:
+    wanted, policy = case
     out, log = tmp_path / "other", tmp_path / "log"
-    arguments = ["arithmetic", "--preset", "cpu-lm", "--model", str(policy), "--eval", "-o", str(out)]
-    assert train([*arguments, "--validation-tasks", "8"], log, seconds=900) == 0, log.read_text()[-3000:]
+    arguments = [wanted.spec, "--preset", "cpu-lm", "--model", str(policy), "--eval", "-o", str(out)]
+    assert train([*arguments, "--validation-tasks", "8", *wanted.more], log, seconds=900) == 0, log.read_text()[-3000:]
     ours, theirs = (
         {
             trajectory.task_index: [turn.action for turn in trajectory.turns]
