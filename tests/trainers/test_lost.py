@@ -6,12 +6,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlenv_verl.lost import LostWorker, Watched, watched_of
+from rlenv_verl.lost import SAID, LostWorker, Watched, watched_of
 
 
 class Died(Exception):
@@ -125,3 +126,19 @@ def test_the_actors_are_those_of_the_trainer_that_the_buffer_is_handed(
     assert [actor for _, actor in found] == ["first", "second", "server", "reward", "router", "controller", unit]
     assert len({name for name, _ in found}) == len(found)
     assert list(watched_of(None).actors()) == []
+
+
+def test_who_died_stands_below_the_end_of_a_log_that_others_went_on_with(
+    verl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlenv.cli.console import Console
+    from rlenv_verl import train
+    from rlenv_verl.launch import Ending
+
+    said = f"(TaskRunnerV1 pid=7) {SAID}the rollout server 0 died, and what it had is lost. Killed."
+    (tmp_path / "verl.log").write_text("\n".join([said, *["    a frame"] * 60, "ActorDiedError: The actor died"]))
+    run: Any = SimpleNamespace(folder=tmp_path, validation_only=False)
+    train._explain(Ending("failed", 1, 3.0), run, Console(highlight=False, soft_wrap=True))
+    shown = capsys.readouterr().out.splitlines()
+    assert "the rollout server 0 died, and what it had is lost. Killed." in shown
+    assert shown[-1].startswith("go on with: rlenv train --resume")

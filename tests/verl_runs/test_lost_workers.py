@@ -25,7 +25,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ray::AgentLoopWorkerTQ", "the agent loop worker 0 died"),
         ("ray::CpuServerActor", "rlenv_transformers_cpu_0"),
         ("ray::SimpleStorageUnit", "the queue's storage"),
-        ("ray::TransferQueueController", "TransferQueueController"),
+        ("ray::TransferQueueController", "the controller of the queue of episodes died"),
         ("ray::WorkerDict", "The actor is dead"),
     ],
 )

@@ -138,3 +138,17 @@ def test_an_interrupt_ends_vllms_processes(tmp_path: Path, policy: Path) -> None
         assert marked(mark) == []
     assert engines
     assert json.loads((out / "summary.json").read_text())["ending"]["how"] == "interrupted"
+
+
+def test_a_run_whose_engine_is_killed_ends_and_says_so(tmp_path: Path, policy: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    arguments = ["arithmetic", "--preset", "cpu-vllm", "--model", str(policy), "--steps", "500", *SMALL, "-o", str(out)]
+    arguments += ["trainer.test_freq=-1", "trainer.val_before_train=false"]
+    with started(arguments, log) as (driver, mark):
+        wait_until(lambda: len(lines(out / "metrics.jsonl")) >= 1, what="the first step", seconds=900)
+        (engine,) = [one for one in marked(mark) if "EngineCore" in " ".join(one.cmdline())]
+        engine.kill()
+        assert driver.wait(timeout=600) == 1
+        assert marked(mark) == []
+    assert json.loads((out / "summary.json").read_text())["ending"]["how"] == "failed"
+    assert "EngineDead" in (out / "verl.log").read_text(errors="replace")

@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LostWorker", "Watched", "watched_of"]
+__all__ = ["SAID", "LostWorker", "Watched", "watched_of"]
+
+SAID = "rlenv_verl.lost.LostWorker: "
+"""How the line of a log begins that names who died, by whichever way the trainer ended."""
 
 _EVERY_S = 5.0
 """How often a process is asked whether it is there."""
@@ -33,7 +36,7 @@ class LostWorker(RuntimeError):
 
 
 def _leave(error: LostWorker) -> None:
-    sys.stderr.write(f"rlenv: {error}\n")
+    sys.stderr.write(f"{SAID}{error}\n")
     sys.stderr.flush()
     # Ray copies a worker's words into the log every half second at most.
     threading.Event().wait(2.0)
