@@ -162,7 +162,7 @@ def test_an_episode_that_fills_the_window_is_scored(server: Server, model: Path,
     rows = tmp_path / "long.jsonl"
     row = {"question": "word " * 400, "expression": "1+1", "answer": 2}
     rows.write_text(json.dumps(row) + "\n")
-    # Each action is written to its limit, until the window is full.
+    # Each action is written to its limit, until the window is full: before so many tokens no server looks for an end.
     given = [
         "--set",
         f"tasks.test.path={rows}",
@@ -172,7 +172,7 @@ def test_an_episode_that_fills_the_window_is_scored(server: Server, model: Path,
         "user={kind: scripted, replies: ",
     ]
     given[-1] += "[Go on., Go on., Go on., Go on.]}"
-    given += ["--set", "limits.turns=6", "--extra", "ignore_eos=true", "--max-tokens", "150"]
+    given += ["--set", "limits.turns=6", "--extra", "min_tokens=150", "--max-tokens", "150"]
     played, summary = evaluate(server, SPEC, tmp_path / "out", "--mode", mode, *given)
     assert summary["invalid"] == 0
     assert {turn.finish_reason for turn in played[0].turns} == {"length"}
