@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import psutil
@@ -142,3 +143,68 @@ def test_the_guard_goes_when_the_run_is_over(tmp_path: Path) -> None:
     before = {process.pid for process in psutil.Process().children()}
     run(tmp_path, "sys.exit(0)")
     assert {process.pid for process in psutil.Process().children()} <= before
+
+
+# As Ray's workers do: it makes shared memory and ends without a chance to remove it.
+SEGMENT = """
+import os, pathlib, sys, time
+from multiprocessing import resource_tracker, shared_memory
+made = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(made._name, "shared_memory")
+pathlib.Path(sys.argv[1]).write_text(made.name)
+# Until it has been seen, as each is that lives a moment.
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+{then}
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+@pytest.mark.parametrize("then", ["os._exit(0)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
+def test_shared_memory_of_a_run_is_gone_with_it_and_that_of_others_is_not(tmp_path: Path, then: str) -> None:
+    name, seen = tmp_path / "name", tmp_path / "seen"
+    others = shared_memory.SharedMemory(create=True, size=4096)
+    looks = []
+
+    def poll(seconds: float) -> None:
+        # Looked for before each poll: at the second one after the name stood there, it was surely seen.
+        looks.extend([seconds] * name.exists())
+        if len(looks) >= 2:
+            seen.touch()
+            if "sleep" in then:
+                raise KeyboardInterrupt  # the run is stopped while the driver lives
+
+    try:
+        run_to_end(
+            [sys.executable, "-c", SEGMENT.format(then=then), str(name), str(seen)],
+            log=tmp_path / "log",
+            environment=os.environ,
+            time_limit_s=600.0,
+            on_poll=poll,
+        )
+        assert not (Path("/dev/shm") / name.read_text()).exists()
+        assert (Path("/dev/shm") / others.name).exists()
+    finally:
+        others.close()
+        others.unlink()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+def test_shared_memory_that_a_living_process_has_is_not_removed(tmp_path: Path) -> None:
+    name, seen = tmp_path / "name", tmp_path / "seen"
+    held: list[shared_memory.SharedMemory] = []
+
+    def poll(seconds: float) -> None:
+        if name.exists() and name.read_text() and not held:
+            held.append(shared_memory.SharedMemory(name.read_text()))
+        elif held:
+            seen.touch()
+
+    script = SEGMENT.format(then="os._exit(0)")
+    command = [sys.executable, "-c", script, str(name), str(seen)]
+    run_to_end(command, log=tmp_path / "log", environment=os.environ, time_limit_s=600.0, on_poll=poll)
+    try:
+        assert (Path("/dev/shm") / held[0].name).exists()
+    finally:
+        held[0].close()
+        held[0].unlink()

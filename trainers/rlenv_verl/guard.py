@@ -12,16 +12,75 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["DONE", "RUN_MARK", "end_marked"]
+__all__ = ["DONE", "RUN_MARK", "Segments", "end_marked"]
 
 RUN_MARK = "RLENV_RUN_MARK"
 """The environment variable by which a run's processes are found; Ray hands it on to all that it starts."""
 
 DONE = b"done\n"
 """What the driver writes when there is nothing left to guard."""
+
+
+_SHARED = "/dev/shm"
+_NAMED_BY = ("psm_", "sem.", "torch_", "verl_weights_")
+"""How Python, torch and veRL name shared memory, which vLLM and the weights' way into it use."""
+
+
+class Segments:
+    """The shared memory of a run, which is memory that stays taken after its processes are gone.
+
+    Expected: who makes a segment removes it. Actual: Python does so when a process ends by itself (`multiprocessing`'s
+    resource tracker), and the processes of a run are ended by Ray or killed: each run with vLLM left two segments and
+    one that was cut in the middle of a sync its bucket of weights (256 MB, until the machine's next start).
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._known: set[str] = set()
+        self._own: set[str] = set()
+
+    def look(self) -> None:
+        """Finds out which are the run's, where there is a new one; to be called while its processes live."""
+        there = _segments()
+        if there - self._known:
+            self._own |= there & _mapped(_family(self._mark))
+        self._known = there
+
+    def remove(self) -> None:
+        """Removes the run's; not one that a living process still has, whoever that is."""
+        left = self._own & _segments()
+        if left:
+            left -= _mapped(psutil.process_iter())
+        for name in left:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(_SHARED, name))
+
+
+def _segments() -> set[str]:
+    try:
+        with os.scandir(_SHARED) as found:
+            return {entry.name for entry in found if entry.name.startswith(_NAMED_BY)}
+    except OSError:  # another system, where nothing is left either
+        return set()
+
+
+def _mapped(processes: Iterable[psutil.Process]) -> set[str]:
+    """The names that the address spaces of these processes hold."""
+    names = set()
+    for process in processes:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps,
+        ):
+            for line in maps:
+                _, _, name = line.rstrip("\n").partition(f" {_SHARED}/")
+                if name:
+                    names.add(name)
+    return names
 
 
 def end_marked(mark: str, *, grace_s: float = 2.0) -> None:
@@ -70,7 +129,10 @@ def _main(mark: str, folder: str) -> None:
         signal.signal(sign, signal.SIG_IGN)
     if sys.stdin.buffer.read() == DONE:
         return
+    segments = Segments(mark)
+    segments.look()
     end_marked(mark)
+    segments.remove()
     shutil.rmtree(folder, ignore_errors=True)
 
 

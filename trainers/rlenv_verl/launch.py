@@ -18,7 +18,7 @@ from typing import Literal
 from uuid import uuid4
 
 from rlenv_verl import guard
-from rlenv_verl.guard import RUN_MARK, end_marked
+from rlenv_verl.guard import RUN_MARK, Segments, end_marked
 
 __all__ = ["Ending", "run_to_end"]
 
@@ -76,6 +76,7 @@ def run_to_end(
             start_new_session=True,
             cwd=cwd,
         )
+        segments = Segments(mark)
         how: How = "finished"
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.signal(signal.SIGTERM, _as_interrupt) if is_main else None
@@ -83,6 +84,8 @@ def run_to_end(
             while process.poll() is None:
                 time.sleep(_POLL_S)
                 seconds = time.monotonic() - started
+                # Its processes may end with the driver, so what is theirs has to be known before.
+                segments.look()
                 on_poll(seconds)
                 if seconds > time_limit_s:
                     how = "time_limit"
@@ -91,7 +94,9 @@ def run_to_end(
             how = "interrupted"
         finally:
             with _undisturbed() if is_main else contextlib.nullcontext():
+                segments.look()
                 _end(process, mark)
+                segments.remove()
             if is_main:
                 signal.signal(signal.SIGTERM, handler)
     if how == "finished" and process.returncode != 0:
