@@ -162,18 +162,21 @@ def test_an_episode_that_fills_the_window_is_scored(server: Server, model: Path,
     rows = tmp_path / "long.jsonl"
     row = {"question": "word " * 400, "expression": "1+1", "answer": 2}
     rows.write_text(json.dumps(row) + "\n")
-    # Each action is written to its limit, until the window is full: before so many tokens no server looks for an end.
-    given = [
-        "--set",
+    # Nothing but the window ends the episode: each action is written to its limit (before so many tokens no server
+    # looks for an end), calls as many tools as it likes, and no tag is an answer.
+    own = [
         f"tasks.test.path={rows}",
-        "--set",
         as_template(model),
-        "--set",
-        "user={kind: scripted, replies: ",
+        "user={kind: scripted, replies: [Go on., Go on., Go on., Go on., Go on., Go on.]}",
+        "answer.tag=never",
+        "limits={turns: 12, tool_calls: 1000, calls_per_turn: 1000, invalid_actions: 1000, episode_s: 600}",
     ]
-    given[-1] += "[Go on., Go on., Go on., Go on.]}"
-    given += ["--set", "limits.turns=6", "--extra", "min_tokens=150", "--max-tokens", "150"]
+    given = [word for one in own for word in ("--set", one)]
+    given += ["--extra", "min_tokens=150", "--max-tokens", "150"]
     played, summary = evaluate(server, SPEC, tmp_path / "out", "--mode", mode, *given)
     assert summary["invalid"] == 0
-    assert {turn.finish_reason for turn in played[0].turns} == {"length"}
+    *whole, last = played[0].turns
+    assert whole
+    assert (last.action, last.finish_reason) == ("", "length"), played[0].reason
+    assert played[0].truncated
     assert played[0].success is False
