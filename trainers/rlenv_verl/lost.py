@@ -14,9 +14,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["SAID", "LostWorker", "Watched", "watched_of"]
+from rlenv.cli.terminal import write_error
+
+__all__ = ["SAID", "LostWorker", "Watched", "told_at_the_end", "watched_of"]
 
 SAID = "rlenv_verl.lost.LostWorker: "
 """How the line of a log begins that names who died, by whichever way the trainer ended."""
@@ -31,12 +34,15 @@ _ON_PURPOSE = "ray.kill"
 """What stands in Ray's reason where the trainer itself ended an actor, as it does at its own end."""
 
 
+_SHOWN, _LOOKED_AT, _WIDTH = 25, 4000, 300
+
+
 class LostWorker(RuntimeError):
     """A process that the run needs died."""
 
 
 def _leave(error: LostWorker) -> None:
-    sys.stderr.write(f"{SAID}{error}\n")
+    write_error(f"{SAID}{error}\n")
     sys.stderr.flush()
     # Ray copies a worker's words into the log every half second at most.
     threading.Event().wait(2.0)
@@ -138,3 +144,15 @@ def watched_of(refill_fn: Callable[[int], None] | None) -> Watched:
                     yield f"the queue's storage {name}", actor
 
     return Watched(actors)
+
+
+def told_at_the_end(log: Path) -> Iterator[str]:
+    """The last lines of a failed run's log, indented, and below them who died where that is not among them.
+
+    A process that died is named once, and those that outlived it may write thousands of lines after.
+    """
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in lines[-_SHOWN:]:
+        yield "  " + line[:_WIDTH]
+    for line in [one for one in lines[-_LOOKED_AT:] if SAID in one][-1:]:
+        yield line[line.index(SAID) + len(SAID) :][:_WIDTH]

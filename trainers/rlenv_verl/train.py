@@ -23,7 +23,7 @@ from rlenv_verl.before import UNMEASURED, check_before, config_of, is_to_be_made
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.launch import Ending, run_to_end
 from rlenv_verl.lora_settings import lora_overrides
-from rlenv_verl.lost import SAID
+from rlenv_verl.lost import told_at_the_end
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.prepare import Plan, RunSettings, measure_prompts, plan_of, prepare, with_run_keys
@@ -39,8 +39,6 @@ from rlenv_verl.summary import failures_by_step, summarise
 from rlenv_verl.surroundings import cluster_overrides, command_text, run_environment
 
 __all__ = ["main"]
-
-_SHOWN, _LOOKED_AT = 25, 400  # lines at a log's end
 
 _EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
 
@@ -371,13 +369,9 @@ def _explain(ending: Ending, run: Run, console: Console) -> None:
     elif ending.how == "interrupted":
         console.print("interrupted; all processes of the run were ended", markup=False)
     else:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         console.print(f"veRL ended with status {ending.code}; the end of {log}:", markup=False)
-        for line in lines[-_SHOWN:]:
-            console.print("  " + line[:300], markup=False)
-        # Named once, in the words of a process that others outlived and wrote after.
-        for line in [one for one in lines[-_LOOKED_AT:] if SAID in one][-1:]:
-            console.print(line[line.index(SAID) + len(SAID) :][:300], markup=False)
+        for line in told_at_the_end(log):
+            console.print(line, markup=False)
     if not run.validation_only:
         console.print(f"go on with: rlenv train --resume {run.folder}", markup=False)
 

@@ -23,6 +23,7 @@ from rlenv_verl.before import config_of
 from rlenv_verl.checkpoints import find_checkpoints
 from rlenv_verl.launch import Ending
 from rlenv_verl.lora_settings import lora_overrides
+from rlenv_verl.lost import told_at_the_end
 from rlenv_verl.metrics import StepFigures
 from rlenv_verl.preflight_command import look
 from rlenv_verl.prepare import Plan, RunSettings, plan_of, prepare, with_run_keys
@@ -258,8 +259,8 @@ def _played(
         console.print(
             f"veRL {ending.how} (status {ending.code}); the end of {plan.run.folder / 'verl.log'}:", markup=False
         )
-        for line in (plan.run.folder / "verl.log").read_text(encoding="utf-8", errors="replace").splitlines()[-25:]:
-            console.print("  " + line[:300], markup=False)
+        for line in told_at_the_end(plan.run.folder / "verl.log"):
+            console.print(line, markup=False)
     return plan
 
 
