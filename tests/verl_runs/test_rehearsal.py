@@ -57,3 +57,11 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_rehearsal(tmp_path: Path)
     code, report = rehearsed(tmp_path / "run", "trainer.default_local_dir=/dev/full/checkpoints")
     assert code == 1
     assert {"checkpoints", "weights", "resume", "steps"} <= set(failed(report))
+
+
+@pytest.mark.parametrize("more", [("--algorithm", "ppo"), ("--lora", "8")], ids=["ppo", "lora"])
+def test_a_critic_and_an_adapter_are_rehearsed_too(tmp_path: Path, more: tuple[str, ...]) -> None:
+    code, report = rehearsed(tmp_path / "run", *more)
+    assert failed(report) == []
+    assert code == 0
+    assert ("update_critic" in report["phases"]) is ("ppo" in more)
