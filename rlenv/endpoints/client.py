@@ -167,9 +167,7 @@ class Client:
             asked = body.get("prompt") or body.get("messages")
             if most + len(str(asked)) // CHARS_PER_TOKEN > self._window:
                 room = await self._room(body, deadline)
-        lowered = (
-            {**body, "max_tokens": min(most, room)} if most is not None and room is not None and room > 0 else body
-        )
+        lowered = _within(body, room) if most is not None and room is not None and room > 0 else body
         try:
             return await self.post(path, lowered, deadline=deadline)
         except EndpointError as error:
@@ -182,7 +180,7 @@ class Client:
                 raise EndpointError(told, status=error.status, is_full=True) from error
             if known is not None or room is None or most is None or room >= most:
                 raise
-        return await self.post(path, {**body, "max_tokens": room}, deadline=deadline)
+        return await self.post(path, _within(body, room), deadline=deadline)
 
     async def _room(self, body: Mapping[str, Any], deadline: float) -> int | None:
         """How many tokens the server's context has left behind a request; None where it does not say."""
@@ -316,6 +314,19 @@ class _Problem:
     status: int | None = None
     may_pass: bool = True
     wait_s: float = 0.0
+
+
+def _within(body: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """The request with limits that `room` tokens hold.
+
+    The least number that an author asks for comes down with the limit: a server refuses the two crossed, and whoever
+    fills its context would so make its own reward invalid.
+    """
+    limits = {"max_tokens": min(body["max_tokens"], room)}
+    least = body.get("min_tokens")
+    if isinstance(least, int) and least > limits["max_tokens"]:
+        limits["min_tokens"] = limits["max_tokens"]
+    return {**body, **limits}
 
 
 def _without_choices(answer: dict[str, Any]) -> str:

@@ -118,6 +118,16 @@ def test_a_limit_that_was_asked_for_is_lowered_as_well(make_environment: Any, mo
 
 
 @pytest.mark.parametrize("mode", ["text", "tools"])
+def test_the_least_number_of_tokens_comes_down_with_the_limit(make_environment: Any, mode: str) -> None:
+    sampling = Sampling(max_tokens=399, extra={"min_tokens": 390})
+    trajectory, server = play(make_environment(), [ANSWER], mode=mode, context=400, sampling=sampling)
+    assert trajectory.success is True
+    first, second = server.requests
+    assert (first["max_tokens"], first["min_tokens"]) == (399, 390)
+    assert second["min_tokens"] == second["max_tokens"] == 400 - server.most_counted
+
+
+@pytest.mark.parametrize("mode", ["text", "tools"])
 def test_a_prompt_that_is_too_long_is_refused_and_no_number(make_environment: Any, mode: str) -> None:
     trajectory, server = play(make_environment(), [ANSWER], mode=mode, context=5)
     assert trajectory.reward.total is None
