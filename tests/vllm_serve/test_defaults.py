@@ -178,5 +178,5 @@ def test_an_episode_that_fills_the_window_is_scored(server: Server, model: Path,
     *whole, last = played[0].turns
     assert whole
     assert (last.action, last.finish_reason) == ("", "length"), played[0].reason
-    assert played[0].truncated
+    assert played[0].failure is None
     assert played[0].success is False
