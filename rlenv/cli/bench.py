@@ -15,7 +15,7 @@ from rich.table import Table
 import rlenv
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, check_options, make_policy
+from rlenv.cli.policies import add_policy, make_policy
 from rlenv.cli.terminal import write_json
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where a reward was invalid: figures of failing episodes say little."""
     if args.episodes < 1 or min(args.concurrency) < 1:
         raise UsageError("--episodes and --concurrency are at least 1")
-    check_options(args)
     environment = load(args.spec, set=overrides(args.set))
     split = args.split or next(iter(environment.spec.tasks))
     rows, latency = asyncio.run(_measure(environment, args, split))
