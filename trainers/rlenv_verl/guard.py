@@ -51,7 +51,7 @@ class Segments:
         self._known = there
 
     def remove(self) -> None:
-        """Removes the run's; not one that a living process still has, whoever that is."""
+        """Removes the run's; not one that a living process has whose address space can be read."""
         left = self._own & _segments()
         if left:
             left -= _mapped(psutil.process_iter())
@@ -63,7 +63,9 @@ class Segments:
 def _segments() -> set[str]:
     try:
         with os.scandir(_SHARED) as found:
-            return {entry.name for entry in found if entry.name.startswith(_NAMED_BY)}
+            return {
+                entry.name for entry in found if entry.name.startswith(_NAMED_BY) and entry.stat().st_uid == os.getuid()
+            }
     except OSError:  # another system, where nothing is left either
         return set()
 
