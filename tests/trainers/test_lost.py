@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.lost import SAID, LostWorker, Watched, watched_of
+from rlenv_verl.lost import SAID, LostWorker, Watched, told_at_the_end, watched_of
 
 
 class Died(Exception):
@@ -118,14 +118,34 @@ def test_the_actors_are_those_of_the_trainer_that_the_buffer_is_handed(
     class Trainer:
         agent_loop_manager = SimpleNamespace(agent_loop_workers=["first", "second"])
         llm_server_manager = SimpleNamespace(server_handles=["server"], global_load_balancer="router")
+        standalone_server_manager = SimpleNamespace(server_handles=["own server"], global_load_balancer="own router")
         reward_loop_manager = SimpleNamespace(reward_loop_workers=["reward"])
 
         def refill(self, count: int) -> None: ...
 
     found = list(watched_of(Trainer().refill).actors())
-    assert [actor for _, actor in found] == ["first", "second", "server", "reward", "router", "controller", unit]
+    assert [actor for _, actor in found] == [
+        *("first", "second", "reward", "server", "router", "own server", "own router", "controller", unit)
+    ]
     assert len({name for name, _ in found}) == len(found)
     assert list(watched_of(None).actors()) == []
+
+
+def test_where_there_is_nobody_to_watch_no_thread_is_begun() -> None:
+    before = threading.active_count()
+    watch = watched_of(None)
+    watch.check()
+    assert threading.active_count() == before
+
+
+def test_who_died_in_an_earlier_start_is_not_told_again_and_nobody_is_told_twice(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text(f"{SAID}the rollout server 0 died\n")
+    since = log.stat().st_size
+    with log.open("a") as file:
+        file.write("CUDA out of memory\n")
+    assert list(told_at_the_end(log, since=since)) == ["  CUDA out of memory"]
+    assert list(told_at_the_end(log)) == [f"  {SAID}the rollout server 0 died", "  CUDA out of memory"]
 
 
 def test_who_died_stands_below_the_end_of_a_log_that_others_went_on_with(

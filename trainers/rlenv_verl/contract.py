@@ -177,6 +177,7 @@ CLAUSES: tuple[Clause, ...] = (
         "0.9.0",
     ),
     _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", "lost.py", "0.9.0"),
+    _clause("verl.trainer.ppo.v1.trainer_separate_async", "says", "self.standalone_server_manager", "lost.py", "0.9.0"),
     _clause(
         "verl.workers.rollout.llm_server", "says", "self.server_handles self.global_load_balancer", "lost.py", "0.9.0"
     ),

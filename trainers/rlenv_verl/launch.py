@@ -30,11 +30,13 @@ How = Literal["finished", "failed", "time_limit", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended. `code` is the exit status of veRL's driver; `seconds` is wall time."""
+    """How a run ended. `code` is the exit status of veRL's driver; `seconds` is wall time; `log_from` is the byte of
+    the log at which this start began to write."""
 
     how: How
     code: int
     seconds: float
+    log_from: int = 0
 
 
 def run_to_end(
@@ -67,6 +69,7 @@ def run_to_end(
     started = time.monotonic()
     # In the system's temporary folder, not in the run's: Ray puts sockets there, whose paths are bounded (107 bytes).
     with _temporary_folder() as ray_dir, _guarded(mark, ray_dir, lock), log.open("ab") as output:
+        log_from = output.tell()
         process = subprocess.Popen(
             [part.replace("{ray_dir}", str(ray_dir)).replace("{mark}", mark) for part in command],
             stdin=subprocess.DEVNULL,
@@ -101,7 +104,7 @@ def run_to_end(
                 signal.signal(signal.SIGTERM, handler)
     if how == "finished" and process.returncode != 0:
         how = "failed"
-    return Ending(how, process.returncode, time.monotonic() - started)
+    return Ending(how, process.returncode, time.monotonic() - started, log_from)
 
 
 def _as_interrupt(_signal: int, _frame: object) -> None:

@@ -31,10 +31,10 @@ _LEFT_S = 30.0
 """How long the trainer is given to end by itself, where it still runs."""
 
 _ON_PURPOSE = "ray.kill"
-"""What stands in Ray's reason where the trainer itself ended an actor, as it does at its own end."""
+"""What stands in Ray's reason where the trainer itself ended an actor, as it does at its own end; Ray's error
+(`ActorDiedError`, ray 2.60) says it nowhere but in its text."""
 
-
-_SHOWN, _LOOKED_AT, _WIDTH = 25, 4000, 300
+_SHOWN, _WIDTH = 25, 300
 
 
 class LostWorker(RuntimeError):
@@ -67,21 +67,27 @@ class Watched:
     _asked: dict[Any, str] = field(default_factory=dict)  # the open questions, and whom they are for
     _gone: set[str] = field(default_factory=set)
     _thread: threading.Thread | None = None
+    # The thread looks, and so does the main one when its batch has failed.
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
-        """Raise what was found so far; the first call begins to look.
+        """Raise what was found so far; looks from the first call on at which there is anybody.
 
         Raises:
             LostWorker: an actor died; it says which, and why as far as Ray knows.
         """
         if self.lost is not None:
             raise self.lost
-        if self._thread is None:
+        if self._thread is None and next(self.actors(), None) is not None:
             self._thread = threading.Thread(target=self._watch, name="rlenv-lost", daemon=True)
             self._thread.start()
 
     def look(self) -> None:
         """Read the answers that are there, and ask again those that have answered; returns at once."""
+        with self._turn:
+            self._look()
+
+    def _look(self) -> None:
         import ray
 
         if self._asked:
@@ -124,18 +130,21 @@ def watched_of(refill_fn: Callable[[int], None] | None) -> Watched:
         from transfer_queue import interface  # type: ignore[import-untyped]
 
         manager = getattr(trainer, "agent_loop_manager", None)
-        servers = getattr(trainer, "llm_server_manager", None)
         rewards = getattr(trainer, "reward_loop_manager", None)
         for what, found in (
             ("agent loop worker", getattr(manager, "agent_loop_workers", None)),
-            ("rollout server", getattr(servers, "server_handles", None)),
             ("reward loop worker", getattr(rewards, "reward_loop_workers", None)),
         ):
             for number, actor in enumerate(found or ()):
                 yield f"the {what} {number}", actor
-        balancer = getattr(servers, "global_load_balancer", None)
-        if balancer is not None:
-            yield "the router of the rollout servers", balancer
+        # `separate_async` has servers of its own beside those of the trainer's devices.
+        for kind, name in (("", "llm_server_manager"), ("separate ", "standalone_server_manager")):
+            servers = getattr(trainer, name, None)
+            for number, actor in enumerate(getattr(servers, "server_handles", None) or ()):
+                yield f"the {kind}rollout server {number}", actor
+            balancer = getattr(servers, "global_load_balancer", None)
+            if balancer is not None:
+                yield f"the router of the {kind}rollout servers", balancer
         if interface._TQ_CONTROLLER is not None:
             yield "the controller of the queue of episodes", interface._TQ_CONTROLLER
         for units in (interface._TQ_STORAGE or {}).values():
@@ -146,13 +155,18 @@ def watched_of(refill_fn: Callable[[int], None] | None) -> Watched:
     return Watched(actors)
 
 
-def told_at_the_end(log: Path) -> Iterator[str]:
+def told_at_the_end(log: Path, *, since: int = 0) -> Iterator[str]:
     """The last lines of a failed run's log, indented, and below them who died where that is not among them.
 
     A process that died is named once, and those that outlived it may write thousands of lines after.
+
+    Args:
+        since: the byte at which this start of the run began to write; who died in an earlier one is not told again.
     """
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.read_bytes()[since:].decode("utf-8", errors="replace").splitlines()
     for line in lines[-_SHOWN:]:
         yield "  " + line[:_WIDTH]
-    for line in [one for one in lines[-_LOOKED_AT:] if SAID in one][-1:]:
+    if any(SAID in line for line in lines[-_SHOWN:]):
+        return
+    for line in [one for one in lines if SAID in one][-1:]:
         yield line[line.index(SAID) + len(SAID) :][:_WIDTH]

@@ -370,7 +370,7 @@ def _explain(ending: Ending, run: Run, console: Console) -> None:
         console.print("interrupted; all processes of the run were ended", markup=False)
     else:
         console.print(f"veRL ended with status {ending.code}; the end of {log}:", markup=False)
-        for line in told_at_the_end(log):
+        for line in told_at_the_end(log, since=ending.log_from):
             console.print(line, markup=False)
     if not run.validation_only:
         console.print(f"go on with: rlenv train --resume {run.folder}", markup=False)

@@ -259,7 +259,7 @@ def _played(
         console.print(
             f"veRL {ending.how} (status {ending.code}); the end of {plan.run.folder / 'verl.log'}:", markup=False
         )
-        for line in told_at_the_end(plan.run.folder / "verl.log"):
+        for line in told_at_the_end(plan.run.folder / "verl.log", since=ending.log_from):
             console.print(line, markup=False)
     return plan
 
