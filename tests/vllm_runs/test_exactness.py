@@ -17,26 +17,25 @@ from tests.vllm_runs.driving import ROOT, answers, lines, recorded, sampled_turn
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(4000)]
 
 STEPS = 20
+BLOCK = 32
+"""Tokens that vLLM shares at least of a prompt that it knows; its own on a CPU are longer than these prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is trained on what. `block` is how many tokens vLLM shares at least of a prompt that it knows."""
+    """What is trained on what. `policy` names the fixture of the folder."""
 
     spec: str
     policy: str
-    block: int
     more: tuple[str, ...]
 
 
 CASES = {
-    # As large a rate as the tiny policy's own: its weights shall have moved. vLLM shares its cache by whole blocks,
-    # which on a CPU are longer than these prompts.
-    "tiny": Case("arithmetic", "policy", 32, ("actor_rollout_ref.actor.optim.lr=5e-4",)),
+    # As large a rate as the tiny policy's own: its weights shall have moved.
+    "tiny": Case("arithmetic", "policy", ("actor_rollout_ref.actor.optim.lr=5e-4",)),
     "135M": Case(
         str(ROOT / "examples" / "words" / "env.yaml"),
         "real_policy",
-        32,
         (
             "actor_rollout_ref.actor.optim.lr=3e-5",
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=640",
@@ -60,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, case: tuple[Case, Path]) -> tu
     """A run of twenty steps, and the folder of its records."""
     wanted, policy = case
     out = tmp_path_factory.mktemp("exactness") / "run"
-    more = [f"++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={wanted.block}", "--validation-tasks", "8"]
+    more = [f"++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={BLOCK}", "--validation-tasks", "8"]
     more += ["--save-every", "10", "trainer.max_actor_ckpt_to_keep=9", f"trainer.test_freq={STEPS}", *wanted.more]
     return out, recorded(out, wanted.spec, policy, *more, steps=STEPS, seconds=3600)
 
@@ -124,11 +123,11 @@ def test_they_are_those_of_the_checkpoint(run: tuple[Path, Path], step: int) -> 
     assert held == {name: kept[name] for name in held}
 
 
-def test_later_turns_are_read_from_the_prefix_cache(run: tuple[Path, Path], case: tuple[Case, Path]) -> None:
+def test_later_turns_are_read_from_the_prefix_cache(run: tuple[Path, Path]) -> None:
     requests = lines(run[1] / "sampled.jsonl")
     shared = [one for one in requests if one["cached"]]
     assert shared
-    assert all(one["cached"] % case[0].block == 0 and one["cached"] < len(one["prompt"]) for one in shared)
+    assert all(one["cached"] % BLOCK == 0 and one["cached"] < len(one["prompt"]) for one in shared)
 
 
 def test_greedy_validation_is_that_of_the_server_on_transformers(
