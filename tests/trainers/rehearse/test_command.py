@@ -41,7 +41,7 @@ def test_a_preset_keeps_all_that_is_not_replaced(tmp_path: Path, verl: Any) -> N
     assert config["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] == 24576
     assert config["actor_rollout_ref"]["actor"]["optim"]["lr"] == 3e-6
     assert config["actor_rollout_ref"]["model"]["enable_gradient_checkpointing"] is True
-    assert (config["trainer"]["device"], config["trainer"]["n_gpus_per_node"]) == ("cpu", 1)
+    assert (config["trainer"]["device"], config["trainer"]["n_gpus_per_node"]) == ("cpu", 2)
     (loop,) = yaml.safe_load((out / "agent_loop.yaml").read_text())
     assert loop["_target_"] == "rlenv_verl.rehearse.loop.RehearsalLoop"
     assert loop["turn_tokens"] == 2048
@@ -49,7 +49,7 @@ def test_a_preset_keeps_all_that_is_not_replaced(tmp_path: Path, verl: Any) -> N
     report = json.loads((out / "rehearsal.json").read_text())
     assert report["is_ok"] is False
     told = {one["key"]: (one["preset"], one["rehearsal"]) for one in report["replaced"]}
-    assert told["trainer.n_gpus_per_node"] == (8, 1)
+    assert told["trainer.n_gpus_per_node"] == (8, 2)
     assert told["actor_rollout_ref.rollout.name"] == ("vllm", "rlenv_rehearsal")
     assert told["trainer.total_training_steps"] == (None, 1)
     assert "actor_rollout_ref.actor.optim.lr" not in told
@@ -64,14 +64,20 @@ def test_a_preset_keeps_all_that_is_not_replaced(tmp_path: Path, verl: Any) -> N
 
 
 @pytest.mark.parametrize("preset", ["gpu", "node", "cluster", "search-r1", "rl-factory", "cpu"])
-@pytest.mark.parametrize("algorithm", [None, "ppo"])
-def test_every_preset_has_a_rehearsal_that_verl_takes(preset: str, algorithm: str | None) -> None:
+@pytest.mark.parametrize(("algorithm", "gpus", "trainers"), [(None, 1, 1), ("ppo", 1, 1), (None, 8, 2)])
+def test_every_preset_has_a_rehearsal_that_verl_takes(
+    preset: str, algorithm: str | None, gpus: int, trainers: int
+) -> None:
     chosen = load_preset(preset, algorithm=algorithm)
-    config = {"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 16}}}}
+    config = {
+        "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 16}}},
+        "trainer": {"n_gpus_per_node": gpus, "nnodes": 1},
+    }
     rehearsed, overrides = overlay(chosen, config)
     assert rehearsed.environment["VERL_PLATFORM"] == "cpu"
     keys = [item.lstrip("+").partition("=")[0] for item in overrides]
     assert len(keys) == len(set(keys))
+    assert f"trainer.n_gpus_per_node={trainers}" in overrides
     assert ("critic.fsdp.model_dtype" in keys) == (algorithm == "ppo")
     assert not [key for key in keys if key.startswith(("data.", "algorithm."))]
 

@@ -14,6 +14,7 @@ from rlenv_verl.preset import Preset, flatten, override
 __all__ = ["Replaced", "overlay", "replaced_keys"]
 
 _WORKERS = 2  # processes that play episodes; each imports torch and veRL
+_TRAINERS = 2  # processes that train where the preset has several GPUs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ def overlay(preset: Preset, config: Mapping[str, Any]) -> tuple[Preset, list[str
     workers = int(config["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
     if workers > _WORKERS:
         overrides.append(override("actor_rollout_ref.rollout.agent.num_workers", _WORKERS))
+    # One trainer of all rows takes longer than two of half of them, even on two cores: veRL's
+    # `index_select_tensor_dict` is quadratic in the rows of a worker.
+    gpus = int(config["trainer"]["n_gpus_per_node"]) * int(config["trainer"]["nnodes"])
+    overrides.append(override("trainer.n_gpus_per_node", min(gpus, _TRAINERS)))
     return dataclasses.replace(preset, environment={**preset.environment, **data["environment"]}), overrides
 
 
