@@ -8,6 +8,7 @@ extends.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,19 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 __all__ = ["CpuVllmWorker"]
 
+_LOG = logging.getLogger(__name__)
+
 
 def _keep_weight(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
+
+
+def _without_frames(error: Exception) -> Exception:
+    chained: BaseException | None = error
+    while chained is not None:
+        chained = chained.with_traceback(None)
+        chained = chained.__cause__ or chained.__context__
+    return error
 
 
 class CpuVllmWorker(vLLMColocateWorkerExtension):
@@ -69,6 +80,8 @@ class CpuVllmWorker(vLLMColocateWorkerExtension):
         try:
             load(owned, peft_config=peft_config, base_sync_done=base_sync_done)
         except Exception as error:  # the boundary: raised again once all of the weights were received
-            self._sync_fault = error
+            _LOG.exception("weights could not be loaded")
+            # The frames behind an exception hold what they were given, so that the memory could not be closed.
+            self._sync_fault = _without_frames(error)
         del owned
         gc.collect()
