@@ -14,7 +14,7 @@ import yaml
 from rlenv.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -76,7 +76,7 @@ def test_the_attacks_of_the_docs_run(caplog: pytest.LogCaptureFixture) -> None:
                 value()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_in_the_docs_can_be_read(page: Path) -> None:
     for code in blocks(page, "python"):
         ast.parse(code)
@@ -84,7 +84,7 @@ def test_code_in_the_docs_can_be_read(page: Path) -> None:
         yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_in_the_docs_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://", "mailto:")):
