@@ -68,7 +68,7 @@ def test_the_readme_names_the_two_commands_first() -> None:
 def test_the_attacks_of_the_docs_run(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("mcp")
     caplog.set_level("CRITICAL")  # a hostile tool is logged as it fails
-    for code in blocks(ROOT / "docs" / "security-testing.md", "python"):
+    for code in blocks(ROOT / "docs" / "guides" / "security-testing.md", "python"):
         names: dict[str, Any] = {}
         exec(compile(code, "security-testing.md", "exec"), names)
         for name, value in names.items():
