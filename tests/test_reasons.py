@@ -12,7 +12,7 @@ from rlenv.errors import ToolFailed
 from rlenv.messages import Outcome
 from rlenv.reasons import WHOSE, Whose, whose
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "failures.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "training" / "failures.md"
 ROWS = {"the policy's": "policy", "the infrastructure's": "infrastructure", "unclear": "unclear"}
 
 
