@@ -45,7 +45,7 @@ $(VLLM_READY): requirements/vllm.txt pyproject.toml
 demo: $(READY)
 	@$(BIN)/python examples/demo.py --out $(RUN) --seed $(SEED)
 
-# A pretrained model from zero to GRPO on word problems (docs/real-model.md), in the environment of `make vllm`. SEED=0 alone
+# A pretrained model from zero to GRPO on word problems (docs/measurements/real-model.md), in the environment of `make vllm`. SEED=0 alone
 # leaves out the other seed, CONTROL=0 the run with shuffled rewards; what is done already is not done again.
 SEEDS ?= $(if $(filter command line,$(origin SEED)),$(SEED),0,1)
 CONTROL ?= 1
