@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import yaml
 from rlenv.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -76,7 +78,7 @@ def test_the_attacks_of_the_docs_run(caplog: pytest.LogCaptureFixture) -> None:
                 value()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_in_the_docs_can_be_read(page: Path) -> None:
     for code in blocks(page, "python"):
         ast.parse(code)
@@ -84,8 +86,27 @@ def test_code_in_the_docs_can_be_read(page: Path) -> None:
         yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_in_the_docs_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_a_number_a_date_a_status_and_what_was_not_done(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(rf"# {page.name[:4]}\. \S.*", lines[0])
+    assert date.fromisoformat(lines[2].removeprefix("- Date: "))
+    assert lines[3].removeprefix("- Status: ").split()[0] in ("accepted", "replaced", "withdrawn")
+    assert [line for line in lines if line.startswith("#")][1:] == ["## Context", "## Decision", "## Alternatives"]
+    assert lines[-1].strip()
+
+
+def test_the_architecture_lists_the_decisions_in_order() -> None:
+    listed = re.findall(
+        r"^- \[(.+)\]\(\.\./decisions/(.+)\)$", (ROOT / "docs" / "extend" / "architecture.md").read_text(), re.MULTILINE
+    )
+    titles = [page.read_text(encoding="utf-8").splitlines()[0].split(". ", 1)[1] for page in DECISIONS]
+    assert listed == [(title, page.name) for title, page in zip(titles, DECISIONS, strict=True)]
+    assert [page.name[:4] for page in DECISIONS] == [f"{number:04d}" for number in range(1, len(DECISIONS) + 1)]
