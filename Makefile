@@ -7,12 +7,14 @@ PIP := --quiet --disable-pip-version-check
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+DOCS_VENV ?= .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 RUN ?= runs/demo
 SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: attack attack-as-user bench check clean contract demo fuzz real servers setup test test-real test-verl test-vllm vllm
+.PHONY: attack attack-as-user bench check clean contract demo docs fuzz real servers setup test test-real test-verl test-vllm vllm
 
 setup: $(READY)
 
@@ -40,6 +42,16 @@ $(VLLM_READY): requirements/vllm.txt pyproject.toml
 	@# whose wheels are built for another torch and keep vLLM from being imported
 	$(VLLM_BIN)/pip install $(PIP) --no-deps -r requirements/vllm.txt
 	$(VLLM_BIN)/pip install $(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The documentation as a site, in an environment of its own. A link or an anchor that leads nowhere fails it.
+docs: $(DOCS_READY)
+	$(DOCS_VENV)/bin/zensical build --strict --clean
+	@echo "build/site/index.html"
+
+$(DOCS_READY): requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install $(PIP) --no-deps -r requirements/docs.txt
 	@touch $@
 
 demo: $(READY)
@@ -138,4 +150,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/hostile.py --count 2000
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(SERVERS) .real runs build dist
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) $(SERVERS) .real runs build dist
