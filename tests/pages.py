@@ -118,7 +118,9 @@ def run_page(page: Path) -> None:
         if (reason := block.says("not run")) is not None:
             assert len(reason) > 5, f"{block.place}: why is it not run?"
             _read(block)
-        elif block.language != "text":
+        elif block.language == "text":
+            _read(block)
+        else:
             _run(block, names)
 
 
@@ -190,8 +192,8 @@ def _read(block: Block) -> None:
     """Looks at a block that is not run, as far as can be done without running it."""
     if block.language == "python":
         compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
-    if block.language == "sh":
-        check_words(block.place, block.text)
+    if block.language == "sh" or block.text.startswith("rlenv "):
+        check_words(block.place, block.text.replace("[", " "))
 
 
 def check_words(place: str, text: str) -> None:
