@@ -228,4 +228,5 @@ def _options(command: str) -> set[str]:
 @cache
 def _targets() -> set[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return {name for line in re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE) for name in line.split()}
+    phony = re.findall(r"^\.PHONY: (.*)$", makefile.replace("\\\n", " "), re.MULTILINE)
+    return {name for line in phony for name in line.split()}
