@@ -14,7 +14,7 @@ import yaml
 from rlenv.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -65,15 +65,19 @@ def test_the_readme_names_the_two_commands_first() -> None:
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
-def test_the_attacks_of_the_docs_run(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("page", ["security-testing.md", "extend/testing.md"])
+def test_the_tests_that_the_docs_show_pass(page: str, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("mcp")
     caplog.set_level("CRITICAL")  # a hostile tool is logged as it fails
-    for code in blocks(ROOT / "docs" / "security-testing.md", "python"):
+    ran = 0
+    for code in blocks(ROOT / "docs" / page, "python"):
         names: dict[str, Any] = {}
-        exec(compile(code, "security-testing.md", "exec"), names)
+        exec(compile(code, page, "exec"), names)
         for name, value in names.items():
             if name.startswith("test_"):
                 value()
+                ran += 1
+    assert ran
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
