@@ -65,7 +65,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        return f"{self.page.relative_to(ROOT) if ROOT in self.page.parents else self.page.name}:{self.line}"
 
     def says(self, what: str) -> str | None:
         """What stands behind `what:` in the marker; None where the marker says something else."""

@@ -49,6 +49,32 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
                 del sys.modules[name]
 
 
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("```\nrlenv schema\n```", "a block says its language"),
+        ("```json\n{}\n```", "needs a marker"),
+        ("```sh\nls\n```", "only rlenv's own commands are run"),
+        ("```sh\nrlenv validate nowhere.yaml\n```", "ended with 1"),
+        ('```python\nassert not 1, "no"\n```', "no"),
+        ("```yaml\nname: nothing\n```", "the key 'rlenv' is missing"),
+        ("<!-- not run: -->\n```sh\nls\n```", "why is it not run?"),
+        ("<!-- not run: needs a GPU -->\n```sh\nrlenv eval arithmetic --nope\n```", "no option --nope"),
+        ("<!-- not run: needs a GPU -->\n```sh\nmake nope\n```", "no target"),
+        ("- a list\n\n  ```sh\n  ls\n  ```", "at the beginning of its lines"),
+    ],
+)
+def test_a_block_that_does_not_run_and_does_not_say_why_fails(
+    block: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n{block}\n", encoding="utf-8")
+    with pytest.raises(AssertionError) as caught:
+        run_page(page)
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_commands_in_the_text_have_the_options_that_it_names(page: Path) -> None:
     for command in _COMMAND.findall(prose_of(page)):
