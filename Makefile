@@ -29,7 +29,7 @@ $(READY): requirements/pins.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# An environment of its own with vLLM's build for CPUs: it pins other versions than the rest (docs/vllm.md).
+# An environment of its own with vLLM's build for CPUs: it pins other versions than the rest (docs/training/vllm.md).
 vllm: $(VLLM_READY)
 
 $(VLLM_READY): requirements/vllm.txt pyproject.toml
