@@ -7,12 +7,15 @@ PIP := --quiet --disable-pip-version-check
 VLLM_VENV ?= .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_READY := $(VLLM_VENV)/.ready
+DOCS_VENV ?= .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 RUN ?= runs/demo
 SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: attack attack-as-user bench check clean contract demo fuzz real servers setup test test-real test-verl test-vllm vllm
+.PHONY: attack attack-as-user bench check clean contract coverage demo dist docs fuzz real servers setup test test-real \
+  test-verl test-vllm vllm
 
 setup: $(READY)
 
@@ -26,7 +29,7 @@ $(READY): requirements/pins.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# An environment of its own with vLLM's build for CPUs: it pins other versions than the rest (docs/vllm.md).
+# An environment of its own with vLLM's build for CPUs: it pins other versions than the rest (docs/training/vllm.md).
 vllm: $(VLLM_READY)
 
 $(VLLM_READY): requirements/vllm.txt pyproject.toml
@@ -42,10 +45,20 @@ $(VLLM_READY): requirements/vllm.txt pyproject.toml
 	$(VLLM_BIN)/pip install $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# The documentation as a site, in an environment of its own. A link or an anchor that leads nowhere fails it.
+docs: $(DOCS_READY)
+	$(DOCS_VENV)/bin/zensical build --strict --clean
+	@echo "build/site/index.html"
+
+$(DOCS_READY): requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install $(PIP) --no-deps -r requirements/docs.txt
+	@touch $@
+
 demo: $(READY)
 	@$(BIN)/python examples/demo.py --out $(RUN) --seed $(SEED)
 
-# A pretrained model from zero to GRPO on word problems (docs/real-model.md), in the environment of `make vllm`. SEED=0 alone
+# A pretrained model from zero to GRPO on word problems (docs/measurements/real-model.md), in the environment of `make vllm`. SEED=0 alone
 # leaves out the other seed, CONTROL=0 the run with shuffled rewards; what is done already is not done again.
 SEEDS ?= $(if $(filter command line,$(origin SEED)),$(SEED),0,1)
 CONTROL ?= 1
@@ -56,6 +69,14 @@ real: $(VLLM_READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
+
+# Branches that no test takes, in workers and child processes too. Tests take about twice as long up to Python 3.13. The
+# floor stands in pyproject.toml.
+coverage: $(READY)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 $(PYTEST)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 # The attack tests as the present user (`make test` has them too), and where that is root, as one without rights.
 attack: $(READY)
@@ -137,5 +158,15 @@ bench: $(READY)
 	$(BIN)/python benchmarks/fuzz.py --seconds 0 --growth
 	$(BIN)/python benchmarks/hostile.py --count 2000
 
+# The two files that are published, and the first steps of the README with the wheel and the core's dependencies alone.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/hatchling build -d dist
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && set -e && \
+	  $(PYTHON) -m venv "$$folder/venv" && "$$folder/venv/bin/pip" install $(PIP) -c requirements/pins.txt dist/*.whl && \
+	  cd "$$folder" && unset PYTHONPATH && PATH="$$folder/venv/bin:$$PATH" && \
+	  rlenv --version && rlenv init letters && rlenv validate letters/letters.yaml arithmetic && \
+	  rlenv eval letters/letters.yaml --policy oracle --min-success 1
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(SERVERS) .real runs build dist
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) $(SERVERS) .real runs build dist

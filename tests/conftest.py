@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,12 @@ from hypothesis import settings
 
 from rlenv import secrets
 from rlenv.environment import Environment, load
+from tests.support import data
+from tests.support.environments import BASE, Make
 
 # The same examples in every run, and no clock in the verdict.
 settings.register_profile("rlenv", deadline=None, derandomize=True)
 settings.load_profile("rlenv")
-
-BASE = """
-rlenv: 1
-name: toy
-tasks:
-  train:
-    rows:
-      - {question: "What is 2 + 3?", answer: 5}
-      - {question: "What is 4 + 4?", answer: 8}
-prompt:
-  system: Use the tools.
-  user: "{{ task.question }}"
-tools:
-  calculate: {kind: calculator}
-limits: {turns: 4}
-rewards:
-  correct: {kind: rule, rule: numeric_match}
-oracle:
-  - call: {calculate: {expression: "1 + 1"}}
-  - say: "<answer>{{ task.answer }}</answer>"
-"""
-
-Make = Callable[..., Environment]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,12 +31,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the runs of `make test-verl` and `make test-vllm` out unless -m names them; of the rest, the long first."""
-    for mark in {"verl_runs", "vllm"} - set(re.findall(r"\w+", config.option.markexpr)):
+    """Leave the suites of other make targets out unless -m names them; of the rest, the long first."""
+    for mark in {"shared_data", "verl_runs", "vllm"} - set(re.findall(r"\w+", config.option.markexpr)):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
         items[:] = [item for item in items if not item.get_closest_marker(mark)]
     # The other worker does the rest meanwhile.
     items.sort(key=lambda item: item.get_closest_marker("verl") is None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Lets tests with the mark, and no others, read what lies outside of the checkout."""
+    data.let(is_let=item.get_closest_marker("shared_data") is not None)
 
 
 @pytest.fixture(autouse=True)

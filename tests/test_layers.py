@@ -114,7 +114,7 @@ def _layer(module: str) -> int:
     while name not in LAYERS or (name == "rlenv" and module != "rlenv"):
         name, dot, _ = name.rpartition(".")
         if not dot:
-            pytest.fail(f"{module} has no layer; add it to LAYERS with a reason in docs/architecture.md")
+            pytest.fail(f"{module} has no layer; add it to LAYERS with a reason in docs/extend/architecture.md")
     return LAYERS[name]
 
 

@@ -16,7 +16,7 @@ from rlenv.environment import load
 from rlenv.messages import Message, ToolCall
 from rlenv.validate import validate
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "new-family.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "extend" / "new-family.md"
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 WHOLE = next(text for kind, text in BLOCKS if kind == "yaml")
 TEMPLATE = next(text for kind, text in BLOCKS if kind == "jinja")

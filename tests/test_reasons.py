@@ -12,12 +12,12 @@ from rlenv.errors import ToolFailed
 from rlenv.messages import Outcome
 from rlenv.reasons import WHOSE, Whose, whose
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "failures.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "training" / "failures.md"
 ROWS = {"the policy's": "policy", "the infrastructure's": "infrastructure", "unclear": "unclear"}
 
 
 def test_the_page_on_failures_lists_every_reason_under_whose_it_is() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## Why a call failed")[2].partition("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").partition("## Reasons: why a call failed")[2].partition("\n## ")[0]
     told = {
         reason: ROWS[head.strip()]
         for head, words in re.findall(r"^\| ([^|`]+) \| (`.*) \|$", section, re.MULTILINE)

@@ -119,6 +119,6 @@ def test_the_command_exits_with_zero_for_a_valid_spec(write: Write, capsys: pyte
 
 
 def test_the_example_of_the_language_reference_is_valid(write: Write) -> None:
-    text = (SPECS.parent / "docs" / "spec.md").read_text(encoding="utf-8")
+    text = (SPECS.parent / "docs" / "language" / "spec.md").read_text(encoding="utf-8")
     example = text.partition("```yaml\n")[2].partition("```")[0]
     assert validate([write(example)]).faults == ()

@@ -150,7 +150,7 @@ def _episodes(out: Path, run: str) -> str:
         task = before[index]["task"]
         parts.append(f"**{task['question']}** ({task['expression']} = {task['answer']})\n")
         for words, line in (("before", before[index]), ("after", after[index])):
-            parts.append(f"{words}, {'right' if line['success'] else 'wrong'}:\n\n```\n{_said(line)}\n```\n")
+            parts.append(f"{words}, {'right' if line['success'] else 'wrong'}:\n\n```text\n{_said(line)}\n```\n")
     return "\n".join(parts)
 
 

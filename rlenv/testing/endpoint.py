@@ -1,8 +1,10 @@
 """A small OpenAI-compatible server on loopback, for tests of whatever asks a model.
 
-async with FakeEndpoint(["First answer.", "Second answer."]) as server:
-    …                                       # ask server.base_url
-assert server.requests[0]["messages"][-1]["content"] == "…"
+    async with FakeEndpoint(["First answer.", "Second answer."]) as server:
+        …                                       # ask server.base_url
+    assert server.requests[0]["messages"][-1]["content"] == "…"
+
+`requests` holds the bodies of all requests, in order.
 """
 
 from __future__ import annotations

@@ -1,20 +1,33 @@
-"""Builds what a reward term reads, so that a term can be tested without a policy or a server."""
+"""Builds what a reward term reads, so that a term can be tested without a policy or a server; and the laws of terms.
+
+Run them on your own:
+
+    from rlenv.testing.rewards import check_reward, reward_context
+
+    def test_my_reward_keeps_the_laws():
+        check_reward(my_term, [reward_context(answer="4", task={"answer": 4})], within=(0, 1))
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlenv import registry
-from rlenv.errors import UsageError
+from rlenv._hosted import Scope
+from rlenv.errors import RewardError, UsageError
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.testing.laws import LIMIT_S, broken, compiled, ends_when_cancelled, in_own_loop, kept_as_json, law, short
 from rlenv.tools.base import Tool
-from rlenv.trajectory import Turn
+from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["compile_term", "measure", "reward_context", "turn"]
+__all__ = ["check_reward", "check_reward_async", "compile_term", "measure", "reward_context", "turn"]
 
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -90,3 +103,147 @@ def measure(rule: str, context: RewardContext, *, tools: Mapping[str, Tool] | No
 
 async def _awaited(measured: Awaitable[Measured]) -> Measured:
     return await measured
+
+
+async def check_reward_async(
+    term: Term | Mapping[str, Any],
+    contexts: Sequence[RewardContext] = (),
+    *,
+    groups: Sequence[Sequence[Trajectory]] = (),
+    invalid: Sequence[RewardContext] = (),
+    within: tuple[float, float] | None = None,
+    base: Path = Path(),
+    limit_s: float = LIMIT_S,
+    **parts: Any,
+) -> None:
+    """Runs the laws of reward terms on `term`; a law that is broken is an AssertionError that states it.
+
+    Args:
+        term: a compiled term, or an entry under `rewards:`.
+        contexts: episodes that it can measure.
+        groups: for a term that compares, the trajectories of all answers to one task, several times.
+        invalid: episodes that it cannot measure, for want of the infrastructure or of a gold value.
+        within: the least and the greatest value; by default the `range` that its spec names, else any number.
+        base: the folder that an entry's paths are relative to.
+        limit_s: how long a term that was cancelled may still go on, in seconds.
+        parts: what an entry is compiled with beside it (`tools`, `resources`, `endpoints`, `answer`).
+    """
+    if isinstance(term, Mapping):
+        term = compiled("rewards", term, name="term", base=base, **parts)
+    assert isinstance(term, Term)
+    ways = [one for one in (term.measure, term.measure_async, term.measure_group) if one is not None]
+    law("exactly one of measure, measure_async and measure_group is set", len(ways) == 1, f"{len(ways)} are")
+    law("a term has a name", bool(term.name), repr(term.name))
+    assert groups if term.measure_group is not None else contexts, "check_reward needs at least one thing to measure"
+    bounds = within if within is not None else term.spec.range
+    for group in groups:
+        _check_group(term, group, bounds)
+    scope = Scope()
+    try:
+        await _check_alone(term, [_within(scope, one) for one in contexts], bounds, limit_s)
+        for context in invalid:
+            await _check_invalid(term, _within(scope, context))
+    finally:
+        await scope.aclose()
+
+
+check_reward = in_own_loop(check_reward_async)
+
+
+def _within(scope: Scope, context: RewardContext) -> RewardContext:
+    """The context with an environment's scope, where it has none of its own."""
+    return replace(context, shared=lambda: scope) if context.shared is Scope else context
+
+
+async def _check_alone(
+    term: Term, contexts: Sequence[RewardContext], bounds: tuple[float, float] | None, limit_s: float
+) -> None:
+    first = [await _measured_once(term, context, bounds) for context in contexts]
+    again = [await _value(term, context) for context in reversed(contexts)][::-1]
+    for context, before, after in zip(contexts, first, again, strict=True):
+        rule = "equal episodes are measured equally, whatever was measured in between"
+        law(rule, _is_same(before, after), f"{_shown(context)}: {short(before)}, then {short(after)}")
+    together = await asyncio.gather(*(_value(term, context) for context in contexts))
+    for context, before, after in zip(contexts, first, together, strict=True):
+        rule = "terms that are measured at once do not disturb each other"
+        law(rule, _is_same(before, after), f"{_shown(context)}: {short(before)}, then {short(after)}")
+    if term.measure_async is not None:
+        await ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
+
+
+async def _value(term: Term, context: RewardContext) -> Measured:
+    try:
+        if term.measure is not None:
+            return term.measure(context)
+        assert term.measure_async is not None
+        return await term.measure_async(context)
+    except Exception as error:
+        raise broken("an episode that can be measured is", f"{_shown(context)}: it raised {short(error)}") from error
+
+
+async def _measured_once(term: Term, context: RewardContext, bounds: tuple[float, float] | None) -> Measured:
+    before = _read(context)
+    found = await _value(term, context)
+    law("measuring leaves the episode as it is", _read(context) == before, f"{_shown(context)}: it is another now")
+    _check_measured(found, bounds, _shown(context))
+    return found
+
+
+def _check_measured(found: object, bounds: tuple[float, float] | None, where: str) -> None:
+    if not isinstance(found, Measured):
+        raise broken("a term gives a Measured", f"{where}: {short(found)}")
+    law("evidence is a text", isinstance(found.evidence, str), f"{where}: {short(found.evidence)}")
+    try:
+        json.dumps(dict(found.details), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise broken("details are JSON, so that trajectories can keep them", f"{where}: {error}") from error
+    value = found.value
+    if value is None:
+        return
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    law("a value is a number, or None where there is nothing to measure", is_number, f"{where}: {short(value)}")
+    law("a value is finite", math.isfinite(value), f"{where}: {value}")
+    if bounds is not None:
+        least, most = bounds
+        law(f"a value is within {least:g} and {most:g}", least <= value <= most, f"{where}: {value}")
+
+
+async def _check_invalid(term: Term, context: RewardContext) -> None:
+    rule = "what cannot be measured raises RewardError, and is no number"
+    try:
+        if term.measure is not None:
+            found = term.measure(context)
+        else:
+            assert term.measure_async is not None
+            found = await term.measure_async(context)
+    except RewardError:
+        return
+    except Exception as error:
+        raise broken(rule, f"{_shown(context)}: it raised {short(error)}") from error
+    raise broken(rule, f"{_shown(context)}: {short(found)}")
+
+
+def _check_group(term: Term, group: Sequence[Trajectory], bounds: tuple[float, float] | None) -> None:
+    assert term.measure_group is not None
+    before = kept_as_json(group)
+    found = term.measure_group(group)
+    law("a group's term gives one Measured for each answer", len(found) == len(group), f"{len(found)} of {len(group)}")
+    for index, one in enumerate(found):
+        _check_measured(one, bounds, f"answer {index}")
+    law("measuring leaves the episode as it is", kept_as_json(group) == before, "an answer is another now")
+    turned = term.measure_group(group[::-1])[::-1]
+    for index, (one, other) in enumerate(zip(found, turned, strict=True)):
+        rule = "an answer's value does not hang on its place in the group"
+        law(rule, one.value == other.value, f"answer {index}: {one.value}, from behind {other.value}")
+
+
+def _read(context: RewardContext) -> str:
+    return kept_as_json([context.task, context.messages, context.turns, context.answer, context.vars, context.reason])
+
+
+def _is_same(one: Measured, other: Measured) -> bool:
+    return one.value == other.value and one.evidence == other.evidence
+
+
+def _shown(context: RewardContext) -> str:
+    return f"answer {short(context.answer)} to task {short(dict(context.task))}"

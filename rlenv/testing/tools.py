@@ -16,8 +16,9 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -26,10 +27,12 @@ from rlenv._hosted import Scope
 from rlenv.errors import ToolFailed
 from rlenv.executor import Executor
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.resources.base import Resource, ResourceContext
 from rlenv.spec import CallsSpec
+from rlenv.testing.laws import LIMIT_S, broken, compiled, ends_when_cancelled, in_own_loop, law, short
 from rlenv.tools.base import Mode, Tool, ToolContext, ToolOutput
 
-__all__ = ["Gate", "call", "check_tool", "context", "fake_tool", "kept", "refuse"]
+__all__ = ["Gate", "call", "check_tool", "check_tool_async", "context", "fake_tool", "kept", "refuse"]
 
 _ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|File \".+\", line \d+")
@@ -124,16 +127,34 @@ class Gate:
 
 
 @asynccontextmanager
-async def kept(make_context: Callable[[], ToolContext] = context) -> AsyncIterator[Callable[[], ToolContext]]:
-    """Gives contexts that keep what tools open, as in one episode of one environment; closes it at the end."""
-    scope, shared = Scope(), Scope()
-    try:
-        yield lambda: replace(make_context(), scope=lambda: scope, shared=lambda: shared)
-    finally:
-        try:
-            await scope.aclose()
-        finally:
-            await shared.aclose()
+async def kept(
+    make_context: Callable[[], ToolContext] = context,
+    *,
+    resources: Mapping[str, Resource] | None = None,
+    shared: Scope | None = None,
+) -> AsyncIterator[Callable[[], ToolContext]]:
+    """Gives contexts that keep what tools open, as in one episode of one environment; closes it at the end.
+
+    Args:
+        resources: opened for the episode, each under its name in the contexts' `resources`.
+        shared: what the environment keeps, where several episodes have one; the caller closes it.
+    """
+    scope, environment = Scope(), shared if shared is not None else Scope()
+    async with AsyncExitStack() as stack:
+        if shared is None:
+            stack.push_async_callback(environment.aclose)
+        opened: dict[str, Any] = {}
+        for name, resource in (resources or {}).items():
+            seen = ResourceContext(make_context().task)
+            opened[name] = await stack.enter_async_context(resource.open(seen))
+        stack.push_async_callback(scope.aclose)  # what tools keep goes first, as it may use resources
+
+        def make() -> ToolContext:
+            made = make_context()
+            held = {**made.resources, **opened}
+            return replace(made, resources=held, scope=lambda: scope, shared=lambda: environment)
+
+        yield make
 
 
 async def call(tool: Tool, arguments: Mapping[str, Any], *, within: ToolContext | None = None) -> ToolResult:
@@ -143,82 +164,159 @@ async def call(tool: Tool, arguments: Mapping[str, Any], *, within: ToolContext 
     return result
 
 
-def check_tool(
-    tool: Tool,
+async def check_tool_async(
+    tool: Tool | Mapping[str, Any],
     *,
     good: Sequence[Mapping[str, Any]],
     bad: Sequence[Mapping[str, Any]] = (),
     failing: Sequence[Mapping[str, Any]] = (),
     make_context: Callable[[], ToolContext] = context,
+    resources: Mapping[str, Resource] | None = None,
+    base: Path = Path(),
+    limit_s: float = LIMIT_S,
+    **parts: Any,
 ) -> None:
     """Runs the laws of tools on `tool`; a law that is broken is an AssertionError that states it.
 
     Args:
+        tool: a compiled tool, or an entry under `tools:` that gives one.
         good: arguments that give a result; for a tool that does not mutate, equal results each time.
         bad: arguments that do not fit the schema.
         failing: arguments that fit the schema and for which the tool declares a failure.
         make_context: what calls see, made anew for each.
+        resources: compiled resources that are opened for each episode; what the tool changes in them is theirs.
+        base: the folder that an entry's paths are relative to.
+        limit_s: how long a call that was cancelled may still go on, in seconds.
+        parts: what an entry is compiled with beside it (`endpoints`, `vars`, `nest`).
     """
     assert good, "check_tool needs at least one set of good arguments"
+    if isinstance(tool, Mapping):
+        made = compiled("tools", tool, name="tool", base=base, resources=resources or {}, **parts)
+        assert len(made) == 1, f"the entry gives {len(made)} tools; compile it, and check one after the other"
+        tool = made[0]
+    assert isinstance(tool, Tool)
     _check_declaration(tool)
-
-    async def laws() -> None:
-        async with kept(make_context) as make:
-            await obey(make)
-
-    async def obey(make_context: Callable[[], ToolContext]) -> None:
+    async with kept(make_context, resources=resources) as make:
         for arguments in good:
-            await _check_good(tool, arguments, make_context)
+            await _check_good(tool, arguments, make)
         for arguments in bad:
-            result = await call(tool, arguments, within=make_context())
-            assert result.outcome == "bad_arguments", (
-                f"law: arguments that do not fit are refused; {arguments}: {result}"
-            )
+            result = await call(tool, arguments, within=make())
+            law("arguments that do not fit are refused", result.outcome == "bad_arguments", f"{arguments}: {result}")
         for arguments in failing:
-            result = await call(tool, arguments, within=make_context())
-            assert result.outcome in ("failed", "timeout", "bad_arguments"), (
-                f"law: a declared failure is a failed result; {arguments}: {result}"
-            )
-            assert result.text != f"the tool {tool.name} failed", (
-                f"law: a failure is declared with ToolFailed and a text for the model; {arguments}"
-            )
-            _check_text(result)
+            await _check_failing(tool, arguments, make)
+        if tool.mode == "async":
+            await _check_cancelled(tool, good[0], make, limit_s)
+    if not (tool.mutates and tool.reaches_out):  # what such a call changes is no environment's
+        await _check_episodes(tool, good, make_context, resources)
 
-    asyncio.run(laws())
+
+check_tool = in_own_loop(check_tool_async)
 
 
 def _check_declaration(tool: Tool) -> None:
-    assert tool.name, "law: a tool has a name"
-    assert tool.description.strip(), f"law: a tool has a description that the model can act on; {tool.name} has none"
-    assert tool.parameters.get("type") == "object", f"law: parameters are the JSON Schema of an object; {tool.name}"
-    assert orjson.loads(orjson.dumps(tool.schema)) == tool.schema, f"law: a tool's schema is JSON; {tool.name}"
+    law("a tool has a name", bool(tool.name), repr(tool.name))
+    law("a tool has a description that the model can act on", bool(tool.description.strip()), f"{tool.name} has none")
+    is_object = tool.parameters.get("type") == "object"
+    law("parameters are the JSON Schema of an object", is_object, f"{tool.name}: {short(tool.parameters)}")
+    try:
+        read = orjson.loads(orjson.dumps(tool.schema))
+    except TypeError as error:
+        raise broken("a tool's schema is JSON", f"{tool.name}: {error}") from error
+    law("a tool's schema is JSON", read == tool.schema, f"{tool.name}: {short(tool.schema)}")
     is_async = inspect.iscoroutinefunction(tool.run)
-    assert is_async == (tool.mode == "async"), f"law: run is a coroutine function exactly in mode async; {tool.name}"
+    law(
+        "run is a coroutine function exactly in mode async",
+        is_async == (tool.mode == "async"),
+        f"{tool.name} has mode {tool.mode}",
+    )
 
 
 async def _check_good(tool: Tool, arguments: Mapping[str, Any], make_context: Callable[[], ToolContext]) -> None:
     before = orjson.dumps(dict(arguments))
     result = await call(tool, arguments, within=make_context())
-    assert result.outcome == "ok", f"law: good arguments give a result; {arguments}: {result}"
+    law("good arguments give a result", result.outcome == "ok", f"{arguments}: {result}")
     _check_text(result)
-    assert orjson.dumps(dict(arguments)) == before, f"law: a tool leaves its arguments as they are; {arguments}"
-    try:
-        orjson.dumps(result.value)
-    except TypeError as error:
-        raise AssertionError(f"law: a value is JSON, so that trajectories can keep it; {arguments}: {error}") from error
+    law("a tool leaves its arguments as they are", orjson.dumps(dict(arguments)) == before, arguments)
+    for what, value in (("a value", result.value), ("details", result.details)):
+        try:
+            orjson.dumps(value)
+        except TypeError as error:
+            verb = "is" if what == "a value" else "are"
+            raise broken(f"{what} {verb} JSON, so that trajectories can keep it", f"{arguments}: {error}") from error
     if not tool.mutates:
         again = await call(tool, arguments, within=make_context())
-        assert (again.text, again.value) == (result.text, result.value), (
-            f"law: a tool that does not mutate gives equal results for equal calls; {arguments}"
+        law(
+            "a tool that does not mutate gives equal results for equal calls",
+            _told(again) == _told(result),
+            f"{arguments}: {short(result.text)}, then {short(again.text)}",
         )
         executor = Executor({tool.name: tool}, calls=CallsSpec())
-        many = await executor.run([ToolCall(tool.name, arguments)] * 4, make_context())
-        assert {one.text for one in many} == {result.text}, f"law: calls at once do not disturb each other; {arguments}"
+        try:
+            many = await executor.run([ToolCall(tool.name, arguments)] * 4, make_context())
+        finally:
+            executor.close()
+        told = {one.text for one in many}
+        law("calls at once do not disturb each other", told == {result.text}, f"{arguments}: {short(told)}")
+
+
+async def _check_failing(tool: Tool, arguments: Mapping[str, Any], make_context: Callable[[], ToolContext]) -> None:
+    result = await call(tool, arguments, within=make_context())
+    is_failed = result.outcome in ("failed", "timeout", "bad_arguments")
+    law("a declared failure is a failed result", is_failed, f"{arguments}: {result}")
+    law(
+        "a failure is declared with ToolFailed and a text for the model",
+        result.text != f"the tool {tool.name} failed",
+        f"{arguments}: {result.text}",
+    )
+    _check_text(result)
+
+
+async def _check_cancelled(
+    tool: Tool, arguments: Mapping[str, Any], make_context: Callable[[], ToolContext], limit_s: float
+) -> None:
+    before = await call(tool, arguments, within=make_context())
+    await ends_when_cancelled(tool.run(dict(arguments), make_context()), "a call", limit_s)
+    after = await call(tool, arguments, within=make_context())
+    law(
+        "a call that was cancelled leaves the tool usable",
+        after.outcome == "ok" and (tool.mutates or _told(after) == _told(before)),
+        f"{arguments}: {after}",
+    )
+
+
+async def _check_episodes(
+    tool: Tool,
+    good: Sequence[Mapping[str, Any]],
+    make_context: Callable[[], ToolContext],
+    resources: Mapping[str, Resource] | None,
+) -> None:
+    shared = Scope()
+    try:
+        async with kept(make_context, resources=resources, shared=shared) as make:
+            alone = [_told(await call(tool, arguments, within=make())) for arguments in good]
+        async with (
+            kept(make_context, resources=resources, shared=shared) as one,
+            kept(make_context, resources=resources, shared=shared) as other,
+        ):
+            for arguments, expected in zip(good, alone, strict=True):
+                for make in (one, other):
+                    found = _told(await call(tool, arguments, within=make()))
+                    law(
+                        "calls of one episode do not show in another",
+                        found == expected,
+                        f"{arguments}: {short(expected)} alone, {short(found)} beside another episode",
+                    )
+    finally:
+        await shared.aclose()
+
+
+def _told(result: ToolResult) -> tuple[str, str, Any]:
+    return (result.outcome, result.text, result.value)
 
 
 def _check_text(result: ToolResult) -> None:
-    assert isinstance(result.text, str), f"law: a result has a text; found {result.text!r:.80}"
-    assert not _TRACEBACK.search(result.text), f"law: no traceback reaches the model; found {result.text!r:.200}"
+    law("a result has a text", isinstance(result.text, str), short(result.text))
+    law("no traceback reaches the model", not _TRACEBACK.search(result.text), short(result.text))
 
 
 def refuse(message: str) -> Callable[[Mapping[str, Any]], str]:

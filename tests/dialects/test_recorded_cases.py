@@ -14,7 +14,7 @@ from rlenv.messages import ToolCall
 
 CASES = Path(__file__).resolve().parents[3] / "shared" / "data" / "parser_cases" / "dev.jsonl"
 BAR = 258
-# Each is explained in docs/dialects.md.
+# Each is explained in docs/language/dialects.md.
 KNOWN = {"pc0186", "pc0188", "pc0270", "pc0312"}
 
 

@@ -187,7 +187,7 @@ def test_a_loss_averaged_over_sequences_divides_by_failed_ones_too(verl: Any) ->
 
 
 def test_a_batch_of_failures_ends_a_run_with_verls_gae(verl: Any) -> None:
-    # Documented in docs/algorithms.md: veRL takes no other estimator with values.
+    # Documented in docs/training/algorithms.md: veRL takes no other estimator with values.
     with pytest.raises(ValueError, match="At least one element in the mask"):
         gae(with_failures(batch(4), [0, 1, 2, 3]), torch.zeros(4, 8))
 

@@ -1,4 +1,4 @@
-"""docs/vllm.md says of every key of the preset `gpu` whether it was run, with the values that the presets have."""
+"""docs/training/vllm.md says of every key of the preset `gpu` whether it was run, with the values that the presets have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from rlenv_verl.preset import flatten, load_preset
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "vllm.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "training" / "vllm.md"
 ROW = re.compile(r"^\| `([\w.]+)`(?: \(with `(\w+)`\))? \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 VERDICTS = ("run", "other value", "not run", "as above")
 

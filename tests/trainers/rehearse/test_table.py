@@ -1,4 +1,4 @@
-"""The table of presets and models in docs/first-hour.md."""
+"""The table of presets and models in docs/training/first-hour.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlenv_verl.before import config_of, laid_out, machine_of
 from rlenv_verl.preset import load_preset, override
 from rlenv_verl.rehearse.table import table_lines
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "first-hour.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "training" / "first-hour.md"
 
 
 def test_the_page_has_the_table_as_it_is_computed() -> None:

@@ -1,0 +1,210 @@
+"""The laws that every resource keeps.
+
+Run them on your own:
+
+    from rlenv.testing.resources import check_resource
+
+    def test_my_resource_keeps_the_laws():
+        check_resource(my_resource, look=lambda box: box.items(), change=lambda box: box.put("x"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rlenv.errors import EpisodeError
+from rlenv.resources.base import Resource, ResourceContext
+from rlenv.testing.laws import (
+    LIMIT_S,
+    awaited,
+    broken,
+    compiled,
+    ends_when_cancelled,
+    in_own_loop,
+    in_time,
+    kept_as_json,
+    law,
+    short,
+)
+
+__all__ = ["check_resource", "check_resource_async"]
+
+_AT_ONCE = 8
+
+
+class _Raised(Exception):
+    """What an episode raises while the resource is open."""
+
+
+async def check_resource_async(
+    resource: Resource | Mapping[str, Any],
+    *,
+    look: Callable[[Any], Any],
+    change: Callable[[Any], Any] | None = None,
+    tasks: Sequence[Mapping[str, Any]] = ({},),
+    failing: Sequence[Mapping[str, Any]] = (),
+    vars: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    base: Path = Path(),
+    limit_s: float = LIMIT_S,
+    **parts: Any,
+) -> None:
+    """Runs the laws of resources on `resource`; a law that is broken is an AssertionError that states it.
+
+    Args:
+        resource: a compiled resource, or an entry under `resources:`.
+        look: what is to be seen in an opened handle, as JSON; sync or async.
+        change: changes what `look` sees, as an episode's tools may; None where nothing can. Sync or async.
+        tasks: rows that it opens for.
+        failing: rows for which its infrastructure fails.
+        vars: the constants that opening sees.
+        seed: the episode's seed that opening sees.
+        base: the folder that an entry's paths are relative to.
+        limit_s: how long opening or closing may take, in seconds: a bound for what hangs.
+        parts: what an entry is compiled with beside it (`roots`, `endpoints`).
+    """
+    if isinstance(resource, Mapping):
+        resource = compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
+    law("a resource has a name", bool(resource.name), repr(resource.name))
+    law("a resource's scope is episode or process", resource.scope in ("episode", "process"), repr(resource.scope))
+    for task in tasks:
+        laws = _Laws(resource, ResourceContext(task, vars or {}, seed), look, change, limit_s)
+        await laws.opens_and_closes()
+        await laws.closes_whatever_happens()
+        await laws.opens_at_once()
+        if resource.scope == "episode" and change is not None:
+            await laws.keeps_episodes_apart()
+    for task in failing:
+        await _Laws(resource, ResourceContext(task, vars or {}, seed), look, change, limit_s).fails()
+
+
+check_resource = in_own_loop(check_resource_async)
+
+
+class _Laws:
+    """One resource, opened for one row."""
+
+    def __init__(
+        self,
+        resource: Resource,
+        context: ResourceContext,
+        look: Callable[[Any], Any],
+        change: Callable[[Any], Any] | None,
+        limit_s: float,
+    ) -> None:
+        self._resource = resource
+        self._context = context
+        self._look = look
+        self._change = change
+        self._limit_s = limit_s
+
+    def _in_time(self, work: Awaitable[Any], what: str) -> Awaitable[Any]:
+        return in_time(work, f"a resource {what} in time", self._limit_s)
+
+    async def _enter(self) -> tuple[AbstractAsyncContextManager[Any], Any]:
+        try:
+            manager = self._resource.open(self._context)
+            return manager, await self._in_time(manager.__aenter__(), "opens")
+        except (AssertionError, EpisodeError):
+            raise
+        except Exception as error:
+            rule = "what keeps a resource from opening is a ResourceError"
+            raise broken(rule, f"{self._context.task}: {short(error)}") from error
+
+    async def _exit(self, manager: AbstractAsyncContextManager[Any], rule: str) -> None:
+        try:
+            await self._in_time(manager.__aexit__(None, None, None), "closes")
+        except AssertionError:
+            raise
+        except Exception as error:
+            raise broken(rule, f"it raised {short(error)}") from error
+
+    @asynccontextmanager
+    async def _opened(self) -> Any:
+        manager, handle = await self._enter()
+        try:
+            yield handle
+        finally:
+            await self._exit(manager, "a resource closes without an error")
+
+    async def _seen(self, handle: Any) -> str:
+        return kept_as_json(await awaited(self._look(handle)))
+
+    async def opens_and_closes(self) -> None:
+        """Opening leaves the row as it is and gives the same each time; what is closed may be closed again."""
+        before = kept_as_json(self._context.task)
+        manager, handle = await self._enter()
+        first = await self._seen(handle)
+        law("a resource leaves the task as it is", kept_as_json(self._context.task) == before, self._context.task)
+        await self._exit(manager, "a resource closes without an error")
+        await self._exit(manager, "a resource that is closed may be closed again")
+        async with self._opened() as handle:
+            if self._change is not None and self._resource.scope == "episode":
+                await awaited(self._change(handle))
+                law("what is changed is seen", await self._seen(handle) != first, f"{first} before and afterwards")
+        async with self._opened() as handle:
+            again = await self._seen(handle)
+        rule = "a resource opens as it was, whatever an earlier episode did"
+        law(rule, again == first, f"{short(first)} at first, {short(again)} later")
+
+    async def closes_whatever_happens(self) -> None:
+        """An error inside comes out as it was; cancelling ends it; and it opens again after either."""
+        async with self._opened() as handle:
+            first = await self._seen(handle)
+        inside = _Raised("of the episode")
+        rule = "what an episode raises comes out as it was"
+        try:
+            async with self._resource.open(self._context):
+                raise inside
+        except _Raised:
+            pass
+        except Exception as error:
+            raise broken(rule, f"{short(inside)} went in, {short(error)} came out") from error
+        else:
+            raise broken(rule, f"{short(inside)} went in and was swallowed")
+        await ends_when_cancelled(self._held(asyncio.Event()), "a resource's opening", self._limit_s)
+        async with self._opened() as handle:
+            law("a resource opens again after an error", await self._seen(handle) == first, first)
+
+    async def _held(self, never: asyncio.Event) -> None:
+        async with self._resource.open(self._context):
+            await never.wait()
+
+    async def opens_at_once(self) -> None:
+        """As many episodes as start together see the same."""
+        ready = asyncio.Barrier(_AT_ONCE)
+
+        async def one() -> str:
+            async with self._opened() as handle:
+                await ready.wait()
+                return await self._seen(handle)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one()) for _ in range(_AT_ONCE)]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        seen = {task.result() for task in tasks}
+        law("episodes that open at once see the same", len(seen) == 1, short(sorted(seen)))
+
+    async def keeps_episodes_apart(self) -> None:
+        """What one episode changes is not seen by another that is open beside it."""
+        assert self._change is not None
+        async with self._opened() as one, self._opened() as other:
+            before = await self._seen(other)
+            await awaited(self._change(one))
+            after = await self._seen(other)
+        law("one episode's changes are not seen in another", after == before, f"{short(before)}, then {short(after)}")
+
+    async def fails(self) -> None:
+        """Infrastructure that fails is said with an error that makes the reward invalid."""
+        try:
+            async with self._opened():
+                pass
+        except EpisodeError:
+            return
+        raise broken("a resource whose infrastructure fails raises ResourceError", f"{self._context.task}: it opened")

@@ -1,0 +1,142 @@
+"""The laws that every simulated user keeps.
+
+Run them on your own:
+
+    from rlenv.testing.users import check_user
+
+    def test_my_user_keeps_the_laws():
+        check_user(my_user, says=["Hello.", "Which size?", "Ordered."])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+from rlenv._bounded import encodable
+from rlenv._hosted import Scope
+from rlenv.errors import EpisodeError
+from rlenv.messages import Message
+from rlenv.testing.laws import (
+    LIMIT_S,
+    broken,
+    compiled,
+    ends_when_cancelled,
+    in_own_loop,
+    in_time,
+    kept_as_json,
+    law,
+    short,
+)
+from rlenv.users.base import MAX_REPLY_CHARS, User, UserContext, UserSession
+
+__all__ = ["check_user", "check_user_async"]
+
+
+async def check_user_async(
+    user: User | Mapping[str, Any],
+    *,
+    says: Sequence[str],
+    context: UserContext | None = None,
+    most_replies: int = 50,
+    base: Path = Path(),
+    limit_s: float = LIMIT_S,
+    **parts: Any,
+) -> None:
+    """Runs the laws of simulated users on `user`; a law that is broken is an AssertionError that states it.
+
+    Args:
+        user: a compiled user, or the mapping under `user:`.
+        says: what the policy says, in order; its last message is said again for as long as the user replies.
+        context: what the user sees when an episode starts; an empty task by default.
+        most_replies: a user that has not ended the dialogue after as many does not end.
+        base: the folder that the mapping's paths are relative to.
+        limit_s: how long one reply may take, in seconds: a bound for what hangs.
+        parts: what a mapping is compiled with beside it (`endpoints`, `vars`, `resources`).
+    """
+    assert says, "check_user needs at least one message of the policy's"
+    if not hasattr(user, "start"):
+        user = compiled("users", user, base=base, **parts)  # type: ignore[arg-type]
+    made: User = user  # type: ignore[assignment]
+    law(
+        "a user's stop is a text or None",
+        made.stop is None or (isinstance(made.stop, str) and bool(made.stop)),
+        repr(made.stop),
+    )
+    begins = context if context is not None else UserContext({})
+    scope = Scope()
+    if begins.shared is Scope:
+        begins = replace(begins, shared=lambda: scope)
+    try:
+        await _check_dialogues(made, begins, says, most_replies, limit_s)
+    finally:
+        await scope.aclose()
+
+
+check_user = in_own_loop(check_user_async)
+
+
+async def _check_dialogues(
+    made: User, begins: UserContext, says: Sequence[str], most_replies: int, limit_s: float
+) -> None:
+    before = kept_as_json(begins.task)
+    alone = await _Dialogue(made, begins, says, limit_s).replies(most_replies)
+    is_over = len(alone) < most_replies
+    law("a user ends the dialogue", is_over, f"it has replied {most_replies} times, last {short(alone[-1:])}")
+    law("a user leaves the task as it is", kept_as_json(begins.task) == before, short(begins.task))
+    again = await _Dialogue(made, begins, says, limit_s).replies(most_replies)
+    law("equal seeds give equal replies", again == alone, f"{short(alone)}, then {short(again)}")
+    one, other = (_Dialogue(made, begins, says, limit_s) for _ in range(2))
+    beside: list[list[str]] = [[], []]
+    for _ in alone:
+        for dialogue, replies in zip((one, other), beside, strict=True):
+            said = await dialogue.next()
+            replies += [] if said is None else [said]
+    for replies in beside:
+        law("episodes side by side hear the same as one alone", replies == alone, f"{short(alone)}, {short(replies)}")
+    heard = [Message("user", "Go on."), Message("assistant", says[0])]
+    cancelled = made.start(begins).reply(heard, deadline=time.monotonic() + limit_s)
+    await ends_when_cancelled(cancelled, "a reply", limit_s)
+
+
+class _Dialogue:
+    """One episode's user, and a policy that says what it was given."""
+
+    def __init__(self, user: User, context: UserContext, says: Sequence[str], limit_s: float) -> None:
+        self._stop = user.stop
+        self._session: UserSession = user.start(context)
+        self._says = chain(says, repeat(says[-1]))
+        self._dialogue = [Message("user", "Go on.")]
+        self._limit_s = limit_s
+
+    async def replies(self, most: int) -> list[str]:
+        """What the user says until it ends, at most `most` times."""
+        found: list[str] = []
+        while len(found) < most and (said := await self.next()) is not None:
+            found.append(said)
+        return found
+
+    async def next(self) -> str | None:
+        """The next reply; None once the user has ended the dialogue."""
+        self._dialogue.append(Message("assistant", next(self._says)))
+        given = list(self._dialogue)
+        deadline = time.monotonic() + self._limit_s
+        try:
+            asked = self._session.reply(given, deadline=deadline)
+            said = await in_time(asked, "a user replies in time", self._limit_s)
+        except (AssertionError, EpisodeError):
+            raise
+        except Exception as error:
+            raise broken("a user that cannot be asked raises EpisodeError", f"it raised {short(error)}") from error
+        law("a user leaves the dialogue as it is", given == self._dialogue, short(given))
+        law("a reply is a text or None", said is None or isinstance(said, str), short(said))
+        if said is None:
+            return None
+        is_fit = len(said) <= MAX_REPLY_CHARS and encodable(said) == said
+        law(f"a reply is a text of at most {MAX_REPLY_CHARS} characters that UTF-8 can hold", is_fit, short(said))
+        self._dialogue.append(Message("user", said))
+        return None if self._stop is not None and self._stop in said else said

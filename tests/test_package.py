@@ -1,0 +1,58 @@
+"""What the wheel and the source distribution hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rlenv
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str], str]:
+    """The names in the wheel, those in the source distribution, and the wheel's metadata."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=100)
+    (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"rlenv-{rlenv.__version__}.dist-info/METADATA").decode()
+    with tarfile.open(source) as tarball:
+        return names, {name.partition("/")[2] for name in tarball.getnames()}, metadata
+
+
+def kept(*folders: str) -> set[str]:
+    """The files of the repository below these folders."""
+    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    return set(listed.stdout.splitlines())
+
+
+def test_the_wheel_holds_both_packages_and_the_shipped_specs_and_nothing_else(
+    built: tuple[set[str], set[str], str],
+) -> None:
+    names, _, _ = built
+    packages = {name.removeprefix("trainers/") for name in kept("rlenv", "trainers/rlenv_verl")}
+    specs = {f"rlenv/{name}" for name in kept("specs")}
+    assert {name for name in names if ".dist-info/" not in name} == packages | specs
+
+
+def test_the_source_distribution_holds_what_the_tests_need(built: tuple[set[str], set[str], str]) -> None:
+    _, names, _ = built
+    assert kept("rlenv", "trainers", "specs", "schemas", "tests", "docs", "examples", "requirements") <= names
+    assert {"Makefile", "README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= names
+
+
+def test_the_metadata_has_the_version_of_the_module(built: tuple[set[str], set[str], str]) -> None:
+    _, _, metadata = built
+    assert f"\nVersion: {rlenv.__version__}\n" in metadata

@@ -1,0 +1,182 @@
+"""The laws of environments: each is broken by a spec, a policy or a record that breaks it alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlenv.messages import Message, ParsedAction
+from rlenv.policies.base import PolicyContext
+from rlenv.secrets import resolve
+from rlenv.testing import check_environment, check_environment_async, check_trajectory, environments
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
+from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
+from tests.support.environments import BASE, Make
+from tests.support.laws import not_broken, rule_of
+
+SPEC = BASE.replace("calculate: {kind: calculator}", 'calculate: {kind: python, function: "tools.py:calculate"}')
+FINE = "def calculate(expression: str) -> str:\n    'Calculates.'\n    return '2'\n"
+COUNTS = """
+import itertools
+count = itertools.count()
+def calculate(expression: str) -> str:
+    'Calculates.'
+    return {}
+"""
+LEAVES = """
+import asyncio
+left = []
+async def calculate(expression: str) -> str:
+    'Calculates.'
+    left.append(asyncio.get_running_loop().create_task(asyncio.Event().wait()))
+    return '2'
+"""
+BESIDE = """
+import asyncio
+running = 0
+async def calculate(expression: str) -> str:
+    'Calculates.'
+    global running
+    running += 1
+    try:
+        await asyncio.sleep(0)
+        return str(running)
+    finally:
+        running -= 1
+"""
+
+
+class Said:
+    """A policy of one answer, which may do something to the task."""
+
+    name = "said"
+
+    def __init__(self, action: Any = "<answer>5</answer>", does: Callable[[Any], Any] = lambda task: None) -> None:
+        self._action = action
+        self._does = does
+
+    def start(self, context: PolicyContext) -> Said:
+        self._does(context.task)
+        return self
+
+    async def act(self, messages: Any) -> Any:
+        return self._action
+
+    async def aclose(self) -> None: ...
+
+
+def said(*args: Any) -> dict[str, Any]:
+    return {"policies": lambda environment: [Said(*args)]}
+
+
+WITH_IDS = {"tokenizer": small_tokenizer, "chat_template": CHAT_TEMPLATE}
+BROKEN: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("an episode leaves its task as it is", BASE, "", said("<answer>5</answer>", lambda task: task.update(answer=5.5))),
+    (
+        "no action makes its own reward invalid",
+        BASE.replace("{kind: rule, rule: numeric_match}", '{kind: rule, rule: python, python: "tools.py:score"}'),
+        "def score(answer):\n    raise KeyError(answer)\n",
+        said(),
+    ),
+    ("the oracle succeeds", BASE.replace("{{ task.answer }}</answer>", "1</answer>"), "", {}),
+    ("episodes side by side are what each is alone", SPEC, BESIDE, {"tasks": 2}),
+    (
+        "a record replays to the same episode and reward",
+        SPEC,
+        COUNTS.format("'first' if next(count) < 6 else 'later'"),
+        {"tasks": 2, "policies": lambda environment: environments._players(environment)[:1]},
+    ),
+    ("no secret stands in a record", BASE.replace("answer: 5}", "answer: 5, note: correct-horse-battery}"), "", {}),
+    ("a closed environment leaves no task behind", SPEC, LEAVES, {"limit_s": 0.05}),
+    ("ids are looked at for a policy that gives texts", BASE, "",
+     {**WITH_IDS, **said(Message("assistant", "<answer>5</answer>"))}),
+]  # fmt: skip
+
+TURN = Turn(0, "5", ParsedAction("5"))
+RECORD = Trajectory(
+    "toy-v0", "train", 0, 0, {}, (), (TURN,), "5", True, False, "answer",
+    RewardBreakdown(1.0, {"right": TermResult("right", "valid", 1.0, 1.0)}, (1.0,)), True,
+)  # fmt: skip
+NAN = float("nan")
+BROKEN_RECORDS: list[tuple[str, Trajectory]] = [
+    ("an episode that has ended is either terminated or truncated", replace(RECORD, truncated=True)),
+    ("an episode's end has a reason", replace(RECORD, reason="")),
+    ("turns are numbered from 0", replace(RECORD, turns=(replace(TURN, index=1),))),
+    ("there is one reward a turn", replace(RECORD, reward=RewardBreakdown(1.0, {}, ()))),
+    ("rewards are finite", replace(RECORD, reward=RewardBreakdown(NAN, {}, (NAN,)))),
+    (
+        "rewards are finite",
+        replace(RECORD, reward=RewardBreakdown(1.0, {"a": TermResult("a", "valid", NAN, 1.0)}, (1.0,))),
+    ),
+    (
+        "a term has a value exactly where it is valid",
+        replace(RECORD, reward=RewardBreakdown(1.0, {"a": TermResult("a", "invalid", 0.0, 1.0)}, (1.0,))),
+    ),
+    ("a reward is invalid exactly where something failed", replace(RECORD, failure=Failure("tool", "gone"))),
+    ("success is unknown exactly where the reward is invalid", replace(RECORD, success=None)),
+    ("the rewards of the turns sum to the total", replace(RECORD, reward=RewardBreakdown(1.0, {}, (0.5,)))),
+]  # fmt: skip
+KEPT_BY_THE_FRAMEWORK = {
+    "the rewards of the steps sum to the total",
+    "a record is read back as it was",
+    "there is one entry of the mask for each id",
+    "the mask has 0 and 1 alone",
+    "the mask marks what was sampled, and nothing else",
+}
+
+
+def test_an_environment_that_keeps_the_laws_passes(make_environment: Make) -> None:
+    check_environment(make_environment())
+    check_environment(make_environment(SPEC, tools=FINE))
+
+
+def test_the_ids_and_masks_of_an_environment_keep_the_laws(make_environment: Make) -> None:
+    pytest.importorskip("tokenizers")
+    check_environment(make_environment(), tokenizer=small_tokenizer(), chat_template=CHAT_TEMPLATE)
+
+
+def test_an_environment_is_checked_in_a_loop_that_runs(make_environment: Make) -> None:
+    asyncio.run(check_environment_async(make_environment(), tasks=1))
+
+
+def test_one_that_promises_nothing_is_not_compared(make_environment: Make) -> None:
+    counts = COUNTS.format("str(next(count))")
+    check_environment(make_environment(SPEC, tools=counts), is_deterministic=False)
+
+
+@pytest.mark.parametrize(("rule", "spec", "tools", "keys"), BROKEN, ids=[row[0] for row in BROKEN])
+def test_each_law_is_broken_by_a_spec_that_breaks_it_alone(
+    rule: str,
+    spec: str,
+    tools: str,
+    keys: dict[str, Any],
+    make_environment: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("CRITICAL")
+    monkeypatch.setenv("RLENV_TEST_KEY", "correct-horse-battery")
+    resolve("${env:RLENV_TEST_KEY}")
+    if "tokenizer" in keys:
+        pytest.importorskip("tokenizers")
+        keys = {**keys, "tokenizer": small_tokenizer()}
+    with pytest.raises(AssertionError) as found:
+        check_environment(make_environment(spec, tools=tools), **keys)
+    assert rule_of(found.value) == rule
+
+
+@pytest.mark.parametrize(("rule", "trajectory"), BROKEN_RECORDS, ids=[row[0] for row in BROKEN_RECORDS])
+def test_each_law_of_records_is_broken_by_one_that_breaks_it_alone(rule: str, trajectory: Trajectory) -> None:
+    check_trajectory(RECORD)
+    with pytest.raises(AssertionError) as found:
+        check_trajectory(trajectory)
+    assert rule_of(found.value) == rule
+
+
+def test_every_law_of_environments_has_something_that_breaks_it() -> None:
+    broken = {*(row[0] for row in BROKEN), *(row[0] for row in BROKEN_RECORDS)}
+    assert not_broken(environments, broken | KEPT_BY_THE_FRAMEWORK) == []
