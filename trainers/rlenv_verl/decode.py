@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["Generated", "Sampling", "completes", "generate", "sample"]
+__all__ = ["Drawing", "Generated", "Sampling", "completes", "generate", "sample"]
 
 # Rows that have ended stay in the batch until this share of it is live: copying the cache costs about one step.
 _COMPACT_BELOW = 0.75
@@ -52,6 +52,31 @@ class Generated:
     finish: Literal["stop", "length", "aborted"]
 
 
+@dataclass(slots=True, eq=False)
+class Drawing:
+    """What one request has been given so far. `finish` is None while it goes on."""
+
+    sampling: Sampling
+    decode: Callable[[Sequence[int]], str] | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+
+    def take(self, token: int, logprob: float) -> None:
+        """One more token, which may be the last."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.sampling.stop_ids or completes(self.tokens, self.sampling, self.decode):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.sampling.max_tokens:
+            self.finish = "length"
+
+    @property
+    def generated(self) -> Generated:
+        """All of it; `aborted` where it was still going on."""
+        return Generated(tuple(self.tokens), tuple(self.logprobs), self.finish or "aborted")
+
+
 @torch.inference_mode()
 def generate(
     model: Any,
@@ -77,17 +102,10 @@ def generate(
     Returns:
         One entry a prompt, in their order.
     """
-    count, longest = len(prompts), max(len(prompt) for prompt in prompts)
-    ids = torch.full((count, longest), pad_id)
-    mask = torch.zeros((count, longest), dtype=torch.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
+    ids, mask = _padded(prompts, pad_id)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    tokens: list[list[int]] = [[] for _ in prompts]
-    logprobs: list[list[float]] = [[] for _ in prompts]
-    finish: list[Literal["stop", "length", "aborted"] | None] = [None] * count
-    live = list(range(count))
+    rows = [Drawing(sampling, decode) for sampling in samplings]
+    live = list(rows)
     cache: Any = None
     while live and not is_aborted():
         output = model(
@@ -99,29 +117,32 @@ def generate(
             logits_to_keep=1,
         )
         cache = output.past_key_values
-        chosen, chosen_logprobs = sample(output.logits[:, -1].float(), [samplings[index] for index in live], generator)
-        for index, token, logprob in zip(live, chosen.tolist(), chosen_logprobs.tolist(), strict=True):
-            if finish[index] is not None:
-                continue
-            tokens[index].append(token)
-            logprobs[index].append(logprob)
-            if token in samplings[index].stop_ids or completes(tokens[index], samplings[index], decode):
-                finish[index] = "stop"
-            elif len(tokens[index]) >= samplings[index].max_tokens:
-                finish[index] = "length"
+        chosen, logprobs = sample(output.logits[:, -1].float(), [row.sampling for row in live], generator)
+        for row, token, logprob in zip(live, chosen.tolist(), logprobs.tolist(), strict=True):
+            if row.finish is None:
+                row.take(token, logprob)
         ids = chosen[:, None]
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones((len(live), 1), dtype=torch.int64)], dim=1)
-        keep = [row for row, index in enumerate(live) if finish[index] is None]
+        keep = [place for place, row in enumerate(live) if row.finish is None]
         if len(keep) <= _COMPACT_BELOW * len(live):
-            live = [live[row] for row in keep]
+            live = [live[place] for place in keep]
             if live:
-                rows = torch.tensor(keep)
-                ids, positions, mask = ids[rows], positions[rows], mask[rows]
-                cache.batch_select_indices(rows)
-    return [
-        Generated(tuple(tokens[index]), tuple(logprobs[index]), finish[index] or "aborted") for index in range(count)
-    ]
+                kept = torch.tensor(keep)
+                ids, positions, mask = ids[kept], positions[kept], mask[kept]
+                cache.batch_select_indices(kept)
+    return [row.generated for row in rows]
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompts filled on the left, and the mask of what is theirs."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), longest), pad_id)
+    mask = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
 
 
 def completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:

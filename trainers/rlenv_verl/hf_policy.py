@@ -72,21 +72,7 @@ def load_policy(
     Raises:
         PolicyError: the folder holds no model that transformers can load.
     """
-    import torch
-    import transformers
-    from transformers.utils import logging
-
-    library: Any = transformers  # its classes are partly annotated
-    silence: Any = logging.disable_progress_bar
-    silence()
-
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(folder)
-        # In float32 from the start: transformers would round to what the configuration names, which beside the
-        # weights that veRL saves is bfloat16, whatever they are.
-        model = load_model(folder, dtype=torch.float32)
-    except (OSError, ValueError, UsageError) as error:
-        raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
+    tokenizer, model = _loaded(folder)
     encoder = TokenEncoder(
         tokenizer,
         template_kwargs=dict(template_kwargs or {}),
@@ -112,6 +98,24 @@ def load_policy(
         response_tokens=response_tokens,
         environment=environment,
     )
+
+
+def _loaded(folder: str | Path) -> tuple[Any, Any]:
+    """The tokenizer and the model of a folder."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    library: Any = transformers  # its classes are partly annotated
+    silence: Any = logging.disable_progress_bar
+    silence()
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder)
+        # In float32 from the start: transformers would round to what the configuration names, which beside the
+        # weights that veRL saves is bfloat16, whatever they are.
+        return tokenizer, load_model(folder, dtype=torch.float32)
+    except (OSError, ValueError, UsageError) as error:
+        raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
 
 
 @dataclass(slots=True, eq=False)

@@ -49,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     reads.add_argument("items", nargs="*", metavar="SPEC | key=value", help="YAML files, or names of specs that ship")
+    _what_is_trained(reads)
+    _how_long(reads)
+    _how_it_is_run(reads)
+    return reads
+
+
+def _what_is_trained(reads: argparse.ArgumentParser) -> None:
     what = reads.add_argument_group("what is trained")
     what.add_argument("--trainer", choices=TRAINERS, default="verl")
     what.add_argument(
@@ -78,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank on all linear layers")
     what.add_argument("--seed", type=int, help="0 by default")
     what.add_argument("--shuffle-rewards", action="store_true", help="the control: permute rewards over episodes")
+
+
+def _how_long(reads: argparse.ArgumentParser) -> None:
     length = reads.add_argument_group("how long, and what is kept")
     length.add_argument("--steps", type=count, help="training steps; the preset's otherwise")
     length.add_argument(
@@ -88,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
     )
     length.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop training after this long")
     length.add_argument("-o", "--output", type=Path, help="the run's folder; by default runs/NAME-TIME")
+
+
+def _how_it_is_run(reads: argparse.ArgumentParser) -> None:
     how = reads.add_argument_group("how it is run")
     how.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of the run in a folder")
     how.add_argument("--eval", action="store_true", help="validate only; with --resume the run's last checkpoint")
@@ -99,4 +112,3 @@ def parser() -> argparse.ArgumentParser:
         " tokens: STEPS (1) steps, a checkpoint and one more step from it",
     )
     how.add_argument("--ray-address", metavar="ADDRESS", help="join this Ray cluster and ship the specs to it")
-    return reads
