@@ -135,10 +135,10 @@ def estimated(tokens: Tokens, estimator: str, **config: Any) -> tuple[list[list[
     from verl.trainer.config.algorithm import AlgoConfig
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    import rlenv_verl.advantage
-    import rlenv_verl.estimators
+    import rlenv_verl.estimators  # noqa: F401
+    from rlenv_verl.advantage import shuffle_generator
 
-    rlenv_verl.advantage._GENERATORS.clear()  # a control draws the same permutation for both
+    shuffle_generator().manual_seed(0)  # a control draws the same permutation for both
     found, returns = get_adv_estimator_fn(estimator)(
         token_level_rewards=tokens.rewards, response_mask=tokens.mask, index=tokens.index, config=AlgoConfig(**config)
     )

@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv_verl.attempts import merge_metrics
 from rlenv_verl.metrics import MetricsFile, merged
 from rlenv_verl.resume import resumed
-from rlenv_verl.runfile import Run, forget_after, last_checkpoint, locked, rebuild_metrics
+from rlenv_verl.runfile import Run, forget_after, last_checkpoint, locked
 from rlenv_verl.train import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -89,7 +90,7 @@ def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
     log(run, 2, {4: 0.4, 5: 0.5, 6: 8.0})
     run = run.begin_attempt(5)
     log(run, 3, {6: 0.6})
-    rebuild_metrics(run)
+    merge_metrics(run.folder, run.attempts)
     steps = merged(list(MetricsFile(run.metrics, run.sources).new()))
     assert [entry.reward for entry in steps] == [None, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert [entry.step for entry in steps if entry.success] == [0, 3]
@@ -101,7 +102,7 @@ def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> N
     source = run.sources["greedy"]
     entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
     run.attempt_metrics(run.attempts[1]).write_bytes(orjson.dumps(entry) + b"\n")
-    rebuild_metrics(run)
+    merge_metrics(run.folder, run.attempts)
     (step,) = merged(list(MetricsFile(run.metrics, run.sources).new()))
     assert (step.reward, step.success) == (0.3, {"greedy": 0.75})
 
@@ -110,7 +111,7 @@ def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
     log(prepared, 1, {1: 0.1})
     with prepared.attempt_metrics(prepared.attempts[0]).open("ab") as file:
         file.write(b'{"step": 2, "da')
-    rebuild_metrics(prepared)
+    merge_metrics(prepared.folder, prepared.attempts)
     assert prepared.metrics.read_bytes().count(b"\n") == 1
 
 

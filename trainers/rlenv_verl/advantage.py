@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,14 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv_verl.episode_rows import episodes_of
-from rlenv_verl.names import GRPO, GRPO_SHUFFLED
 
-__all__ = ["group_advantages", "grpo", "grpo_shuffled", "permuted", "shuffle_generator"]
+__all__ = ["GRPO", "GRPO_SHUFFLED", "group_advantages", "grpo", "grpo_shuffled", "permuted", "shuffle_generator"]
+
+GRPO = "rlenv_grpo"
+"""The advantage estimator that leaves masked episodes out of their group."""
+
+GRPO_SHUFFLED = "rlenv_grpo_shuffled"
+"""The control: as GRPO, with the rewards of a batch permuted over its episodes."""
 
 
 def group_advantages(
@@ -78,15 +84,10 @@ def _estimate(
     return tokens, tokens
 
 
-_GENERATORS: dict[int, torch.Generator] = {}
-
-
+@cache
 def shuffle_generator() -> torch.Generator:
-    """The shuffle's own generator, seeded once a process with the run's seed."""
-    seed = int(os.environ.get("RLENV_SEED", "0"))
-    if seed not in _GENERATORS:
-        _GENERATORS[seed] = torch.Generator().manual_seed(seed)
-    return _GENERATORS[seed]
+    """The shuffle's own generator, one a process, seeded with the run's seed."""
+    return torch.Generator().manual_seed(int(os.environ.get("RLENV_SEED", "0")))
 
 
 @register_adv_est(GRPO)  # type: ignore[untyped-decorator]

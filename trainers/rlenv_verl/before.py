@@ -39,8 +39,9 @@ from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.preset import Preset, compose, override
 from rlenv_verl.runfile import Run
-from rlenv_verl.settings.policy import UNMEASURED, lacking_of, tokens_at, value_at
+from rlenv_verl.settings.policy import UNMEASURED, lacking_of, tokens_at
 from rlenv_verl.settings.processor import packing_findings, processor_findings
+from rlenv_verl.settings.verl_keys import value_at
 from rlenv_verl.specs import TrainedSpec
 
 __all__ = [
@@ -332,7 +333,7 @@ def _seeing(place: str, environment: Environment) -> dict[str, Any]:
     if not environment.spec.prompt.images:
         return {}
     try:
-        from rlenv_verl.prepare import seeing
+        from rlenv_verl.prompts import seeing
     except ImportError as error:
         raise MissingExtra("measuring prompts that show images", extra="verl") from error
     return seeing(place)

@@ -12,6 +12,7 @@ The layout of veRL 0.9.1 (trainer/ppo/v1/trainer_base.py, utils/checkpoint/fsdp_
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import math
@@ -24,9 +25,10 @@ from typing import Any
 
 import yaml
 
+import rlenv
 from rlenv.errors import UsageError
 
-__all__ = ["LATEST", "Checkpoint", "choose", "find_checkpoints", "run_config", "success_by_step"]
+__all__ = ["LATEST", "Checkpoint", "choose", "find_checkpoints", "run_config", "success_by_step", "versions"]
 
 # val-aux/SPEC/SPLIT/MODE/success/mean@EPISODES: veRL's name for a figure of the data source SPEC/SPLIT/MODE
 _SUCCESS = re.compile(r"val-aux/.+/([^/]+)/success/mean@\d+")
@@ -217,3 +219,15 @@ def success_by_step(run: Path) -> dict[int, float]:
         if chosen:
             found[int(entry["step"])] = sum(chosen) / len(chosen)
     return found
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The version of each package, as it is kept beside what was written with it."""
+    return {name: _version(name) for name in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return rlenv.__version__ if package == "rlenv" else "not installed"

@@ -10,13 +10,26 @@ from typing import Any, Literal
 
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
-from rlenv_verl.names import agent_name
 
-__all__ = ["Mode", "data_source", "mixed_rows", "rows_by_weight", "training_rows", "validation_rows", "write_rows"]
+__all__ = [
+    "Mode",
+    "agent_name",
+    "data_source",
+    "mixed_rows",
+    "rows_by_weight",
+    "training_rows",
+    "validation_rows",
+    "write_rows",
+]
 
 Mode = Literal["greedy", "sampled"]
 
 _MOST_ROWS = 5_000_000
+
+
+def agent_name(spec: str) -> str:
+    """The name of a spec's agent loop in veRL's registry and in the rows."""
+    return f"rlenv/{spec}"
 
 
 def data_source(environment: Environment, split: str, mode: Mode, group: str | None = None) -> str:

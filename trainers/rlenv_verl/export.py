@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 import yaml
 
-import rlenv
 from rlenv.errors import RlenvError, UsageError
 from rlenv.loader import load_spec
 from rlenv.shipped import find
-from rlenv_verl.checkpoints import Checkpoint, choose, run_config, success_by_step
+from rlenv_verl.checkpoints import Checkpoint, choose, run_config, success_by_step, versions
 from rlenv_verl.lora import split
 from rlenv_verl.weights import build_model, load_model, lora_config, plain_weights, quiet
 
@@ -210,7 +208,7 @@ def _provenance(run: Path, exported: Exported, *, base: str) -> dict[str, Any]:
         "seed": config["data"]["seed"],
         "specs": _specs(run),
         "trained_with": trained.get("versions"),
-        "exported_with": {name: _version(name) for name in ("rlenv", "torch", "transformers", "safetensors")},
+        "exported_with": versions("rlenv", "torch", "transformers", "safetensors"),
     }
 
 
@@ -227,10 +225,3 @@ def _specs(run: Path) -> list[dict[str, Any]]:
             found |= {"digest": None, "digest_is_missing": str(error).splitlines()[0]}
         specs.append(found)
     return specs
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return rlenv.__version__ if package == "rlenv" else "not installed"

@@ -11,21 +11,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from rlenv_verl import guard
 from rlenv_verl.guard import RUN_MARK, Segments, end_marked
 
-__all__ = ["Ending", "run_to_end"]
+__all__ = ["EXIT_STATUS", "Ending", "ending_lines", "run_to_end"]
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
 
 How = Literal["finished", "failed", "time_limit", "interrupted"]
+
+EXIT_STATUS: Mapping[How, int] = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
+"""Of a command whose run ended so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,47 +84,74 @@ def run_to_end(
             cwd=cwd,
         )
         segments = Segments(mark)
-        how: How = "finished"
-        is_main = threading.current_thread() is threading.main_thread()
-        handler = signal.signal(signal.SIGTERM, _as_interrupt) if is_main else None
-        try:
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                seconds = time.monotonic() - started
-                # Its processes may end with the driver, so what is theirs has to be known before.
-                segments.look()
-                on_poll(seconds)
-                if seconds > time_limit_s:
-                    how = "time_limit"
-                    break
-        except KeyboardInterrupt:
-            how = "interrupted"
-        finally:
-            with _undisturbed() if is_main else contextlib.nullcontext():
-                segments.look()
-                _end(process, mark)
-                segments.remove()
-            if is_main:
-                signal.signal(signal.SIGTERM, handler)
+
+        def look() -> bool:
+            """Whether the driver may go on; its processes may end with it, so what is theirs has to be known before."""
+            segments.look()
+            seconds = time.monotonic() - started
+            on_poll(seconds)
+            return seconds <= time_limit_s
+
+        with _terminated_as_interrupted():
+            try:
+                how = _waited_for(process, look)
+            finally:
+                with _undisturbed():
+                    segments.look()
+                    _end(process, mark)
+                    segments.remove()
     if how == "finished" and process.returncode != 0:
         how = "failed"
     return Ending(how, process.returncode, time.monotonic() - started, log_from)
+
+
+def ending_lines(ending: Ending, log: Path, *, last: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """Why a run did not finish, in lines for people; `last` gives the end of its log, asked for where it failed."""
+    if ending.how == "time_limit":
+        yield f"stopped at the time limit after {ending.seconds:.0f} s"
+    elif ending.how == "interrupted":
+        yield "interrupted; all processes of the run were ended"
+    else:
+        yield f"veRL ended with status {ending.code}; the end of {log}:"
+        yield from last()
+
+
+def _waited_for(process: subprocess.Popen[bytes], look: Callable[[], bool]) -> How:
+    """Waits for the driver's end, asking `look` several times a second whether it may go on."""
+    try:
+        while process.poll() is None:
+            time.sleep(_POLL_S)
+            if not look():
+                return "time_limit"
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "finished"
 
 
 def _as_interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _terminated_as_interrupted() -> AbstractContextManager[None]:
+    return _handled(signal.SIGTERM, handler=_as_interrupt)
+
+
+def _undisturbed() -> AbstractContextManager[None]:
     """No further signal cuts the clean-up short: a second Ctrl-C is pressed exactly while it runs."""
-    signs = (signal.SIGINT, signal.SIGTERM)
-    handlers = [signal.signal(sign, signal.SIG_IGN) for sign in signs]
+    return _handled(signal.SIGINT, signal.SIGTERM, handler=signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _handled(*signs: signal.Signals, handler: Any) -> Iterator[None]:
+    """Signals by another handler; as they are outside of the main thread, which alone may set one."""
+    if threading.current_thread() is not threading.main_thread():
+        signs = ()
+    handlers = [signal.signal(sign, handler) for sign in signs]
     try:
         yield
     finally:
-        for sign, handler in zip(signs, handlers, strict=True):
-            signal.signal(sign, handler)
+        for sign, known in zip(signs, handlers, strict=True):
+            signal.signal(sign, known)
 
 
 @contextlib.contextmanager

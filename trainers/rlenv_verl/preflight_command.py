@@ -10,9 +10,7 @@ from rlenv.errors import UsageError
 from rlenv.models import local_model
 from rlenv.preflight import Finding, Preflight, Split
 from rlenv_verl.before import SAMPLE, config_of, names_of, on_this_processor, preflight_of
-from rlenv_verl.lora_settings import lora_overrides
-from rlenv_verl.prepare import with_run_keys
-from rlenv_verl.preset import load_preset
+from rlenv_verl.prepare import preset_of
 from rlenv_verl.settings.threads import with_the_shell
 from rlenv_verl.specs import load_specs, spec_and_overrides
 
@@ -49,10 +47,9 @@ def look(
     if sample < 1:
         raise UsageError(f"--sample {sample}: expected at least 1")
     specs = load_specs(sources, set=set)
-    chosen = load_preset(preset or "cpu", algorithm=algorithm, mode=mode)
-    chosen, overrides = with_run_keys(chosen, overrides)
+    chosen, overrides = preset_of(preset or "cpu", overrides, algorithm=algorithm, mode=mode, lora=lora)
     place = local_model(model, chat_template=chat_template)
-    config, is_checked = config_of(chosen, place, [*lora_overrides(chosen, lora), *overrides])
+    config, is_checked = config_of(chosen, place, overrides)
     run = chosen.run
     splits = [Split(run["train_split"])]
     if run["validation_split"] != run["train_split"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -16,31 +16,32 @@ from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.source import nearest
 from rlenv.tokens.encoder import HISTORIES, History
-from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
+from rlenv_verl.datasets import Mode, agent_name, mixed_rows, validation_rows, write_rows
 from rlenv_verl.failure_policy import failure_policy
+from rlenv_verl.lora_settings import lora_overrides
 from rlenv_verl.masking import check_masking, check_rows
-from rlenv_verl.names import LOOP_CLASS, agent_name
-from rlenv_verl.preset import Preset, compose, control_estimator, override
+from rlenv_verl.preset import Preset, compose, control_estimator, load_preset, override
 from rlenv_verl.reward_model import check_reward_model
 from rlenv_verl.runfile import Run, SpecEntry
 from rlenv_verl.settings.checks import RUN_KEYS, RUN_OPTIONAL
 from rlenv_verl.settings.threads import thread_variables
 from rlenv_verl.ship import Shipped, ship
 from rlenv_verl.siblings import stragglers
-from rlenv_verl.specs import TrainedSpec
+from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
 from rlenv_verl.surroundings import joining
 
 __all__ = [
     "Plan",
     "RunSettings",
+    "asked_for",
     "history_of",
-    "measure_prompts",
     "plan_of",
     "prepare",
-    "seeing",
+    "preset_of",
     "with_run_keys",
 ]
 
+_LOOP_CLASS = "rlenv_verl.agent_loop.RlenvAgentLoop"
 _OWN_WORDS = ("failures", "stragglers", "history")
 """Keys whose reader says more of a wrong value than what is expected."""
 
@@ -85,6 +86,54 @@ class Plan:
     def episodes_a_step(self) -> int:
         """Training episodes of one step."""
         return int(self.config["data"]["train_batch_size"]) * int(self.config["actor_rollout_ref"]["rollout"]["n"])
+
+
+def asked_for(
+    arguments: argparse.Namespace, *, preset: str, without: str
+) -> tuple[tuple[TrainedSpec, ...], Preset, list[str]]:
+    """What a command line of `rlenv train` names: the specs, the preset, and veRL's overrides.
+
+    Args:
+        preset: the one of a command line that names none.
+        without: what to say where it names no spec.
+
+    Raises:
+        UsageError: there is no spec, or whatever `preset_of` raises.
+        SpecError: a spec's own faults.
+    """
+    sources, items = spec_and_overrides(arguments.items)
+    if not sources:
+        raise UsageError(without)
+    specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
+    chosen, overrides = preset_of(
+        arguments.preset or preset,
+        items,
+        algorithm=arguments.algorithm,
+        mode=arguments.mode,
+        lora=arguments.lora,
+        validation_tasks=arguments.validation_tasks,
+    )
+    return specs, chosen, overrides
+
+
+def preset_of(
+    name: str,
+    items: Sequence[str],
+    *,
+    algorithm: str | None,
+    mode: str | None,
+    lora: int | None,
+    validation_tasks: int | None = None,
+) -> tuple[Preset, list[str]]:
+    """The preset that a command line names, with what it says of the preset's own part, and veRL's overrides.
+
+    Raises:
+        UsageError: there is no such preset, algorithm or mode, or `with_run_keys` refuses an item.
+    """
+    preset, overrides = with_run_keys(load_preset(name, algorithm=algorithm, mode=mode), items)
+    if validation_tasks is not None:
+        preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": validation_tasks})
+    return preset, [*lora_overrides(preset, lora), *overrides]
 
 
 def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[str]]:
@@ -156,33 +205,7 @@ def prepare(
     run = settings.preset.run
     folder = settings.folder.resolve()
     modes: tuple[Mode, ...] = tuple(run["validation_modes"])
-    environments = [spec.environment for spec in settings.specs]
-    train = mixed_rows(
-        [(spec.environment, spec.weight) for spec in settings.specs], run["train_split"], seed=settings.seed
-    )
-    write_rows(folder / "data" / "train.parquet", train)
-    write_rows(folder / "data" / "validation.parquet", _held_out(environments, run, modes))
-    found = [Shipped(spec.source, spec.set) for spec in settings.specs]
-    if settings.ray_address is not None:
-        found = ship(settings.specs, folder / "ship")
-    loops = [_loop(spec, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
-    (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
-    text = yaml.safe_dump(dict(settings.preset.file), sort_keys=False)
-    (folder / "preset.yaml").write_text(text, encoding="utf-8")
-
-    overrides = settings.preset.overrides()
-    own = _own_keys(settings, folder, max_prompt_tokens)
-    overrides += [override(key, value) for key, value in own.items()]
-    if "sampler_kwargs.trained_file" not in " ".join(settings.user_overrides) and _has_own_sampler(settings.preset):
-        trained = str(folder / "trained.jsonl")
-        overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
-    if settings.ray_address is not None:
-        overrides = joining(overrides, settings.ray_address)
-    else:
-        # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
-        overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
-    overrides += settings.user_overrides
-    history = history_of(run.get("history"))
+    _write_inputs(settings, folder, modes)
     kept = Run(
         folder=folder,
         specs=tuple(
@@ -204,16 +227,49 @@ def prepare(
         ray_address=settings.ray_address,
         validation_only=settings.validation_only,
         cwd=os.getcwd(),
-        overrides=tuple(overrides),
+        overrides=tuple(_overrides(settings, folder, max_prompt_tokens)),
         environment=dict(settings.preset.environment),
         pinned=settings.preset.pinned,
         warm_start=warm_start,
-        history=history,
+        history=history_of(run.get("history")),
     )
     plan = plan_of(kept)
     _check_judge(settings, plan.config)
     kept.save()
     return plan
+
+
+def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode]) -> None:
+    """The data sets, the agent loops' YAML and the preset as it was laid out."""
+    run = settings.preset.run
+    environments = [spec.environment for spec in settings.specs]
+    train = mixed_rows(
+        [(spec.environment, spec.weight) for spec in settings.specs], run["train_split"], seed=settings.seed
+    )
+    write_rows(folder / "data" / "train.parquet", train)
+    write_rows(folder / "data" / "validation.parquet", _held_out(environments, run, modes))
+    found = [Shipped(spec.source, spec.set) for spec in settings.specs]
+    if settings.ray_address is not None:
+        found = ship(settings.specs, folder / "ship")
+    loops = [_loop(spec, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
+    (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(dict(settings.preset.file), sort_keys=False)
+    (folder / "preset.yaml").write_text(text, encoding="utf-8")
+
+
+def _overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> list[str]:
+    """All that veRL is given; what stands later wins."""
+    overrides = settings.preset.overrides()
+    overrides += [override(key, value) for key, value in _own_keys(settings, folder, max_prompt_tokens).items()]
+    if "sampler_kwargs.trained_file" not in " ".join(settings.user_overrides) and _has_own_sampler(settings.preset):
+        trained = str(folder / "trained.jsonl")
+        overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
+    if settings.ray_address is not None:
+        overrides = joining(overrides, settings.ray_address)
+    else:
+        # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
+        overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
+    return [*overrides, *settings.user_overrides]
 
 
 def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
@@ -264,7 +320,7 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
     stragglers(run.get("stragglers"))
     return {
         "name": agent_name(spec.name),
-        "_target_": LOOP_CLASS,
+        "_target_": _LOOP_CLASS,
         "spec": at.source,
         "spec_set": dict(at.set),
         "seed": settings.seed,
@@ -314,61 +370,3 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str)
 def _has_own_sampler(preset: Preset) -> bool:
     sampler = preset.verl.get("trainer", {}).get("v1", {}).get("sampler", {}).get("custom_sampler", {})
     return str(sampler.get("path", "")).endswith("rlenv_verl.sampler")
-
-
-def measure_prompts(
-    environment: Environment,
-    model: str,
-    *,
-    splits: Sequence[str],
-    template_kwargs: Mapping[str, Any],
-    sample: int = 256,
-) -> int:
-    """Tokens of the longest prompt among the first `sample` tasks of each split, and a quarter more.
-
-    Raises:
-        UsageError: the model's tokenizer, or where prompts show images its processor, cannot be loaded here.
-    """
-    from transformers import AutoTokenizer
-
-    from rlenv.tokens import TokenEncoder
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]}); set"
-            " run.max_prompt_length=N"
-        ) from error
-    shown = seeing(model) if environment.spec.prompt.images else {}
-    encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)
-
-    async def longest() -> int:
-        lengths = []
-        for split in splits:
-            for task in range(min(sample, len(environment.tasks(split)))):
-                async with environment.start(task=task, split=split) as episode:
-                    tokens = encoder.start(episode.messages, tools=environment.tool_schemas)
-                    lengths.append(len(tokens.prompt_ids))
-        return max(lengths)
-
-    return -(-asyncio.run(longest()) * 5 // 4)
-
-
-def seeing(model: str) -> dict[str, Any]:
-    """What a `TokenEncoder` needs to show images to a model; nothing for one that reads text alone."""
-    from transformers import AutoProcessor
-
-    from rlenv.tokens import ProcessorImages
-
-    auto: Any = AutoProcessor  # it has no types
-    try:
-        processor = auto.from_pretrained(model)
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(
-            f"the prompts show images, and the processor of {model} cannot be loaded to measure them"
-            f" ({str(error).splitlines()[0]}); set run.max_prompt_length=N"
-        ) from error
-    if not getattr(processor, "image_token", None):
-        return {}
-    return {"chat_template": processor.chat_template, "images": ProcessorImages(processor)}

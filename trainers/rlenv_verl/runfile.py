@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rlenv.errors import UsageError
+from rlenv_verl.attempts import Attempt, write_whole
 from rlenv_verl.datasets import Mode
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import History
 
-__all__ = ["Attempt", "Run", "SpecEntry", "forget_after", "last_checkpoint", "locked", "rebuild_metrics"]
+__all__ = ["Run", "SpecEntry", "forget_after", "last_checkpoint", "locked"]
 
 _VERSION = 1
 
@@ -41,15 +42,6 @@ class SpecEntry:
     source: str
     set: Mapping[str, Any]
     weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One start of veRL. `from_step` is the checkpoint's step, 0 without one; `started` is local time, ISO 8601."""
-
-    number: int
-    from_step: int
-    started: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +116,11 @@ class Run:
 
     def attempt_metrics(self, attempt: Attempt) -> Path:
         """What veRL itself writes: its file logger begins an empty file at each start."""
-        return self.folder / "attempts" / f"metrics-{attempt.number}.jsonl"
+        return attempt.metrics(self.folder)
 
     def begin_attempt(self, from_step: int) -> Run:
         """This run with one more attempt, kept in run.json."""
-        attempt = Attempt(len(self.attempts) + 1, from_step, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        attempt = Attempt.next(self.attempts, from_step)
         run = dataclasses.replace(self, attempts=(*self.attempts, attempt))
         run.attempt_metrics(attempt).parent.mkdir(parents=True, exist_ok=True)
         run.save()
@@ -138,10 +130,7 @@ class Run:
         """Write run.json, whole or not at all."""
         fields = {"version": _VERSION, **dataclasses.asdict(self)}
         del fields["folder"]
-        target = self.folder / "run.json"
-        draft = target.with_name("run.json.new")
-        draft.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, target)
+        write_whole(self.folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
 
     @classmethod
     def load(cls, folder: Path) -> Run:
@@ -184,22 +173,6 @@ def last_checkpoint(folder: Path) -> Path | None:
     # veRL removes old actors (`max_actor_ckpt_to_keep`) and leaves the rest of their folders.
     complete = [step for step, path in found.items() if step <= newest and (path / "actor").is_dir()]
     return found[max(complete)] if complete else None
-
-
-def rebuild_metrics(run: Run) -> None:
-    """Write metrics.jsonl from what the attempts logged, without the steps that a later attempt trained anew."""
-    lines: list[bytes] = []
-    for index, attempt in enumerate(run.attempts):
-        path = run.attempt_metrics(attempt)
-        if not path.exists():
-            continue
-        until = min((later.from_step for later in run.attempts[index + 1 :]), default=None)
-        for line in path.read_bytes().split(b"\n")[:-1]:  # without the rest of a line that was cut
-            if line.strip() and (until is None or orjson.loads(line)["step"] <= until):
-                lines.append(line + b"\n")
-    draft = run.metrics.with_name("metrics.jsonl.new")
-    draft.write_bytes(b"".join(lines))
-    os.replace(draft, run.metrics)
 
 
 def forget_after(run: Run, step: int, *, validates: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import shutil
 from collections import Counter
@@ -11,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import rlenv
-from rlenv_verl.checkpoints import find_checkpoints
+from rlenv_verl.checkpoints import find_checkpoints, versions
 from rlenv_verl.launch import Ending
 from rlenv_verl.metrics import StepFigures
 from rlenv_verl.progress import phase_shares
@@ -62,7 +60,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "trained": str(trained) if trained is not None else None,
         "model": run.model,
         "warm_start": run.warm_start,
-        "versions": {name: _version(name) for name in ("rlenv", "verl", "torch", "ray", "transformers")},
+        "versions": versions("rlenv", "verl", "torch", "ray", "transformers"),
     }
     text = json.dumps(summary, indent=2)
     (run.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
@@ -148,13 +146,6 @@ def _keep_policy(run: Run, target: Path) -> Path | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 3) if values else None
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return rlenv.__version__ if package == "rlenv" else "not installed"
 
 
 def _reasons(failures: Path, *, most: int = 5) -> dict[str, int]:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rlenv
+import rlenv_verl
 from rlenv_verl.guard import RUN_MARK
 from rlenv_verl.preset import override
 from rlenv_verl.runfile import Run
 
-__all__ = ["cluster_overrides", "command_text", "joining", "run_environment"]
+__all__ = ["cluster_overrides", "command_text", "joining", "python_path", "run_environment"]
 
 # What a cluster that is joined has decided already; Ray refuses these with an address.
 _OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
@@ -61,11 +62,14 @@ def _variables(run: Run, metrics: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **run.environment,
     }
-    # Ray's workers are new processes: what this one imported from a checkout has to be importable there too.
-    roots = [str(Path(rlenv.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1])]
+    return {**variables, "PYTHONPATH": python_path()}
+
+
+def python_path() -> str:
+    """`PYTHONPATH` for a run's processes: what this one imported from a checkout has to be importable there too."""
+    roots = [str(Path(str(package.__file__)).resolve().parents[1]) for package in (rlenv, rlenv_verl)]
     known = os.environ.get("PYTHONPATH", "")
-    variables["PYTHONPATH"] = os.pathsep.join([*dict.fromkeys(roots), *([known] if known else [])])
-    return variables
+    return os.pathsep.join([*dict.fromkeys(roots), *([known] if known else [])])
 
 
 def command_text(run: Run, metrics: Path, command: Sequence[str]) -> str:

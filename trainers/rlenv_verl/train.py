@@ -19,28 +19,27 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.models import lacks, local_model
 from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
+from rlenv_verl.attempts import merge_metrics
 from rlenv_verl.before import UNMEASURED, check_before, config_of, is_to_be_made
 from rlenv_verl.cpu.vllm_ready import vllm_findings
-from rlenv_verl.launch import Ending, run_to_end
-from rlenv_verl.lora_settings import lora_overrides
+from rlenv_verl.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_verl.lost import told_at_the_end
 from rlenv_verl.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.options import FIXED_BY_A_RUN, parser
-from rlenv_verl.prepare import Plan, RunSettings, measure_prompts, plan_of, prepare, with_run_keys
-from rlenv_verl.preset import Preset, load_preset, override
+from rlenv_verl.prepare import Plan, RunSettings, asked_for, plan_of, prepare
+from rlenv_verl.preset import Preset, override
 from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, show_summary, step_lines, time_is_up_at
+from rlenv_verl.prompts import measure_prompts
 from rlenv_verl.report import plot_text, series
 from rlenv_verl.resume import resumed, validation_of
-from rlenv_verl.runfile import Run, locked, rebuild_metrics
+from rlenv_verl.runfile import Run, locked
 from rlenv_verl.settings.policy import stops_of
 from rlenv_verl.settings.threads import Variables, with_the_shell
-from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_verl.specs import TrainedSpec, spec_and_overrides
 from rlenv_verl.summary import failures_by_step, summarise
 from rlenv_verl.surroundings import cluster_overrides, command_text, run_environment
 
 __all__ = ["main"]
-
-_EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
 
 
 class _NotReady(Exception):
@@ -63,10 +62,10 @@ def main(argv: list[str]) -> int:
     except _NotReady as error:
         for line in [*error.args[0], "nothing was started"]:
             console.print(line, markup=False)
-        return _EXIT["failed"]
+        return EXIT_STATUS["failed"]
     except TimeIsUp:
         console.print("the time limit was reached before veRL was started", markup=False)
-        return _EXIT["time_limit"]
+        return EXIT_STATUS["time_limit"]
     except KeyboardInterrupt:
         return 130
 
@@ -88,7 +87,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             return 0 if is_ready else 1
         if not _looks_ready(plan, console, starts=True):
             console.print("nothing was started", markup=False)
-            return _EXIT["failed"]
+            return EXIT_STATUS["failed"]
         limit = arguments.time_limit or run.time_limit_s or float("inf")
         left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
         ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
@@ -96,7 +95,7 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     _show(summary, steps, run.folder, console)
     if ending.how != "finished":
         _explain(ending, run, console)
-    return _EXIT[ending.how]
+    return EXIT_STATUS[ending.how]
 
 
 def _looks_ready(plan: Plan, console: Console, *, starts: bool) -> bool:
@@ -109,17 +108,13 @@ def _looks_ready(plan: Plan, console: Console, *, starts: bool) -> bool:
 
 def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
     """A new run in a folder of its own, and the folder's lock."""
-    sources, overrides = spec_and_overrides(arguments.items)
-    if not sources:
-        raise UsageError("name the spec to train on: rlenv train SPEC, such as a .yaml file or `arithmetic`")
-    specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
-    preset = load_preset(arguments.preset or "cpu", algorithm=arguments.algorithm, mode=arguments.mode)
-    preset, overrides = with_run_keys(preset, overrides)
+    specs, preset, overrides = asked_for(
+        arguments,
+        preset="cpu",
+        without="name the spec to train on: rlenv train SPEC, such as a .yaml file or `arithmetic`",
+    )
     variables = with_the_shell(preset.environment, os.environ, pinned=preset.pinned)
     preset = dataclasses.replace(preset, environment=variables.values)
-    overrides = [*lora_overrides(preset, arguments.lora), *overrides]
-    if arguments.validation_tasks is not None:
-        preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": arguments.validation_tasks})
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"{name}-{stamp}").resolve()
@@ -302,7 +297,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tup
     command = _command(plan, metrics)
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
-    rebuild_metrics(run)
+    merge_metrics(run.folder, run.attempts)
     steps = [_corrected(entry, plan) for entry in MetricsFile(run.metrics, run.sources).new()]
     figures = MetricsFile(metrics, run.sources, copy=run.metrics)
 
@@ -362,16 +357,10 @@ def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, co
 
 
 def _explain(ending: Ending, run: Run, console: Console) -> None:
-    """Say why a run did not finish, with the end of its log where it failed."""
+    """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
-    if ending.how == "time_limit":
-        console.print(f"stopped at the time limit after {ending.seconds:.0f} s", markup=False)
-    elif ending.how == "interrupted":
-        console.print("interrupted; all processes of the run were ended", markup=False)
-    else:
-        console.print(f"veRL ended with status {ending.code}; the end of {log}:", markup=False)
-        for line in told_at_the_end(log, since=ending.log_from):
-            console.print(line, markup=False)
+    for line in ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)):
+        console.print(line, markup=False)
     if not run.validation_only:
         console.print(f"go on with: rlenv train --resume {run.folder}", markup=False)
 
