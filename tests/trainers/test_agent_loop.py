@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,84 +10,11 @@ import pytest
 
 from rlenv import record
 from rlenv.observe import CUT_NOTE
+from rlenv_verl.kept import ProcessState
 from tests.trainers.conftest import quiet
+from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, sample
 
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6*7"}}\n</tool_call>'
-SPEC = """
-rlenv: 1
-name: toy
-tasks:
-  train:
-    rows: [{question: "What is 6 * 7?", answer: 42}]
-prompt:
-  user: "{{ task.question }}"
-tools:
-  calculate: {kind: calculator}
-limits: {turns: 3}
-rewards:
-  correct: {kind: rule, rule: numeric_match}
-"""
 BROKEN = SPEC + '  broken: {kind: rule, python: "broken.py:score", required: true}\n'
-
-
-class Server:
-    """Stands in for veRL's client of the rollout servers: says what the test scripted."""
-
-    def __init__(
-        self,
-        tokenizer: Any,
-        actions: Sequence[str | Exception],
-        *,
-        stop_reason: str = "completed",
-        ends: bool = True,
-    ) -> None:
-        self.tokenizer, self.actions, self.stop_reason = tokenizer, list(actions), stop_reason
-        self.end_ids = [tokenizer.eos_token_id] if ends else []
-        self.requests: list[dict[str, Any]] = []
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        from verl.workers.rollout.replica import TokenOutput
-
-        self.requests.append({"prompt_ids": prompt_ids, **sampling_params})
-        action = self.actions.pop(0)
-        if isinstance(action, Exception):
-            raise action
-        ids = [*self.tokenizer(action, add_special_tokens=False)["input_ids"], *self.end_ids]
-        ids = ids[: sampling_params["max_tokens"]]
-        return TokenOutput(
-            token_ids=ids,
-            log_probs=[-0.5] * len(ids),
-            stop_reason=self.stop_reason,
-            extra_fields={"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4},
-        )
-
-
-def configuration(*, response: int = 96, prompt: int = 512) -> Any:
-    """The part of veRL's configuration that the loop reads."""
-    from omegaconf import OmegaConf
-
-    rollout = {"response_length": response, "prompt_length": prompt, "calculate_log_probs": True}
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
-
-
-def build(config: Any, server: Any, tokenizer: Any, **options: Any) -> Any:
-    """A loop object, with its parts wrapped anew as veRL wraps them for each."""
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.agent_loop import RlenvAgentLoop
-
-    return RlenvAgentLoop(
-        trainer_config=DictConfigWrap(config),
-        server_manager=server,
-        tokenizer=tokenizer,
-        processor=None,
-        dataset_cls=RLHFDataset,
-        data_config=DictConfigWrap(config.data),
-        hf_model_type="qwen3",
-        tools=ToolListWrap([]),
-        **options,
-    )
 
 
 def run(
@@ -108,20 +34,13 @@ def run(
     (tmp_path / "spec.yaml").write_text(spec, encoding="utf-8")
     config = configuration(response=response, prompt=prompt)
     fake = Server(tokenizer, actions, **server)
+    options = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40, "process": ProcessState()}
 
-    async def sample() -> Any:
-        with quiet():
-            options = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40}
-            loop = build(config, fake, tokenizer, spec=str(tmp_path / "spec.yaml"), **options)
-        where = {"index": 0, "split": "train", "task": 0, "greedy": greedy, "is_validation": validation}
-        return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=5, raw_prompt=[])
+    async def played() -> Any:
+        loop = build(config, fake, tokenizer, spec=str(tmp_path / "spec.yaml"), **options)
+        return await sample(loop, validation=validation, greedy=greedy)
 
-    return asyncio.run(sample()), fake
-
-
-def check_alignment(output: Any) -> None:
-    assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs) >= 1
-    assert all(math.isfinite(value) for value in output.response_logprobs)
+    return asyncio.run(played()), fake
 
 
 def test_an_episode_comes_back_token_by_token(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -139,19 +58,10 @@ def test_an_episode_comes_back_token_by_token(verl: Any, tmp_path: Path, tokeniz
 
 
 def test_a_policy_that_samples_an_id_beyond_its_tokenizer_ends_nothing(
-    verl: Any, tmp_path: Path, tokenizer: Any, monkeypatch: Any
+    verl: Any, tmp_path: Path, tokenizer: Any
 ) -> None:
     beyond = len(tokenizer) + 7  # the padding of the model's embeddings
-    whole = Server.generate
-
-    async def generate(self: Server, request_id: str, **given: Any) -> Any:
-        answer = await whole(self, request_id, **given)
-        return answer.model_copy(
-            update={"token_ids": [beyond, *answer.token_ids], "log_probs": [-0.5, *answer.log_probs]}
-        )
-
-    monkeypatch.setattr(Server, "generate", generate)
-    output, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
+    output, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"], before=[beyond])
     check_alignment(output)
     assert (output.reward_score, output.response_ids.count(beyond)) == (1.0, 2)
 
@@ -296,34 +206,41 @@ def test_a_group_shares_its_seed_and_steps_differ() -> None:
     assert len({_seed(run, step, "train", 3) for run in range(3) for step in range(9)}) == 27
 
 
-def test_verls_own_parts_are_made_once_for_the_same_configuration(
-    verl: Any, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-
+def test_verls_own_parts_are_made_once_for_the_same_configuration(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
-    made: list[Any] = []
-    original: Any = AgentLoopBase.__init__
-
-    def counted(self: Any, *args: Any, **parts: Any) -> None:
-        made.append(self)
-        original(self, *args, **parts)
-
-    monkeypatch.setattr(AgentLoopBase, "__init__", counted)
-
     spec = str(tmp_path / "spec.yaml")
+    process = ProcessState()
+
+    def made(config: Any, server: Server, process: ProcessState = process) -> Any:
+        return build(config, server, tokenizer, spec=spec, process=process)
 
     async def several() -> None:
         first, second = Server(tokenizer, []), Server(tokenizer, [])
         config = configuration()
-        with quiet():
-            loops = [build(config, first, tokenizer, spec=spec) for _ in range(3)]
-            assert len(made) == 1
-            assert vars(loops[2]).keys() >= vars(loops[0]).keys()
-            assert all(loop.server_manager is first and loop.config is config for loop in loops)
-            assert build(config, second, tokenizer, spec=spec).server_manager is second
-            other = build(configuration(response=64), second, tokenizer, spec=spec)
-        assert other.settings.response_length == 64
-        assert len(made) == 3
+        loops = [made(config, first) for _ in range(3)]
+        assert vars(loops[2]).keys() >= vars(loops[0]).keys()
+        assert all(loop.server_manager is first and loop.config is config for loop in loops)
+        # What veRL's constructor makes anew for each object is the same one.
+        assert loops[0].continuous_token_builder is loops[2].continuous_token_builder
+        assert made(config, first, ProcessState()).continuous_token_builder is not loops[0].continuous_token_builder
+        assert made(config, second).server_manager is second
+        assert made(configuration(response=64), second).settings.response_length == 64
 
     asyncio.run(several())
+
+
+def test_the_loops_of_one_process_share_what_is_slow_to_make(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    config, server, process = configuration(), Server(tokenizer, []), ProcessState()
+
+    def made(process: ProcessState, **spec_set: Any) -> Any:
+        spec = str(tmp_path / "spec.yaml")
+        return build(config, server, tokenizer, spec=spec, spec_set=spec_set, process=process)
+
+    one, two, changed, other = made(process), made(process), made(process, version=3), made(ProcessState())
+    assert two.environment is one.environment
+    assert two.encoder is changed.encoder is one.encoder
+    assert two.settings is one.settings
+    assert changed.environment.spec.version == 3
+    assert other.environment is not one.environment
+    assert other.encoder is not one.encoder

@@ -16,7 +16,9 @@ import PIL.Image
 import pytest
 import torch
 
+from rlenv_verl.kept import ProcessState
 from tests.trainers.conftest import quiet
+from tests.trainers.loops import build, configuration, sample
 from tests.vision import model_parts, processor, save_model
 
 MODELS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
@@ -105,39 +107,19 @@ def run(
     family: str = "Qwen2VLProcessor",
 ) -> tuple[Any, Server]:
     """One sample through the loop, built as veRL builds it."""
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.agent_loop import RlenvAgentLoop
-
     (tmp_path / "env.yaml").write_text(spec)
     (tmp_path / "tools.py").write_text(TOOLS)
     if not (tmp_path / "chart.png").exists():
         PIL.Image.new("RGB", (100, 70), "red").save(tmp_path / "chart.png")
-    rollout = {"response_length": response, "prompt_length": 512, "calculate_log_probs": True}
-    data = {"mm_processor_kwargs": kwargs} if kwargs else {}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": data})
+    config = configuration(response=response, data={"mm_processor_kwargs": kwargs} if kwargs else None)
     server = Server(made, actions)
+    keys = {"model": TYPES[family] if with_processor else "qwen2", "processor": made if with_processor else None}
+    keys |= {"spec": str(tmp_path / "env.yaml"), "record_dir": str(tmp_path / "records"), "process": ProcessState()}
 
-    async def sample() -> Any:
-        with quiet():
-            loop = RlenvAgentLoop(
-                trainer_config=DictConfigWrap(config),
-                server_manager=server,
-                tokenizer=made.tokenizer,
-                processor=made if with_processor else None,
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                hf_model_type=TYPES[family] if with_processor else "qwen2",
-                tools=ToolListWrap([]),
-                spec=str(tmp_path / "env.yaml"),
-                record_dir=str(tmp_path / "records"),
-            )
-        where = {"index": 0, "split": "train", "task": 0, "greedy": False, "is_validation": False}
-        return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=1, raw_prompt=[])
+    async def played() -> Any:
+        return await sample(build(config, server, made.tokenizer, **keys), step=1)
 
-    return asyncio.run(sample()), server
+    return asyncio.run(played()), server
 
 
 def as_verl_computes(made: Any, output: Any, kwargs: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
@@ -451,7 +433,7 @@ def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: 
 def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlenv.environment import load
     from rlenv.errors import UsageError
-    from rlenv_verl.prepare import measure_prompts
+    from rlenv_verl.prompts import measure_prompts
 
     family = "Qwen3VLProcessor"
     made = processor(family)

@@ -11,7 +11,8 @@ from typing import Any
 import transformers
 
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from tests.trainers.conftest import quiet
+from rlenv_verl.kept import ProcessState
+from tests.trainers.loops import build, configuration, sample
 
 SPEC = """
 rlenv: 1
@@ -26,7 +27,6 @@ rewards:
   correct: {{kind: rule, rule: numeric_match}}
   clarity: {{kind: judge, endpoint: writer, prompt: "Clear? {{{{ message }}}}", weight: 0.5, cache: false}}
 """
-WHERE = {"index": 0, "split": "train", "task": 0, "greedy": False, "is_validation": False}
 GOOD = json.dumps({"reasoning": "fine", "score": 5})
 
 
@@ -51,33 +51,14 @@ class Server:
 
 async def play(folder: Path, tiny_folder: Path, endpoint: FakeEndpoint, server: Server, *, at_once: int) -> Any:
     """A function that plays one sample, as veRL does: with a loop of its own."""
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.agent_loop import RlenvAgentLoop
-
     path = folder / "spec.yaml"
     path.write_text(SPEC.format(base_url=endpoint.base_url, at_once=at_once))
-    rollout = {"response_length": 64, "prompt_length": 256, "calculate_log_probs": True}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    config, process = configuration(response=64, prompt=256), ProcessState()
 
-    async def sample() -> Any:
-        with quiet():
-            loop = RlenvAgentLoop(
-                trainer_config=DictConfigWrap(config),
-                server_manager=server,
-                tokenizer=server.tokenizer,
-                processor=None,
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                hf_model_type="qwen3",
-                tools=ToolListWrap([]),
-                spec=str(path),
-            )
-        return await loop.run({"temperature": 1.0}, extra_info=WHERE, global_steps=1, raw_prompt=[])
+    async def played() -> Any:
+        return await sample(build(config, server, server.tokenizer, spec=str(path), process=process), step=1)
 
-    return sample
+    return played
 
 
 def test_others_generate_while_a_judge_thinks(verl: Any, tmp_path: Path, tiny_folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainers.conftest import quiet
-from tests.trainers.test_agent_loop import CALL, SPEC, check_alignment
+from tests.trainers.loops import CALL, SPEC, build, check_alignment, configuration, sample
 
 ANSWER = "<answer>42</answer>"
 
@@ -70,36 +70,18 @@ class Balancer:
 
 def play(tmp_path: Path, tokenizer: Any, server: Server) -> Any:
     """One episode through the loop, veRL's client of the asynchronous modes and `server`."""
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
-    from rlenv_verl.agent_loop import RlenvAgentLoop
-
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
-    rollout = {"response_length": 96, "prompt_length": 512, "calculate_log_probs": True, "name": "transformers_cpu"}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    config = configuration(name="transformers_cpu")
 
-    async def sample() -> Any:
-        with quiet():
-            loop = RlenvAgentLoop(
-                trainer_config=DictConfigWrap(config),
-                server_manager=FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(server)),
-                tokenizer=tokenizer,
-                processor=None,
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                hf_model_type="qwen3",
-                tools=ToolListWrap([]),
-                spec=str(tmp_path / "spec.yaml"),
-                turn_tokens=40,
-            )
-        where = {"index": 0, "split": "train", "task": 0, "greedy": False, "is_validation": False}
+    async def played() -> Any:
+        client = FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(server))
+        loop = build(config, client, tokenizer, spec=str(tmp_path / "spec.yaml"), turn_tokens=40)
         async with asyncio.timeout(60):
-            return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=8, raw_prompt=[])
+            return await sample(loop, step=8)
 
-    return asyncio.run(sample())
+    return asyncio.run(played())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import yaml
 
 from rlenv.errors import UsageError
 from rlenv_verl.preset import compose, load_preset, override
-from rlenv_verl.reward_model import check_reward_model, served_by_reward_model
+from rlenv_verl.reward_model import ask_for_router, check_reward_model, served_by_reward_model
 from rlenv_verl.train import main
 
 SPEC = """
@@ -104,4 +104,4 @@ def test_what_cannot_be_served_is_told_before_anything_starts(
 
 def test_outside_of_a_run_there_is_no_reward_loop_to_ask(verl: Any) -> None:
     with pytest.raises(UsageError, match="no actor 'reward_loop_worker_0' runs"):
-        served_by_reward_model(config(), endpoint="writer")
+        served_by_reward_model(config(), endpoint="writer", ask=ask_for_router)

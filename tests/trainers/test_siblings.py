@@ -9,57 +9,8 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
-from tests.trainers.groups import Server, figures, hangs, info, play_group
-
-CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6*7"}}\n</tool_call>'
-STUCK = '<tool_call>\n{"name": "stuck", "arguments": {}}\n</tool_call>'
-BREAKS = '<tool_call>\n{"name": "breaks", "arguments": {}}\n</tool_call>'
-TOOLS = '''
-import asyncio
-
-from rlenv.errors import EpisodeError
-
-cancelled = []
-
-
-async def stuck() -> str:
-    """Never ends."""
-    try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        cancelled.append(1)
-        raise
-    return ""
-
-
-def breaks() -> str:
-    """Loses its backend."""
-    raise EpisodeError("the backend is gone", reason="resource")
-
-
-def refuses(trajectories):
-    """Cannot compare."""
-    raise ValueError("no")
-'''
-SPEC = """
-rlenv: 1
-name: toy
-tasks:
-  train:
-    rows: [{question: "What is 6 * 7?", answer: 42}]
-prompt: {user: "{{ task.question }}"}
-tools:
-  calculate: {kind: calculator}
-  stuck: {kind: python, function: "tools.py:stuck", timeout_s: 60}
-  breaks: {kind: python, function: "tools.py:breaks"}
-limits: {turns: 3}
-rewards:
-  correct: {kind: rule, rule: numeric_match}
-  best: {kind: group, of: correct, by: rank, weight: 0.5}
-success: correct >= 1
-"""
-ALONE = SPEC.replace("  best: {kind: group, of: correct, by: rank, weight: 0.5}\n", "")
-RIGHT, WRONG = "<answer>42</answer>", "<answer>41</answer>"
+from tests.trainers.groups import ALONE, BREAKS, RIGHT, SPEC, STUCK, TOOLS, WRONG, figures, info, play_group
+from tests.trainers.loops import CALL, Server, hangs
 
 
 def test_terms_that_compare_the_samples_are_measured_in_training(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -158,7 +109,7 @@ def test_stragglers_are_cut_and_keep_what_was_sampled(verl: Any, tmp_path: Path,
     late = outputs[3]
     assert (figures(late)["ended"], figures(late)["masked"]) == ("straggler", "")
     assert servers[3].is_cancelled
-    assert late.prompt_ids + late.response_ids == servers[3].requests[1]
+    assert late.prompt_ids + late.response_ids == servers[3].requests[1]["prompt_ids"]
     assert 1 in late.response_mask
     assert (info(late)["truncated"], info(late)["success"], info(late)["turns"]) == (1.0, 0.0, 1.0)
     assert [figures(output)["ended"] for output in outputs[:3]] == ["answer"] * 3

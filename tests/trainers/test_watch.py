@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from rlenv_verl.kept import ProcessState
 from rlenv_verl.watch import STEP, Activity, Wait, Watch, read_waits, wait_line
+from tests.trainers.groups import ALONE, RIGHT, STUCK, TOOLS, play_group
+from tests.trainers.loops import hangs
 
 
 class Source:
@@ -93,17 +96,14 @@ def test_nothing_to_say_is_an_empty_line(tmp_path: Path) -> None:
 
 
 def test_the_agent_loop_says_what_its_episodes_wait_for(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    from rlenv_verl import watch as module
-    from tests.trainers.groups import hangs, play_group
-    from tests.trainers.test_siblings import ALONE, RIGHT, STUCK, TOOLS
-
+    process = ProcessState()
     seen: list[Wait] = []
 
     async def look(tasks: list[asyncio.Task[Any]]) -> None:
         await asyncio.wait(tasks[:1], timeout=20)
         for _ in range(100):
             await asyncio.sleep(0)
-        made = module.watch(str(tmp_path / "watch"))
+        made = process.watch(str(tmp_path / "watch"))
         seen.extend(made.waits(time.monotonic() + 60))
         made.after_s = 0.0
         made.look()
@@ -117,8 +117,9 @@ def test_the_agent_loop_says_what_its_episodes_wait_for(verl: Any, tmp_path: Pat
         spec=ALONE,
         files={"tools.py": TOOLS},
         watch_dir=str(tmp_path / "watch"),
+        process=process,
         on_start=look,
     )
     assert {(wait.what, wait.count) for wait in seen} == {("tool stuck", 1), ("generation", 2)}
     assert {wait.what for wait in read_waits(tmp_path / "watch")} == {"tool stuck", "generation"}
-    assert module.watch(str(tmp_path / "watch")).waits(time.monotonic()) == []
+    assert process.watch(str(tmp_path / "watch")).waits(time.monotonic()) == []

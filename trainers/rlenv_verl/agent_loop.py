@@ -15,7 +15,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,21 +30,21 @@ from rlenv.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
 from rlenv.messages import Message, Sampled
 from rlenv.tokens import TokenRows
-from rlenv.tokens.bound import thinking_of
+from rlenv.tokens.bound import cut_of, thinking_of
 from rlenv.tokens.encoder import History
 from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, STRAGGLER, failure_policy
 from rlenv_verl.images import STRAY, clean_length, generation_fields, shown_of
-from rlenv_verl.kept import cut_of, encoder_of, environment_of, require_template
-from rlenv_verl.loop_settings import loop_settings, plain
+from rlenv_verl.kept import PROCESS, ProcessState
+from rlenv_verl.loop_settings import plain
 from rlenv_verl.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.reward_model import served_by_reward_model
 from rlenv_verl.sample import Play, SampleTask, Timed, figures_of, outputs_of
-from rlenv_verl.siblings import Sibling, join
+from rlenv_verl.siblings import Sibling
 from rlenv_verl.siblings import stragglers as stragglers_of
 from rlenv_verl.turn_marks import end_ids_of, vocab_size_of
-from rlenv_verl.watch import STEP, Activity, Watch, watch
+from rlenv_verl.watch import STEP, Activity, Watch
 
 __all__ = ["RlenvAgentLoop"]
 
@@ -73,6 +73,7 @@ class RlenvAgentLoop(AgentLoopBase):
         watch_dir: where each process writes what its episodes wait for; None writes nothing.
         reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
         history: what to do where the chat template rewrites earlier turns: `grow`, `keep` or `rows` (`run.history`).
+        process: what all loops of a process share; not from the YAML.
     """
 
     def __init__(
@@ -89,19 +90,20 @@ class RlenvAgentLoop(AgentLoopBase):
         watch_dir: str | None = None,
         reward_model: str | None = None,
         history: History = "grow",
+        process: ProcessState = PROCESS,
         **kwargs: Any,
     ) -> None:
-        self._take_parts(*args, **kwargs)
-        self.settings = settings = loop_settings(self.config, self.data_config)
+        self._take_parts(process, *args, **kwargs)
+        self.settings = settings = process.settings(self.config, self.data_config)
         replaced = plain(spec_set)
         if reward_model is not None:
-            replaced |= served_by_reward_model(self.config, endpoint=reward_model)
-        self.environment = environment_of(spec, replaced)
+            replaced |= served_by_reward_model(self.config, endpoint=reward_model, ask=process.router)
+        self.environment = process.environment(spec, replaced)
         kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
         tokenizer: Any = self.tokenizer
         self.thinking = thinking_of(self.environment)
         places = (settings.model, str(getattr(tokenizer, "name_or_path", "")))
-        self.encoder = encoder_of(
+        self.encoder = process.encoder(
             tokenizer,
             kwargs,
             self.environment.same_turn,
@@ -125,29 +127,26 @@ class RlenvAgentLoop(AgentLoopBase):
         self.stragglers = stragglers_of(None if stragglers is None else plain(stragglers))
         self.watch: Watch | None = None
         if watch_dir is not None:
-            self.watch = watch(watch_dir)
+            self.watch = process.watch(watch_dir)
             self.watch.look_at(
                 self.environment.spec.name, tools=self.environment.executor, rewards=self.environment.parts.scorer
             )
 
-    def _take_parts(self, *args: Any, **parts: Any) -> None:
+    def _take_parts(self, process: ProcessState, *args: Any, **parts: Any) -> None:
         """What veRL's own constructor sets, made once for the same parts.
 
         Expected: a constructor that keeps its arguments. Actual (0.9.1): it also reads keys through OmegaConf and makes
         a token builder, which nothing here uses, in a sixth of the loop's CPU time. Remove when it is made on demand.
         """
-        global _last_parts
+
+        def make() -> Mapping[str, Any]:
+            super(RlenvAgentLoop, self).__init__(*args, **parts)
+            return dict(self.__dict__)
+
         # veRL wraps its configurations anew for each loop; what is wrapped stays the same.
         same = {name: getattr(parts[name], "config", parts[name]) for name in _PARTS if name in parts}
-        loop = asyncio._get_running_loop()
-        known = _last_parts
-        is_known = known is not None and known.loop is loop and same.keys() == known.parts.keys() and not args
-        if known is not None and is_known and all(same[name] is known.parts[name] for name in same):
-            self.__dict__.update(known.attributes)
-            return
-        super().__init__(*args, **parts)
-        if loop is not None and not args:
-            _last_parts = _Parts(loop, same, dict(self.__dict__))
+        self.__dict__.update(make() if args else process.attributes(same, make))
+        self.process = process
 
     # veRL's own annotation knows one output; its worker takes a list as well (trainer/ppo/v1/agent_loop_tq.py).
     async def run(  # type: ignore[override]
@@ -166,7 +165,7 @@ class RlenvAgentLoop(AgentLoopBase):
             is_greedy=bool(where["greedy"]),
         )
         # Held-out figures must not depend on how fast the others of a group are, nor on what training leaves out.
-        sibling = join(row.get("uid"), deadline=None if task.is_validation else self.stragglers)
+        sibling = self.process.groups.join(row.get("uid"), deadline=None if task.is_validation else self.stragglers)
         play = Play(Activity(self.environment.spec.name), policy=SAFE if task.is_validation else self.policy)
         if self.watch is not None:
             self.watch.begin(play.activity)
@@ -237,16 +236,7 @@ class RlenvAgentLoop(AgentLoopBase):
                 if not rows:
                     raise
                 break  # a later prompt, in which an earlier turn of the policy's spells the placeholder
-            rows.append(
-                Row(
-                    prompt_ids=row.prompt_ids,
-                    response_ids=row.response_ids[: shown.response],
-                    mask=row.mask[: shown.response],
-                    logprobs=row.logprobs[: shown.response],
-                    turn_spans=[span for span in row.turn_spans if span[1] <= shown.response],
-                    images=row.images[: shown.images],
-                )
-            )
+            rows.append(Row.of(row, length=shown.response, images=shown.images))
         return rows
 
     async def _trajectory(
@@ -279,29 +269,9 @@ class RlenvAgentLoop(AgentLoopBase):
 
     async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: Play) -> Trajectory:
         """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
-        if episode.is_ended:
+        play.tokens = tokens = None if episode.is_ended else await self._first_prompt(episode)
+        if tokens is None:
             return episode.trajectory
-        limit = self.environment.spec.limits.response_tokens
-        budget = self.settings.response_length
-        budget = budget if limit is None else min(budget, limit)
-        try:
-            start = partial(
-                self.encoder.start_rows,
-                episode.messages,
-                tools=self.environment.tool_schemas,
-                max_prompt_tokens=self.settings.prompt_length,
-                max_response_tokens=budget,
-                max_total_tokens=self.settings.context_length,
-            )
-            has_images = any(message.images for message in episode.messages)
-            play.tokens = tokens = await asyncio.to_thread(start) if has_images else start()
-        except EpisodeError as error:
-            return episode.fail(error.reason, str(error))
-        except UnsupportedTemplate as error:
-            if not self._takes_prompts_of(episode.messages):
-                raise
-            return episode.fail("prompt", str(error))  # this row's, and no other sample's
-        require_template(self.environment, self.encoder, episode.messages)
         request = uuid4().hex
         while True:
             room = tokens.remaining
@@ -339,6 +309,32 @@ class RlenvAgentLoop(AgentLoopBase):
                 # What the environment plays can be shown, or the loop had not begun: the policy chose the shape of its
                 # turn, such as how many calls it writes.
                 return await episode.truncate("template")
+
+    async def _first_prompt(self, episode: Episode) -> TokenRows | None:
+        """The prompt that `episode` begins with; None where it has failed over it."""
+        limit = self.environment.spec.limits.response_tokens
+        budget = self.settings.response_length
+        start = partial(
+            self.encoder.start_rows,
+            episode.messages,
+            tools=self.environment.tool_schemas,
+            max_prompt_tokens=self.settings.prompt_length,
+            max_response_tokens=budget if limit is None else min(budget, limit),
+            max_total_tokens=self.settings.context_length,
+        )
+        try:
+            has_images = any(message.images for message in episode.messages)
+            tokens = await asyncio.to_thread(start) if has_images else start()
+        except EpisodeError as error:
+            episode.fail(error.reason, str(error))
+            return None
+        except UnsupportedTemplate as error:
+            if not self._takes_prompts_of(episode.messages):
+                raise
+            episode.fail("prompt", str(error))  # this row's, and no other sample's
+            return None
+        self.process.require_template(self.environment, self.encoder, episode.messages)
+        return tokens
 
     def _is_cut(self, answer: Any, most: int, action: str) -> bool:
         """Whether the limit of tokens ended a turn, and not the policy.
@@ -438,18 +434,6 @@ _PARTS = (
     "data_config",
     "hf_model_type",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What veRL handed the last loop object of this process, and the attributes that its constructor made of it."""
-
-    loop: asyncio.AbstractEventLoop
-    parts: Mapping[str, Any]
-    attributes: Mapping[str, Any]
-
-
-_last_parts: _Parts | None = None
 
 
 def _seed(*parts: object) -> int:

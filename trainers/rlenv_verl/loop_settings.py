@@ -1,7 +1,7 @@
 """What an agent loop reads of veRL's configuration.
 
 veRL builds a loop object for each sample, and reading one key through OmegaConf takes as long as parsing an action, a
-mapping as long as the rest of a turn. So it is read once for each configuration of a process.
+mapping as long as the rest of a turn. So it is read once for each configuration of a process (`ProcessState`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-__all__ = ["LoopSettings", "loop_settings", "plain"]
+__all__ = ["LoopSettings", "plain", "read_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +33,20 @@ class LoopSettings:
     processor_kwargs: Mapping[str, Any]
 
 
-# A configuration is kept beside what was read of it: its id stays taken as long as the entry lives.
-_READ: dict[tuple[int, int], tuple[Any, Any, LoopSettings]] = {}
-
-
-def loop_settings(config: Any, data_config: Any) -> LoopSettings:
-    """The settings in a trainer's configuration and that of its data, which must not change afterwards."""
-    key = (id(config), id(data_config))
-    found = _READ.get(key)
-    if found is None:
-        rollout = config.actor_rollout_ref.rollout
-        prompt, response = int(rollout.prompt_length), int(rollout.response_length)
-        most = rollout.get("max_model_len")
-        settings = LoopSettings(
-            prompt_length=prompt,
-            response_length=response,
-            context_length=prompt + response if most is None else min(prompt + response, int(most)),
-            model=str((config.actor_rollout_ref.get("model") or {}).get("path") or ""),
-            with_logprobs=bool(rollout.calculate_log_probs),
-            template_kwargs=plain(data_config.get("apply_chat_template_kwargs")),
-            processor_kwargs=plain(data_config.get("mm_processor_kwargs")),
-        )
-        found = _READ[key] = (config, data_config, settings)
-    return found[2]
+def read_settings(config: Any, data_config: Any) -> LoopSettings:
+    """The settings in a trainer's configuration and that of its data."""
+    rollout = config.actor_rollout_ref.rollout
+    prompt, response = int(rollout.prompt_length), int(rollout.response_length)
+    most = rollout.get("max_model_len")
+    return LoopSettings(
+        prompt_length=prompt,
+        response_length=response,
+        context_length=prompt + response if most is None else min(prompt + response, int(most)),
+        model=str((config.actor_rollout_ref.get("model") or {}).get("path") or ""),
+        with_logprobs=bool(rollout.calculate_log_probs),
+        template_kwargs=plain(data_config.get("apply_chat_template_kwargs")),
+        processor_kwargs=plain(data_config.get("mm_processor_kwargs")),
+    )
 
 
 def plain(value: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlenv.tokens import TokenTrajectory
 from rlenv.trajectory import Trajectory
 from rlenv_verl.failure_policy import CRASH, SAFE, FailurePolicy
 
@@ -32,6 +33,18 @@ class Row:
     """One a response token, summing to what is earned from the row's start on: each turn's reward on its last token,
     and on the last sampled token `carried`, which is earned in later rows. () where nothing is known or wanted."""
     carried: float = 0.0
+
+    @classmethod
+    def of(cls, tokens: TokenTrajectory, *, length: int, images: int) -> Row:
+        """The first `length` response tokens of what was played, with the turns and images that are whole in them."""
+        return cls(
+            prompt_ids=tokens.prompt_ids,
+            response_ids=tokens.response_ids[:length],
+            mask=tokens.mask[:length],
+            logprobs=tokens.logprobs[:length],
+            turn_spans=[span for span in tokens.turn_spans if span[1] <= length],
+            images=tokens.images[:images],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,17 @@ while its siblings still generate, with the spec's own limits, retries and rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlenv.errors import UsageError
 
-__all__ = ["check_reward_model", "served_by_reward_model"]
+__all__ = ["ask_for_router", "check_reward_model", "served_by_reward_model"]
 
 _WORKER = "reward_loop_worker_0"
 """The name of veRL's first reward loop worker among Ray's actors (experimental/reward_loop/reward_loop.py)."""
 
 _TIMEOUT_S = 60.0
-_ADDRESSES: dict[str, str] = {}
 
 
 def check_reward_model(config: Mapping[str, Any]) -> None:
@@ -49,25 +48,29 @@ def check_reward_model(config: Mapping[str, Any]) -> None:
         raise UsageError("run.reward_model: reward.reward_model.model_path names no model")
 
 
-def served_by_reward_model(config: Mapping[str, Any], *, endpoint: str) -> dict[str, Any]:
+def served_by_reward_model(config: Mapping[str, Any], *, endpoint: str, ask: Callable[[], str]) -> dict[str, Any]:
     """What to set in a spec so that its endpoint is the reward model of this run, by dotted path.
 
-    Asks veRL's reward loop for the router's address, once a process; it holds up the event loop for that moment.
+    Args:
+        ask: gives the address of veRL's router, as `ask_for_router`.
 
     Raises:
-        UsageError: the configuration cannot serve it, or no reward loop runs in this Ray job.
+        UsageError: the configuration cannot serve it, or whatever `ask` raises.
     """
     check_reward_model(config)
-    if _WORKER not in _ADDRESSES:
-        _ADDRESSES[_WORKER] = _ask()
     return {
-        f"endpoints.{endpoint}.base_url": f"http://{_ADDRESSES[_WORKER]}/v1",
+        f"endpoints.{endpoint}.base_url": f"http://{ask()}/v1",
         # The name under which veRL's servers know it.
         f"endpoints.{endpoint}.model": str(config["reward"]["reward_model"]["model_path"]),
     }
 
 
-def _ask() -> str:
+def ask_for_router() -> str:
+    """The address of the router, by veRL's reward loop; it holds up the event loop for that moment.
+
+    Raises:
+        UsageError: no reward loop runs in this Ray job, or it has no reward model.
+    """
     import ray
 
     problem = f"run.reward_model: no actor '{_WORKER}' runs in this Ray job; veRL starts it for a training run"

@@ -19,7 +19,7 @@ from rlenv.groups import score_groups
 from rlenv.scoring import Scorer
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Sibling", "Stragglers", "join", "stragglers"]
+__all__ = ["Groups", "Sibling", "Stragglers", "stragglers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def stragglers(given: Mapping[str, Any] | None) -> Stragglers | None:
 
 @dataclass(slots=True, eq=False)
 class Sibling:
-    """One sample of a group, from `join` to `leave`, which has to be called whatever happened in between."""
+    """One sample of a group, from `Groups.join` to `leave`, which has to be called whatever happened in between."""
 
     group: _Group
     limit: asyncio.Timeout | None = None
@@ -164,30 +164,32 @@ class _Group:
                 member.resolve(trajectory)
 
 
-_JOINING: dict[tuple[asyncio.AbstractEventLoop, object], _Group] = {}
+@dataclass(slots=True, eq=False)
+class Groups:
+    """The groups of a process that are not whole yet, by event loop and key."""
 
+    _joining: dict[tuple[asyncio.AbstractEventLoop, object], _Group] = field(default_factory=dict)
 
-def join(key: object, *, deadline: Stragglers | None = None) -> Sibling:
-    """The place of this sample in its group; to be called in the sample's task before anything is awaited.
+    def join(self, key: object, *, deadline: Stragglers | None = None) -> Sibling:
+        """The place of this sample in its group; to be called in the sample's task before anything is awaited.
 
-    Args:
-        key: what the samples of one prompt have in common and nothing else has; None for a sample of its own.
-        deadline: the same for all of a group.
-    """
-    loop = asyncio.get_running_loop()
-    group = _JOINING.get((loop, key)) if key is not None else None
-    if group is None:
-        group = _Group(deadline)
-        if key is not None:
-            _JOINING[loop, key] = group
-        # Behind the first steps of all siblings, which are in the loop's queue already.
-        loop.call_soon(_close, (loop, key), group)
-    sibling = Sibling(group)
-    group.members.append(sibling)
-    return sibling
+        Args:
+            key: what the samples of one prompt have in common and nothing else has; None for a sample of its own.
+            deadline: the same for all of a group.
+        """
+        loop = asyncio.get_running_loop()
+        group = self._joining.get((loop, key)) if key is not None else None
+        if group is None:
+            group = _Group(deadline)
+            if key is not None:
+                self._joining[loop, key] = group
+            # Behind the first steps of all siblings, which are in the loop's queue already.
+            loop.call_soon(self._close, (loop, key), group)
+        sibling = Sibling(group)
+        group.members.append(sibling)
+        return sibling
 
-
-def _close(key: tuple[asyncio.AbstractEventLoop, object], group: _Group) -> None:
-    if _JOINING.get(key) is group:
-        del _JOINING[key]
-    group.close()
+    def _close(self, key: tuple[asyncio.AbstractEventLoop, object], group: _Group) -> None:
+        if self._joining.get(key) is group:
+            del self._joining[key]
+        group.close()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import orjson
 
-__all__ = ["Activity", "Wait", "Watch", "read_waits", "wait_line", "watch"]
+__all__ = ["Activity", "Wait", "Watch", "read_waits", "wait_line"]
 
 AFTER_S = 10.0
 """A wait is written down once it is longer than this."""
@@ -136,18 +136,6 @@ class Watch:
                     self.look()
 
         threading.Thread(target=loop, name="rlenv-watch", daemon=True).start()
-
-
-_WATCHES: dict[tuple[int, str], Watch] = {}
-
-
-def watch(folder: str, *, after_s: float = AFTER_S) -> Watch:
-    """The watch of this process for a folder; its thread starts with the first call."""
-    key = (os.getpid(), folder)
-    if key not in _WATCHES:
-        _WATCHES[key] = made = Watch(Path(folder), after_s)
-        made.keep_looking()
-    return _WATCHES[key]
 
 
 def read_waits(folder: Path, *, now: float | None = None) -> list[Wait]:
