@@ -97,7 +97,7 @@ def build(
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from rlenv_verl.agent_loop import RlenvAgentLoop
+    from rlenv_verl.loop.agent_loop import RlenvAgentLoop
 
     with quiet():
         return (kind or RlenvAgentLoop)(

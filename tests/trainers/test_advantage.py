@@ -9,9 +9,9 @@ import torch
 
 @pytest.fixture
 def advantage(verl: Any) -> Any:
-    import rlenv_verl.advantage
+    import rlenv_verl.estimators.grpo
 
-    return rlenv_verl.advantage
+    return rlenv_verl.estimators.grpo
 
 
 def batch(rewards: list[float], valid: list[bool]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 
 from rlenv import record
 from rlenv.observe import CUT_NOTE
-from rlenv_verl.kept import ProcessState
+from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, sample
 
@@ -200,7 +200,7 @@ def test_a_fault_of_the_rollout_server_is_raised(verl: Any, tmp_path: Path, toke
 
 def test_a_group_shares_its_seed_and_steps_differ() -> None:
     with quiet():
-        from rlenv_verl.agent_loop import _seed
+        from rlenv_verl.loop.agent_loop import _seed
 
     assert _seed(0, 5, "train", 3) == _seed(0, 5, "train", 3)
     assert len({_seed(run, step, "train", 3) for run in range(3) for step in range(9)}) == 27

@@ -11,10 +11,10 @@ import yaml
 
 from rlenv.models import template_text
 from rlenv.preflight import Machine, Pass
-from rlenv_verl.before import UNMEASURED, config_of, is_to_be_made, machine_of
-from rlenv_verl.before import _passes as passes_of
-from rlenv_verl.preset import load_preset
-from rlenv_verl.train import main
+from rlenv_verl.run.preflight import UNMEASURED, config_of, is_to_be_made, machine_of
+from rlenv_verl.run.preflight import _passes as passes_of
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.preset import load_preset
 from tests.preflight.conftest import FORGETS, model, spec
 
 __all__ = ["model", "spec"]

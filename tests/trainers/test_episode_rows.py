@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.errors import UsageError
-from rlenv_verl.episode_rows import RowLabel, episodes_of
-from rlenv_verl.outcome import Row as OutcomeRow
-from rlenv_verl.outcome import place_rewards
+from rlenv_verl.estimators.episode_rows import RowLabel, episodes_of
+from rlenv_verl.loop.outcome import Row as OutcomeRow
+from rlenv_verl.loop.outcome import place_rewards
 from tests.trainers import test_masking as masking
 
 ESTIMATORS = [
@@ -136,7 +136,7 @@ def estimated(tokens: Tokens, estimator: str, **config: Any) -> tuple[list[list[
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
     import rlenv_verl.estimators  # noqa: F401
-    from rlenv_verl.advantage import shuffle_generator
+    from rlenv_verl.estimators.grpo import shuffle_generator
 
     shuffle_generator().manual_seed(0)  # a control draws the same permutation for both
     found, returns = get_adv_estimator_fn(estimator)(
@@ -301,7 +301,7 @@ def settings(estimator: str = "rlenv_grpo", **keys: Any) -> dict[str, Any]:
     actor = {"loss_agg_mode": "token-mean", "use_dynamic_bsz": True, "policy_loss": {"loss_mode": "vanilla"}}
     critic = {"loss_agg_mode": "token-mean", "use_dynamic_bsz": True}
     algorithm = {"adv_estimator": estimator, "gamma": 1.0, "use_kl_in_reward": False}
-    sampler = {"path": "pkg://rlenv_verl.sampler", "name": "RlenvReplayBuffer"}
+    sampler = {"path": "pkg://rlenv_verl.loop.replay_buffer", "name": "RlenvReplayBuffer"}
     distillation = {"enabled": keys.pop("distillation", False)}
     for key, value in keys.items():
         (actor if key in actor else algorithm if key in algorithm else sampler)[key] = value
@@ -327,7 +327,7 @@ def settings(estimator: str = "rlenv_grpo", **keys: Any) -> dict[str, Any]:
     ],
 )
 def test_settings_that_take_a_row_for_an_episode_are_refused(keys: dict[str, Any], message: str) -> None:
-    from rlenv_verl.masking import check_rows
+    from rlenv_verl.settings.masking import check_rows
 
     with pytest.raises(UsageError, match=rf"(?s)run\.history=rows makes several training rows.*{message}"):
         check_rows(settings(**keys))
@@ -344,6 +344,6 @@ def test_settings_that_take_a_row_for_an_episode_are_refused(keys: dict[str, Any
     ],
 )
 def test_other_settings_pass(keys: dict[str, Any]) -> None:
-    from rlenv_verl.masking import check_rows
+    from rlenv_verl.settings.masking import check_rows
 
     check_rows(settings(**keys))

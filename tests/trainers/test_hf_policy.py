@@ -15,9 +15,9 @@ from rlenv.environment import load
 from rlenv.errors import PolicyError
 from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
-from rlenv_verl import evaluate
-from rlenv_verl.decode import Generated
-from rlenv_verl.hf_policy import load_policy, make
+from rlenv_verl.cpu.decode import Generated
+from rlenv_verl.hf import evaluate
+from rlenv_verl.hf.policy import load_policy, make
 from tests.trainers.conftest import quiet
 from tests.trainers.histories import FORGETFUL, SPEC, Said, conversation
 

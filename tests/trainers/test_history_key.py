@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.prepare import history_of, with_run_keys
-from rlenv_verl.preset import load_preset, preset_names
-from rlenv_verl.runfile import Run
-from rlenv_verl.train import main
+from rlenv_verl.run.prepare import history_of, with_run_keys
+from rlenv_verl.run.runfile import Run
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.preset import load_preset, preset_names
 from tests.trainers.test_specs import write
 
 

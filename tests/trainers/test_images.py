@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 import torch
 
-from rlenv_verl.kept import ProcessState
+from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import build, configuration, sample
 from tests.vision import model_parts, processor, save_model
@@ -336,7 +336,7 @@ class Sampled:
 def test_a_text_that_another_reading_of_the_ids_would_take_for_an_image_is_found(verl: Any) -> None:
     from rlenv.errors import EpisodeError
     from rlenv.tokens import ProcessorImages
-    from rlenv_verl.images import Shown, shown_of
+    from rlenv_verl.loop.images import Shown, shown_of
 
     made = processor()
     images = ProcessorImages(made)
@@ -406,8 +406,8 @@ def test_verls_engine_trains_on_samples_with_different_numbers_of_images(verl: A
 
 @pytest.mark.parametrize("family", MODELS)
 def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: Path, family: str) -> None:
+    from rlenv_verl.cpu.decode import Sampling
     from rlenv_verl.cpu.vision import generate_seeing
-    from rlenv_verl.decode import Sampling
 
     model, made = model_parts(family)
     output, _ = run(tmp_path, made, [CALL % 3, CALL % 2, ANSWER], family=family)
@@ -433,7 +433,7 @@ def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: 
 def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlenv.environment import load
     from rlenv.errors import UsageError
-    from rlenv_verl.prompts import measure_prompts
+    from rlenv_verl.run.prompts import measure_prompts
 
     family = "Qwen3VLProcessor"
     made = processor(family)
@@ -453,8 +453,8 @@ def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monke
 
 
 def test_the_cpu_server_batches_requests_of_which_some_show_images(verl: Any, tmp_path: Path) -> None:
+    from rlenv_verl.cpu.decode import Sampling
     from rlenv_verl.cpu.server import CpuServer
-    from rlenv_verl.decode import Sampling
 
     model, made = model_parts("Qwen3VLProcessor")
     output, _ = run(tmp_path, made, [ANSWER], family="Qwen3VLProcessor")

@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 
 from rlenv.testing.endpoint import FakeEndpoint, Reply
-from rlenv_verl.kept import ProcessState
+from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.loops import build, configuration, sample
 
 SPEC = """

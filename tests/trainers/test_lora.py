@@ -11,8 +11,8 @@ import transformers
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.lora import LoraShape, base_name, merge, split
-from rlenv_verl.train import main
+from rlenv_verl.export.lora import LoraShape, base_name, merge, split
+from rlenv_verl.run.train import main
 from tests.trainers.conftest import quiet
 
 LAYER = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlenv_verl.lost import SAID, LostWorker, Watched, told_at_the_end, watched_of
+from rlenv_verl.loop.lost import SAID, LostWorker, Watched, told_at_the_end, watched_of
 
 
 class Died(Exception):
@@ -93,7 +93,7 @@ def test_one_that_the_trainer_itself_ended_is_not_lost(rays: Rays) -> None:
 
 def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_EVERY_S", "_LEFT_S"):
-        monkeypatch.setattr(f"rlenv_verl.lost.{name}", 0.01)
+        monkeypatch.setattr(f"rlenv_verl.loop.lost.{name}", 0.01)
     left = threading.Event()
     said: list[LostWorker] = []
     watch = watched(rays, "storage")
@@ -152,8 +152,8 @@ def test_who_died_stands_below_the_end_of_a_log_that_others_went_on_with(
     verl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rlenv.cli.console import Console
-    from rlenv_verl import train
-    from rlenv_verl.launch import Ending
+    from rlenv_verl.run import train
+    from rlenv_verl.run.launch import Ending
 
     said = f"(TaskRunnerV1 pid=7) {SAID}the rollout server 0 died, and what it had is lost. Killed."
     (tmp_path / "verl.log").write_text("\n".join([said, *["    a frame"] * 60, "ActorDiedError: The actor died"]))

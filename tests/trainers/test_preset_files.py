@@ -12,11 +12,11 @@ import yaml
 
 from rlenv.errors import SpecError, UsageError
 from rlenv.source import parse_source
-from rlenv_verl.prepare import RunSettings, _own_keys
-from rlenv_verl.preset import compose, flatten, load_preset, preset_names
+from rlenv_verl.run.prepare import RunSettings, _own_keys
+from rlenv_verl.run.train import main
 from rlenv_verl.settings.checks import OF_THE_RUN, RUN_KEYS, preset_faults
-from rlenv_verl.specs import load_specs
-from rlenv_verl.train import main
+from rlenv_verl.settings.preset import compose, flatten, load_preset, preset_names
+from rlenv_verl.settings.specs import load_specs
 
 MINE = """\
 extends: cpu

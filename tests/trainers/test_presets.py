@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.preset import (
+from rlenv_verl.settings.preset import (
     algorithm_names,
     compose,
     control_estimator,
@@ -195,7 +195,7 @@ def test_an_interpolation_survives_as_an_override() -> None:
     assert str(config["trainer"]["experiment_name"]) == "3"
 
 
-@pytest.mark.parametrize("folder", ["presets", "algorithms", "modes"])
+@pytest.mark.parametrize("folder", ["presets", "presets/algorithms", "presets/modes"])
 def test_files_hold_known_sections_alone(folder: str) -> None:
     from importlib import resources
 

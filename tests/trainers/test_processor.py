@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rlenv_verl.preset import compose, load_preset
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.preset import compose, load_preset
 from rlenv_verl.settings.processor import bf16_keys, bf16_runs, packing_findings, processor_findings
-from rlenv_verl.train import main
 
 DIES = "import os, signal\nif not os.environ.get('ONEDNN_MAX_CPU_ISA'):\n    os.kill(os.getpid(), signal.SIGILL)"
 ALWAYS_DIES = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)"

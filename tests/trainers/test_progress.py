@@ -11,9 +11,9 @@ import orjson
 import pytest
 from rich.console import Console
 
-from rlenv_verl.metrics import StepFigures, figures_of
-from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
-from rlenv_verl.summary import training_figures
+from rlenv_verl.run.metrics import StepFigures, figures_of
+from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
+from rlenv_verl.run.summary import training_figures
 
 SOURCES = {"greedy": "toy/test/greedy"}
 

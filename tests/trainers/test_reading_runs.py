@@ -9,11 +9,11 @@ import pytest
 
 from rlenv.environment import load
 from rlenv.errors import UsageError
-from rlenv_verl.datasets import training_rows, validation_rows
-from rlenv_verl.metrics import MetricsFile, figures_of, merged, without_failures
-from rlenv_verl.preset import compose, flatten, load_preset, override
-from rlenv_verl.report import plot_png, plot_text, series
-from rlenv_verl.summary import failures_by_step, gather_records
+from rlenv_verl.run.datasets import training_rows, validation_rows
+from rlenv_verl.run.metrics import MetricsFile, figures_of, merged, without_failures
+from rlenv_verl.run.report import plot_png, plot_text, series
+from rlenv_verl.run.summary import failures_by_step, gather_records
+from rlenv_verl.settings.preset import compose, flatten, load_preset, override
 
 SOURCES = {"greedy": "toy/test/greedy"}
 

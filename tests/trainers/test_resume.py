@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv_verl.attempts import merge_metrics
-from rlenv_verl.metrics import MetricsFile, merged
-from rlenv_verl.resume import resumed
-from rlenv_verl.runfile import Run, forget_after, last_checkpoint, locked
-from rlenv_verl.train import main
+from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.metrics import MetricsFile, merged
+from rlenv_verl.run.resume import resumed
+from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint, locked
+from rlenv_verl.run.train import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.preset import compose, load_preset, override
-from rlenv_verl.reward_model import ask_for_router, check_reward_model, served_by_reward_model
-from rlenv_verl.train import main
+from rlenv_verl.loop.reward_model import ask_for_router, check_reward_model, served_by_reward_model
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.preset import compose, load_preset, override
 
 SPEC = """
 rlenv: 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import InvalidReward, UsageError
-from rlenv_verl.figures import EpisodeFigures
+from rlenv_verl.loop.figures import EpisodeFigures
 
 
 @dataclass
@@ -61,7 +61,7 @@ def queue(verl: Any, monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 
 def buffer(name: str = "RlenvReplayBuffer", *, refill: Any = None, **options: Any) -> Any:
-    from rlenv_verl import sampler
+    from rlenv_verl.loop import replay_buffer as sampler
 
     return getattr(sampler, name)(
         trainer_mode="sync" if name == "RlenvReplayBuffer" else "colocate_async",
@@ -127,7 +127,7 @@ def test_an_episode_of_several_rows_is_counted_once(queue: Queue, name: str, tmp
 
 
 def test_rows_are_labelled_where_an_episode_has_several(queue: Queue) -> None:
-    from rlenv_verl.episode_rows import RowLabel
+    from rlenv_verl.estimators.episode_rows import RowLabel
 
     queue.add("a", [episode(1.0, rows=3), episode(0.0)])
     buffer().sample(global_steps=1, partition_id="train", batch_size=1)
@@ -197,7 +197,7 @@ def test_a_batch_of_more_rows_makes_no_more_updates(queue: Queue, critic: bool) 
 @pytest.mark.parametrize("n", [1, 3, 8])
 @pytest.mark.parametrize("workers", [1, 4, 6])
 def test_mini_batches_fit_any_number_of_rows(size: int, n: int, workers: int) -> None:
-    from rlenv_verl.updates import fitting
+    from rlenv_verl.loop.updates import fitting
 
     prompts, updates = 8, 8 // size
     assert fitting(size, rows=prompts * n, prompts=prompts, n=n, workers=workers) == size
@@ -248,7 +248,7 @@ def test_a_masked_sample_does_not_make_a_group_look_different(queue: Queue, name
 
 
 def test_groups_of_one_are_never_filtered(verl: Any) -> None:
-    from rlenv_verl.sampler import is_without_signal
+    from rlenv_verl.loop.replay_buffer import is_without_signal
 
     assert not is_without_signal([1.0])
     assert not is_without_signal([None])
@@ -283,7 +283,7 @@ def test_an_unknown_option_or_metric_names_what_there_is(queue: Queue) -> None:
 
 
 def test_figures_without_a_valid_episode_have_no_means() -> None:
-    from rlenv_verl.figures import step_figures
+    from rlenv_verl.loop.figures import step_figures
 
     figures = step_figures([episode(None, ended="reward", began=1.0, finished=3.0, calls=4, tokens=10)])
     assert "rlenv/toy/reward" not in figures
@@ -292,7 +292,7 @@ def test_figures_without_a_valid_episode_have_no_means() -> None:
 
 
 def test_each_spec_has_figures_of_its_own() -> None:
-    from rlenv_verl.figures import step_figures
+    from rlenv_verl.loop.figures import step_figures
 
     other = EpisodeFigures("other", "train", 0, "answer", reward=0.25, terms={"a": 0.5, "b": None})
     figures = step_figures([episode(1.0), other])

@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from rlenv_verl.cpu.decode import Sampling
 from rlenv_verl.cpu.server import CpuServer, read_sampling
-from rlenv_verl.decode import Sampling
 
 
 def new_model(seed: int = 0) -> Any:

@@ -12,10 +12,10 @@ import yaml
 
 from rlenv.environment import load
 from rlenv.errors import UsageError
-from rlenv_verl import ship as shipping
-from rlenv_verl.ship import named_files, ship
-from rlenv_verl.specs import load_specs
-from rlenv_verl.train import main
+from rlenv_verl.run import ship as shipping
+from rlenv_verl.run.ship import named_files, ship
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.specs import load_specs
 
 BASE = """
 rlenv: 1
@@ -106,7 +106,7 @@ def test_the_shipped_copy_works_alone(spec: Path, tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == ["other 1 look", "q 1 look"], done.stderr
     assert (tmp_path / "ship/rlenv/environment.py").exists()
-    assert (tmp_path / "ship/rlenv_verl/agent_loop.py").exists()
+    assert (tmp_path / "ship/rlenv_verl/loop/agent_loop.py").exists()
 
 
 def test_a_program_finds_the_package_beside_it_where_it_was_shipped_to(spec: Path, tmp_path: Path) -> None:

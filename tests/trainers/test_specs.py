@@ -10,9 +10,9 @@ import yaml
 
 from rlenv.environment import load
 from rlenv.errors import UsageError
-from rlenv_verl.datasets import mixed_rows, rows_by_weight
-from rlenv_verl.specs import load_specs, spec_and_overrides
-from rlenv_verl.train import main
+from rlenv_verl.run.datasets import mixed_rows, rows_by_weight
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.specs import load_specs, spec_and_overrides
 
 SPEC = """
 rlenv: 1

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rlenv import record
-from rlenv_verl.train import main
+from rlenv_verl.run.train import main
 
 NAME = "trainer.experiment_name=same"
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def test_a_dry_run_writes_all_and_starts_nothing(tmp_path: Path, capsys: pytest.
     out = tmp_path / "run"
     assert main(["arithmetic", "--dry-run", "--seed", "7", "-o", str(out), "trainer.test_freq=3"]) == 0
     (loop,) = yaml.safe_load((out / "agent_loop.yaml").read_text())
-    assert (loop["_target_"], loop["seed"]) == ("rlenv_verl.agent_loop.RlenvAgentLoop", 7)
+    assert (loop["_target_"], loop["seed"]) == ("rlenv_verl.loop.agent_loop.RlenvAgentLoop", 7)
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["trainer"]["test_freq"] == 3
     assert config["algorithm"]["adv_estimator"] == "rlenv_grpo"
@@ -99,7 +99,7 @@ def test_verl_trains_two_steps_and_leaves_nothing_running(tiny_folder: Path, tmp
     arguments += ["--time-limit", "420", "-o", str(out), "trainer.test_freq=2", "data.train_batch_size=4"]
     arguments += ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4"]
     done = subprocess.run(
-        [sys.executable, "-m", "rlenv_verl.train", "arithmetic", *arguments],
+        [sys.executable, "-m", "rlenv_verl.run.train", "arithmetic", *arguments],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "trainers")]),

@@ -20,7 +20,7 @@ from rlenv.environment import Environment, load
 from rlenv.messages import Message
 from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory, Turn
-from rlenv_verl.episode_rows import RowLabel
+from rlenv_verl.estimators.episode_rows import RowLabel
 from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
 from tests.verl_runs.qwen3 import make_qwen3_policy
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlenv.environment import load
-from rlenv_verl.kept import ProcessState
+from rlenv_verl.loop.caches import ProcessState
 from rlenv_verl.rehearse.model import make_model
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import build, configuration

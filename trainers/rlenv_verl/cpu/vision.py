@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from verl.utils.tokenizer import get_processor_token_id
 
-from rlenv_verl.decode import Drawing, Generated, Sampling, sample
+from rlenv_verl.cpu.decode import Drawing, Generated, Sampling, sample
 
 __all__ = ["generate_seeing"]
 
@@ -37,7 +37,7 @@ def generate_seeing(
         generator: the source of all randomness.
         processor_kwargs: what the image processor is called with, such as `max_pixels`.
         is_aborted: asked before every token.
-        decode: see `rlenv_verl.decode.generate`.
+        decode: see `rlenv_verl.cpu.decode.generate`.
 
     Raises:
         ValueError: the prompt has another number of placeholders than the images make.

@@ -19,23 +19,23 @@ import yaml
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import Preflight, lines_of
-from rlenv_verl.before import config_of
-from rlenv_verl.checkpoints import find_checkpoints
-from rlenv_verl.launch import Ending, ending_lines
-from rlenv_verl.lost import told_at_the_end
-from rlenv_verl.metrics import StepFigures
-from rlenv_verl.preflight_command import look
-from rlenv_verl.prepare import Plan, RunSettings, asked_for, plan_of, prepare
-from rlenv_verl.preset import Preset, compose
+from rlenv_verl.export.checkpoints import find_checkpoints
+from rlenv_verl.loop.lost import told_at_the_end
 from rlenv_verl.rehearse.attention import register
 from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
 from rlenv_verl.rehearse.usage import Peak, watched
-from rlenv_verl.resume import resumed
-from rlenv_verl.runfile import locked
-from rlenv_verl.specs import TrainedSpec
-from rlenv_verl.summary import summarise
+from rlenv_verl.run.launch import Ending, ending_lines
+from rlenv_verl.run.metrics import StepFigures
+from rlenv_verl.run.preflight import config_of
+from rlenv_verl.run.preflight_command import look
+from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
+from rlenv_verl.run.resume import resumed
+from rlenv_verl.run.runfile import locked
+from rlenv_verl.run.summary import summarise
+from rlenv_verl.settings.preset import Preset, compose
+from rlenv_verl.settings.specs import TrainedSpec
 
 __all__ = ["RunPlan", "rehearse"]
 

@@ -10,8 +10,8 @@ from rlenv.errors import UsageError
 from rlenv.models import Looked, lacks
 from rlenv.preflight import Finding
 from rlenv.preflight.memory import model_of
+from rlenv_verl.settings.specs import TrainedSpec
 from rlenv_verl.settings.verl_keys import value_at
-from rlenv_verl.specs import TrainedSpec
 
 __all__ = ["UNMEASURED", "lacking_of", "stops_of", "tokens_at"]
 

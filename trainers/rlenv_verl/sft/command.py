@@ -13,15 +13,15 @@ from pathlib import Path
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_model
-from rlenv_verl.attempts import merge_metrics
-from rlenv_verl.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
-from rlenv_verl.runfile import locked
+from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv_verl.run.process_environment import python_path
+from rlenv_verl.run.runfile import locked
 from rlenv_verl.sft.alone import alone
 from rlenv_verl.sft.finish import finish
 from rlenv_verl.sft.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.sft.plan import new_run, resumed_run
 from rlenv_verl.sft.run import SftRun, Step, read_steps
-from rlenv_verl.surroundings import python_path
 
 __all__ = ["main"]
 

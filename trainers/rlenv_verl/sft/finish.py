@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.collect import Manifest
-from rlenv_verl.checkpoints import versions
-from rlenv_verl.launch import Ending
-from rlenv_verl.report import plot_png, plot_text
+from rlenv_verl.export.checkpoints import versions
+from rlenv_verl.run.launch import Ending
+from rlenv_verl.run.report import plot_png, plot_text
 from rlenv_verl.sft.run import SftRun, checkpoints_of, losses, read_steps, without_attempts
 
 __all__ = ["Finished", "finish"]
@@ -68,7 +68,7 @@ def _export(run: SftRun) -> tuple[Path | None, int | None]:
     newest = max(checkpoints_of(run.checkpoints), key=lambda one: one.step, default=None)
     if newest is None:
         return None, None
-    from rlenv_verl.export import Exported, write_policy  # torch and transformers: only where there is something
+    from rlenv_verl.export.export import Exported, write_policy  # torch and transformers: only where there is something
 
     def provenance(exported: Exported) -> Mapping[str, Any]:
         return {

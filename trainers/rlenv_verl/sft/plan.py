@@ -13,8 +13,8 @@ from rlenv.collect import Data, Identity, identity_of, read_data
 from rlenv.collect.data import rows_of
 from rlenv.errors import UsageError
 from rlenv.tokens.load import load_tokenizer
-from rlenv_verl.lora_settings import lora_keys
-from rlenv_verl.preset import override
+from rlenv_verl.settings.lora import lora_keys
+from rlenv_verl.settings.preset import override
 from rlenv_verl.sft.dataset import HELD_OUT
 from rlenv_verl.sft.options import data_and_overrides
 from rlenv_verl.sft.run import SftRun, checkpoints_of

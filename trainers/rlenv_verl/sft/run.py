@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import UsageError
-from rlenv_verl.attempts import Attempt, write_whole
-from rlenv_verl.checkpoints import Checkpoint
+from rlenv_verl.export.checkpoints import Checkpoint
+from rlenv_verl.run.attempts import Attempt, write_whole
 
 __all__ = ["SftRun", "Step", "checkpoints_of", "read_steps"]
 

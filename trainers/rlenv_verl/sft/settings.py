@@ -13,8 +13,8 @@ import yaml
 
 from rlenv.errors import UsageError
 from rlenv.source import nearest
-from rlenv_verl.preset import compose, flatten, override
 from rlenv_verl.settings.files import laid_over
+from rlenv_verl.settings.preset import compose, flatten, override
 
 __all__ = ["CONFIG", "SftPreset", "compose_sft", "load_sft_preset", "sft_preset_names"]
 
@@ -26,7 +26,7 @@ _SECTIONS = ("environment", "run", "verl", "verl_add")
 
 @dataclass(frozen=True, slots=True)
 class SftPreset:
-    """A preset of `sft/presets`; its sections mean what those of `rlenv_verl.preset.Preset` mean."""
+    """A preset of `sft/presets`; its sections mean what those of `rlenv_verl.settings.preset.Preset` mean."""
 
     name: str
     environment: Mapping[str, str]
