@@ -2,7 +2,7 @@
 
 A sample that the failure policy masks has a response mask of zeros. With rlenv's estimators and veRL's own losses the
 gradient is then the same as without the sample, to the last bit, for every `loss_agg_mode` and every registered policy
-loss but the ones below (tests/trainers/test_masking.py measures all of them).
+loss but the ones below (tests/trainers/settings/test_masking.py measures all of them).
 
 The three modes that average over sequences divide by the number of samples that the configuration says
 (`ppo_mini_batch_size` times `rollout.n`), not by those that are there. So each masked sample, like each missing one,
@@ -20,7 +20,7 @@ __all__ = ["check_masking", "check_rows"]
 
 # veRL's estimators that count the placeholder reward of a masked sample in what its siblings are compared with, and
 # what to take instead. Its `gae`, `reinforce_plus_plus` and `opo` (a mean weighted by length, which is 0 there) count
-# none: tests/trainers/test_baselines.py.
+# none: tests/trainers/estimators/test_baselines.py.
 _COUNTING = {
     "grpo": "rlenv_grpo",
     "grpo_vectorized": "rlenv_grpo",

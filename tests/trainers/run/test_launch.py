@@ -117,7 +117,7 @@ def wait_until(is_true: Callable[[], bool], *, seconds: float = 60.0) -> None:
 
 
 def test_a_killed_driver_takes_the_whole_run_along(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     script = KILLED.format(paths=[str(root), str(root / "trainers")], driver=OWN_ENVIRONMENT)
     driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
     try:

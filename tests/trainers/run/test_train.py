@@ -16,7 +16,7 @@ from rlenv import record
 from rlenv_verl.run.train import main
 
 NAME = "trainer.experiment_name=same"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.filterwarnings("ignore")

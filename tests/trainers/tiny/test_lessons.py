@@ -18,7 +18,7 @@ from rlenv_verl.tiny.edits import edit_calls, reworded
 from rlenv_verl.tiny.lessons import MIXTURE, Flaw, Gold, Lesson, gold_of, has_room, make_lesson, mixture
 from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
 
-CURVES = Path(__file__).resolve().parents[2] / "examples" / "curves"
+CURVES = Path(__file__).resolve().parents[3] / "examples" / "curves"
 
 
 @pytest.fixture(scope="module")

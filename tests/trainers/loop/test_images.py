@@ -377,7 +377,7 @@ def test_verls_engine_trains_on_samples_with_different_numbers_of_images(verl: A
         samples.append({**kept, "images": images})
     (tmp_path / "samples.json").write_text(json.dumps(samples))
     save_model(tmp_path / "model", family)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [
             sys.executable,

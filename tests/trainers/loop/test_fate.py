@@ -112,7 +112,7 @@ def test_an_empty_section_is_the_safe_policy() -> None:
 
 
 def test_every_reason_that_the_source_gives_can_be_named() -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     errors = {"EpisodeError", "ResourceError", "RewardError", "EndpointError", "PolicyError"}
     found = set()
     for file in [*root.glob("rlenv/**/*.py"), *root.glob("trainers/**/*.py")]:

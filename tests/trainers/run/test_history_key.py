@@ -13,7 +13,7 @@ from rlenv_verl.run.prepare import history_of, with_run_keys
 from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.preset import load_preset, preset_names
-from tests.trainers.test_specs import write
+from tests.trainers.settings.test_specs import write
 
 
 def dry(tmp_path: Path, *given: str) -> int:

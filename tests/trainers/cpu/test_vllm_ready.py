@@ -17,7 +17,7 @@ from rlenv_verl.cpu.vllm_ready import TRIED, vllm_findings
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.preset import load_preset
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Install = Callable[..., None]
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

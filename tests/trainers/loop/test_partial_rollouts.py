@@ -137,7 +137,7 @@ def test_the_cpu_server_goes_on_with_a_cut_action_once_it_has_the_new_weights(ve
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
     from rlenv_verl.cpu.replica import CpuServerActor
-    from tests.trainers.test_server import Gated
+    from tests.trainers.cpu.test_server import Gated
 
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(tiny_folder)

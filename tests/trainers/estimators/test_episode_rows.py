@@ -19,7 +19,7 @@ from rlenv.errors import UsageError
 from rlenv_verl.estimators.episode_rows import RowLabel, episodes_of
 from rlenv_verl.loop.outcome import Row as OutcomeRow
 from rlenv_verl.loop.outcome import place_rewards
-from tests.trainers import test_masking as masking
+from tests.trainers.settings import test_masking as masking
 
 ESTIMATORS = [
     "rlenv_grpo",
