@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.attempts import begin_attempt, merge_metrics
 from rlenv_verl.run.metrics import MetricsFile, merged
 from rlenv_verl.run.resume import resumed
 from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint, locked
@@ -27,7 +27,7 @@ def checkpoint(run: Path, step: int, *, is_named: bool = True) -> Path:
 
 
 def log(run: Run, number: int, steps: dict[int, float], *, validated: tuple[int, ...] = ()) -> None:
-    path = run.attempt_metrics(run.attempts[number - 1])
+    path = run.attempts[number - 1].metrics(run.folder)
     with path.open("ab") as file:
         for step, reward in steps.items():
             data = {"critic/score/mean": reward, "timing_s/step": 1.0} if step else {}
@@ -42,7 +42,7 @@ def prepared(tmp_path: Path) -> Run:
     """A run of 9 steps as a dry run leaves it, with its first attempt begun."""
     arguments = ["--steps", "9", "--save-every", "3", "--set", "limits.turns=2", "trainer.test_freq=3"]
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path / "run"), *arguments]) == 0
-    return Run.load(tmp_path / "run").begin_attempt(0)
+    return begin_attempt(Run.load(tmp_path / "run"), 0)
 
 
 def test_run_json_gives_the_run_back(prepared: Run) -> None:
@@ -86,9 +86,9 @@ def test_a_finished_run_says_how_to_go_further(prepared: Run) -> None:
 
 def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
     log(prepared, 1, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 9.0, 5: 9.0}, validated=(0, 3))
-    run = prepared.begin_attempt(3)
+    run = begin_attempt(prepared, 3)
     log(run, 2, {4: 0.4, 5: 0.5, 6: 8.0})
-    run = run.begin_attempt(5)
+    run = begin_attempt(run, 5)
     log(run, 3, {6: 0.6})
     merge_metrics(run.folder, run.attempts)
     steps = merged(list(MetricsFile(run.metrics, run.sources).new()))
@@ -98,10 +98,10 @@ def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
 
 def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> None:
     log(prepared, 1, {3: 0.3})
-    run = prepared.begin_attempt(3)
+    run = begin_attempt(prepared, 3)
     source = run.sources["greedy"]
     entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
-    run.attempt_metrics(run.attempts[1]).write_bytes(orjson.dumps(entry) + b"\n")
+    run.attempts[1].metrics(run.folder).write_bytes(orjson.dumps(entry) + b"\n")
     merge_metrics(run.folder, run.attempts)
     (step,) = merged(list(MetricsFile(run.metrics, run.sources).new()))
     assert (step.reward, step.success) == (0.3, {"greedy": 0.75})
@@ -109,7 +109,7 @@ def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> N
 
 def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
     log(prepared, 1, {1: 0.1})
-    with prepared.attempt_metrics(prepared.attempts[0]).open("ab") as file:
+    with prepared.attempts[0].metrics(prepared.folder).open("ab") as file:
         file.write(b'{"step": 2, "da')
     merge_metrics(prepared.folder, prepared.attempts)
     assert prepared.metrics.read_bytes().count(b"\n") == 1

@@ -1,9 +1,9 @@
 """Which rows of a batch are one episode.
 
 With `run.history: rows` an episode is several rows of veRL's batch, and an estimator is handed rewards, mask and one
-label a row (`index`, the field `uid`), no more. So rlenv's sampler puts a `RowLabel` in the place of the prompt's uid,
-and rlenv's estimators read the rows of an episode together: each episode is in its group's statistics once, with its
-whole reward, and every sampled token of it gets its advantage.
+label a row (`index`, the field `uid`), no more. So rlenv's replay buffer puts a `RowLabel` in the place of the prompt's
+uid, and rlenv's estimators read the rows of an episode together: each episode is in its group's statistics once, with
+its whole reward, and every sampled token of it gets its advantage.
 
 Rewards of rows are what is earned from the row's start on, so that each row is complete by itself for estimators that
 know no episodes (veRL's `gae`): the rewards of its own turns on their own tokens, and on its last sampled token what

@@ -57,7 +57,8 @@ class RlenvAgentLoop(AgentLoopBase):
     A fault of the environment gives a sample that the failure policy decides on (masked, unless the run says
     otherwise), never an exception: veRL would fail the sample's whole group for one. A fault of the rollout server, of
     the spec itself or of the chat template is raised: it concerns every sample alike, and training on masked samples
-    would hide it. A reward term with `on_invalid: raise` that could not be measured stops the run through the sampler.
+    would hide it. A reward term with `on_invalid: raise` that could not be measured stops the run through the replay
+    buffer.
 
     Args (beyond veRL's own, from the agent loop's YAML):
         spec: path or name of the spec.
@@ -194,7 +195,7 @@ class RlenvAgentLoop(AgentLoopBase):
         except UnsupportedTemplate:
             raise
         except InvalidReward as error:
-            # Raised from here it would cost a group and the run would go on: the sampler raises it where it ends it.
+            # Raised from here it would cost a group and the run would go on: the replay buffer ends it.
             stops = str(error)
             self._record_failure(task, RewardError.reason, stops)
             outcome = failed_outcome(terms=terms, filler_id=filler, reason=RewardError.reason)

@@ -12,7 +12,7 @@ __all__ = ["EpisodeFigures", "step_figures", "trained_tasks"]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFigures:
-    """One training episode as the sampler counts it. Travels as a dict in the sample's `extra_fields["rlenv"]`.
+    """One training episode as the replay buffer counts it. Travels as a dict in the sample's `extra_fields["rlenv"]`.
 
     `ended` is why the episode ended. `masked` and `zeroed` name that reason again where the failure policy took the
     sample out of the loss or counted it as reward 0.0 ("" where it did not). `reward` is None where there is none to

@@ -84,7 +84,7 @@ class TurnRewards(AgentLoopOutput):
 def figures_of(
     spec: str, task: SampleTask, outcome: Outcome, play: Play, *, terms: Sequence[str], began: float, stops: str
 ) -> EpisodeFigures:
-    """What the sampler counts of one sample; `began` is its start in seconds since the epoch."""
+    """What the replay buffer counts of one sample; `began` is its start in seconds since the epoch."""
     info = outcome.info
     return EpisodeFigures(
         spec,

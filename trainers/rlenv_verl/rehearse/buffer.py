@@ -1,4 +1,4 @@
-"""rlenv's sampler, which also writes down what the trainer is handed in a rehearsal."""
+"""rlenv's replay buffer, which also writes down what the trainer is handed in a rehearsal."""
 
 from __future__ import annotations
 

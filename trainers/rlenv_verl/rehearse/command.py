@@ -26,6 +26,7 @@ from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
 from rlenv_verl.rehearse.usage import Peak, watched
+from rlenv_verl.run.attempts import begin_attempt
 from rlenv_verl.run.launch import Ending, ending_lines
 from rlenv_verl.run.metrics import StepFigures
 from rlenv_verl.run.preflight import config_of
@@ -235,7 +236,7 @@ def _played(
     """Both attempts; the plan with what they left."""
     limit = arguments.time_limit or float("inf")
     started = time.monotonic()
-    plan = dataclasses.replace(scene.plan, run=scene.plan.run.begin_attempt(0))
+    plan = dataclasses.replace(scene.plan, run=begin_attempt(scene.plan.run, 0))
     with stages.timed("veRL, from the beginning"):
         ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
     if ending.how == "finished":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
-__all__ = ["Attempt", "merge_metrics", "write_whole"]
+__all__ = ["Attempt", "begin_attempt", "merge_metrics", "write_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +24,36 @@ class Attempt:
     from_step: int
     started: str = ""
 
-    @classmethod
-    def next(cls, earlier: Sequence[Attempt], from_step: int) -> Attempt:
-        """The one that starts now, behind those before it."""
-        return cls(len(earlier) + 1, from_step, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-
     def metrics(self, folder: Path) -> Path:
         """What veRL itself writes in the run's folder: its file logger begins an empty file at each start."""
         return folder / "attempts" / f"metrics-{self.number}.jsonl"
+
+
+class _Run(Protocol):
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def attempts(self) -> tuple[Attempt, ...]: ...
+    def save(self) -> None: ...
+
+
+_R = TypeVar("_R", bound=_Run)
+
+
+def begin_attempt(run: _R, from_step: int) -> _R:
+    """The run with one more attempt, kept in run.json."""
+    attempt = Attempt(len(run.attempts) + 1, from_step, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    known: Any = run
+    begun: _R = dataclasses.replace(known, attempts=(*run.attempts, attempt))
+    attempt.metrics(run.folder).parent.mkdir(parents=True, exist_ok=True)
+    begun.save()
+    return begun
+
+
+def write_run(run: _Run, fields: Mapping[str, Any]) -> None:
+    """Write run.json, whole or not at all: the fields without the folder, which may move."""
+    kept = {name: value for name, value in fields.items() if name != "folder"}
+    _write_whole(run.folder / "run.json", f"{json.dumps(kept, indent=2)}\n".encode())
 
 
 def merge_metrics(folder: Path, attempts: Sequence[Attempt]) -> None:
@@ -40,11 +65,10 @@ def merge_metrics(folder: Path, attempts: Sequence[Attempt]) -> None:
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():  # without one that was cut
             if line.strip() and (until is None or orjson.loads(line)["step"] <= until):
                 lines.append(line + b"\n")
-    write_whole(folder / "metrics.jsonl", b"".join(lines))
+    _write_whole(folder / "metrics.jsonl", b"".join(lines))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, or leave it as it was."""
+def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(content)
     os.replace(draft, path)

@@ -11,6 +11,7 @@ import orjson
 import yaml
 
 from rlenv.errors import UsageError
+from rlenv_verl.run.attempts import begin_attempt
 from rlenv_verl.run.datasets import validation_rows, write_rows
 from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint
 from rlenv_verl.settings.preset import compose, override
@@ -61,7 +62,7 @@ def resumed(
     if dry_run:
         return run, more
     forget_after(run, step, validates=validates)
-    return run.begin_attempt(step), more
+    return begin_attempt(run, step), more
 
 
 def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) -> tuple[Run, list[str]]:
@@ -108,7 +109,7 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
         warm_start=None,
         attempts=(),
     )
-    return validation.begin_attempt(step), more
+    return begin_attempt(validation, step), more
 
 
 def _from(checkpoint: Path) -> list[str]:
@@ -126,7 +127,7 @@ def _step_of(checkpoint: Path | None) -> int:
 def _is_validated(run: Run, step: int) -> bool:
     """Whether the validation of `step` stands in the log of an attempt that counts."""
     for attempt in run.attempts:
-        path = run.attempt_metrics(attempt)
+        path = attempt.metrics(run.folder)
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
             entry = orjson.loads(line)
             if entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rlenv.errors import UsageError
-from rlenv_verl.run.attempts import Attempt, write_whole
+from rlenv_verl.run.attempts import Attempt, write_run
 from rlenv_verl.run.datasets import Mode
 
 if TYPE_CHECKING:
@@ -114,23 +114,9 @@ class Run:
         """Where the run's processes say what they wait for."""
         return self.folder / "watch"
 
-    def attempt_metrics(self, attempt: Attempt) -> Path:
-        """What veRL itself writes: its file logger begins an empty file at each start."""
-        return attempt.metrics(self.folder)
-
-    def begin_attempt(self, from_step: int) -> Run:
-        """This run with one more attempt, kept in run.json."""
-        attempt = Attempt.next(self.attempts, from_step)
-        run = dataclasses.replace(self, attempts=(*self.attempts, attempt))
-        run.attempt_metrics(attempt).parent.mkdir(parents=True, exist_ok=True)
-        run.save()
-        return run
-
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        fields = {"version": _VERSION, **dataclasses.asdict(self)}
-        del fields["folder"]
-        write_whole(self.folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
+        write_run(self, {"version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> Run:

@@ -21,7 +21,7 @@ from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.loop.lost import told_at_the_end
-from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.attempts import begin_attempt, merge_metrics
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
@@ -154,7 +154,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
-    return dataclasses.replace(plan, run=plan.run.begin_attempt(0)), lock
+    return dataclasses.replace(plan, run=begin_attempt(plan.run, 0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
@@ -293,7 +293,7 @@ def _command(plan: Plan, metrics: Path) -> list[str]:
 def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tuple[Ending, list[StepFigures]]:
     """Run veRL and report each step as its figures come."""
     run = plan.run
-    metrics = run.attempt_metrics(run.attempts[-1])
+    metrics = run.attempts[-1].metrics(run.folder)
     command = _command(plan, metrics)
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_model
-from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.attempts import begin_attempt, merge_metrics
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_verl.run.process_environment import python_path
 from rlenv_verl.run.runfile import locked
@@ -79,7 +79,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
     lock = stack.enter_context(locked(folder, wait_s=0.0))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
-    return (run if arguments.dry_run else run.begin_attempt(0)), lock
+    return (run if arguments.dry_run else begin_attempt(run, 0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
@@ -88,7 +88,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, 
         raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
     lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
     run, step = resumed_run(arguments)
-    return (run if arguments.dry_run else run.begin_attempt(step)), lock
+    return (run if arguments.dry_run else begin_attempt(run, step)), lock
 
 
 def _say(run: SftRun, console: Console) -> None:
@@ -138,7 +138,7 @@ def _text(run: SftRun) -> str:
 
 def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
     """Run veRL and tell each step as its figures come."""
-    metrics = run.attempt_metrics(run.attempts[-1])
+    metrics = run.attempts[-1].metrics(run.folder)
     told: set[int] = set()
     with console.status("veRL is starting") as status:
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlenv.errors import UsageError
 from rlenv_verl.export.checkpoints import Checkpoint
-from rlenv_verl.run.attempts import Attempt, write_whole
+from rlenv_verl.run.attempts import Attempt, write_run
 
 __all__ = ["SftRun", "Step", "checkpoints_of", "read_steps"]
 
@@ -61,23 +61,9 @@ class SftRun:
         """veRL's checkpoints, one folder a step."""
         return self.folder / "checkpoints"
 
-    def attempt_metrics(self, attempt: Attempt) -> Path:
-        """What veRL itself writes: its file logger begins an empty file at each start."""
-        return attempt.metrics(self.folder)
-
-    def begin_attempt(self, from_step: int) -> SftRun:
-        """This run with one more attempt, kept in run.json."""
-        attempt = Attempt.next(self.attempts, from_step)
-        run = dataclasses.replace(self, attempts=(*self.attempts, attempt))
-        run.attempt_metrics(attempt).parent.mkdir(parents=True, exist_ok=True)
-        run.save()
-        return run
-
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        fields = {"kind": "sft", "version": _VERSION, **dataclasses.asdict(self)}
-        del fields["folder"]
-        write_whole(self.folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
+        write_run(self, {"kind": "sft", "version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> SftRun:
