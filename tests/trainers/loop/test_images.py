@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -9,20 +8,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import PIL.Image
 import pytest
 import torch
 
-from rlenv_verl.loop.caches import ProcessState
+from tests.trainers.charts import ANSWER, CALL, MODELS, SPEC, as_verl_computes, run
 from tests.trainers.conftest import quiet
-from tests.trainers.loops import build, configuration, sample
 from tests.vision import model_parts, processor, save_model
 
-MODELS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
-TYPES = {"Qwen2VLProcessor": "qwen2_vl", "Qwen2_5_VLProcessor": "qwen2_5_vl", "Qwen3VLProcessor": "qwen3_vl"}
 # One process of one thread, on veRL's platform `cpu`.
 ENGINE = {
     "VERL_PLATFORM": "cpu",
@@ -34,108 +28,6 @@ ENGINE = {
     "LOCAL_RANK": "0",
     "WORLD_SIZE": "1",
 }
-CALL = '<tool_call>\n{"name": "zoom", "arguments": {"times": %d}}\n</tool_call>'
-ANSWER = "<answer>12</answer>"
-SPEC = """
-rlenv: 1
-name: chart
-tasks:
-  train:
-    rows: [{question: "How many?", file: chart.png, answer: 12}]
-prompt:
-  user: "{{ task.question }}"
-  images: ["{{ task.file }}"]
-tools:
-  zoom: {kind: python, function: "tools.py:zoom", run_in: loop}
-limits: {turns: 4}
-rewards:
-  correct: {kind: rule, rule: numeric_match}
-"""
-TOOLS = """
-import io
-import PIL.Image
-from rlenv.messages import Image
-from rlenv.tools.base import ToolOutput
-
-def zoom(times: int):
-    \"\"\"Shows the chart larger.\"\"\"
-    if times == 7:
-        return "<|vision_start|><|image_pad|><|vision_end|> <|video_pad|>"
-    if times == 9:
-        return ToolOutput("broken", images=(Image.of(b"no image"),))
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (40 * times, 60), "blue").save(file, "PNG")
-    return ToolOutput(f"{times} times", images=(Image.of(file.getvalue()),) * (2 if times == 2 else 1))
-"""
-
-
-class Server:
-    """Stands in for veRL's client of the rollout servers, with the signature of `LLMServerClient.generate`."""
-
-    def __init__(self, made: Any, actions: Sequence[str | list[int]]) -> None:
-        self.made, self.actions = made, list(actions)
-        self.requests: list[dict[str, Any]] = []
-
-    async def generate(
-        self,
-        request_id: str,
-        *,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        image_data: list[Any] | None = None,
-        video_data: list[Any] | None = None,
-        mm_processor_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        from verl.workers.rollout.replica import TokenOutput
-
-        self.requests.append({"prompt_ids": prompt_ids, "images": image_data, "kwargs": mm_processor_kwargs})
-        action = self.actions.pop(0)
-        ids = self.made.tokenizer(action, add_special_tokens=False)["input_ids"] if isinstance(action, str) else action
-        ids = [*ids, self.made.tokenizer.eos_token_id][: sampling_params["max_tokens"]]
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={"global_steps": 1})
-
-
-def run(
-    tmp_path: Path,
-    made: Any,
-    actions: Sequence[str | list[int]],
-    *,
-    spec: str = SPEC,
-    response: int = 512,
-    kwargs: dict[str, Any] | None = None,
-    with_processor: bool = True,
-    family: str = "Qwen2VLProcessor",
-) -> tuple[Any, Server]:
-    """One sample through the loop, built as veRL builds it."""
-    (tmp_path / "env.yaml").write_text(spec)
-    (tmp_path / "tools.py").write_text(TOOLS)
-    if not (tmp_path / "chart.png").exists():
-        PIL.Image.new("RGB", (100, 70), "red").save(tmp_path / "chart.png")
-    config = configuration(response=response, data={"mm_processor_kwargs": kwargs} if kwargs else None)
-    server = Server(made, actions)
-    keys = {"model": TYPES[family] if with_processor else "qwen2", "processor": made if with_processor else None}
-    keys |= {"spec": str(tmp_path / "env.yaml"), "record_dir": str(tmp_path / "records"), "process": ProcessState()}
-
-    async def played() -> Any:
-        return await sample(build(config, server, made.tokenizer, **keys), step=1)
-
-    return asyncio.run(played()), server
-
-
-def as_verl_computes(made: Any, output: Any, kwargs: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    """What veRL's agent loop worker makes of an output (trainer/ppo/v1/agent_loop_tq.py, `_agent_loop_postprocess`)."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-
-    worker = SimpleNamespace(processor=made, tokenizer=made.tokenizer, mm_processor_kwargs=kwargs or {})
-    worker._get_mm_processor_kwargs = lambda audio=None: AgentLoopWorker._get_mm_processor_kwargs(worker, audio)
-    input_ids = torch.tensor([*output.prompt_ids, *output.response_ids])
-    with quiet():
-        inputs = AgentLoopWorker._compute_multi_modal_inputs(worker, output, input_ids)
-        positions = AgentLoopWorker._compute_position_ids(
-            worker, input_ids.unsqueeze(0), torch.ones(1, len(input_ids), dtype=torch.int64), inputs
-        )
-    inputs.pop("images_seqlens", None)
-    return {"input_ids": input_ids.unsqueeze(0), "position_ids": positions.transpose(0, 1), **inputs}
 
 
 def place(made: Any) -> int:
@@ -402,83 +294,3 @@ def test_verls_engine_trains_on_samples_with_different_numbers_of_images(verl: A
     assert result["engine"] == "CpuEngine"
     assert result["losses"] == sorted(result["losses"], reverse=True)
     assert result["losses"][2] < result["losses"][0] - 0.1
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_the_cpu_server_writes_what_the_model_itself_would(verl: Any, tmp_path: Path, family: str) -> None:
-    from rlenv_verl.cpu.decode import Sampling
-    from rlenv_verl.cpu.vision import generate_seeing
-
-    model, made = model_parts(family)
-    output, _ = run(tmp_path, made, [CALL % 3, CALL % 2, ANSWER], family=family)
-    images = output.multi_modal_data["images"]
-    prompt = [*output.prompt_ids, *output.response_ids]
-    with quiet():
-        answer = generate_seeing(
-            model, made, prompt, images, Sampling(max_tokens=6, temperature=0.0), generator=torch.Generator()
-        )
-        # One forward pass over the whole, with the positions that veRL computes, says the same.
-        output.response_ids = [*output.response_ids, *answer.token_ids]
-        batch = as_verl_computes(made, output)
-        with torch.no_grad():
-            logits = model(**batch, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    logits[:, [made.image_token_id, made.video_token_id]] = -torch.inf
-    assert logits.argmax(-1).tolist() == list(answer.token_ids)
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
-    assert torch.allclose(expected, torch.tensor(answer.logprobs), atol=1e-4)
-    with pytest.raises(ValueError, match="placeholders; 1 images make"):
-        generate_seeing(model, made, prompt, images[:1], Sampling(max_tokens=1), generator=torch.Generator())
-
-
-def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlenv.environment import load
-    from rlenv.errors import UsageError
-    from rlenv_verl.run.prompts import measure_prompts
-
-    family = "Qwen3VLProcessor"
-    made = processor(family)
-    output, _ = run(tmp_path, made, [ANSWER], family=family)
-    save_model(tmp_path / "model", family)
-    environment = load(tmp_path / "env.yaml")
-    model = str(tmp_path / "model")
-    with quiet():
-        # Here no video processor can be loaded, which the family's own processor asks for.
-        with pytest.raises(UsageError, match=r"set run\.max_prompt_length=N"):
-            measure_prompts(environment, model, splits=["train"], template_kwargs={})
-        import transformers
-
-        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda name: made)
-        longest = measure_prompts(environment, model, splits=["train"], template_kwargs={})
-    assert longest == -(-len(output.prompt_ids) * 5 // 4)
-
-
-def test_the_cpu_server_batches_requests_of_which_some_show_images(verl: Any, tmp_path: Path) -> None:
-    from rlenv_verl.cpu.decode import Sampling
-    from rlenv_verl.cpu.server import CpuServer
-
-    model, made = model_parts("Qwen3VLProcessor")
-    output, _ = run(tmp_path, made, [ANSWER], family="Qwen3VLProcessor")
-    prompt, images = output.prompt_ids, output.multi_modal_data["images"]
-    plain = made.tokenizer("How many?", add_special_tokens=False)["input_ids"]
-    greedy = Sampling(max_tokens=4, temperature=0.0)
-
-    async def ask(server: CpuServer) -> Any:
-        server.has_weights = True
-        server.start()
-        try:
-            return await asyncio.gather(
-                server.generate(prompt, greedy, images=images),
-                server.generate(plain, greedy),
-                server.generate(prompt, greedy, images=images),
-            )
-        finally:
-            await server.aclose()
-
-    with quiet():
-        (one, _), (text, _), (other, _) = asyncio.run(
-            ask(CpuServer(model, pad_id=0, max_batch=8, seed=0, processor=made))
-        )
-        assert one == other
-        assert len(text.token_ids) == 4
-        with pytest.raises(ValueError, match="from text alone"):
-            asyncio.run(ask(CpuServer(model, pad_id=0, max_batch=8, seed=0)))

@@ -93,6 +93,27 @@ def advantages(rows: Sequence[Row], estimator: str) -> list[torch.Tensor]:
     return [found[index, : len(row.mask)] for index, row in enumerate(rows)]
 
 
+def configured(mode: str, loss: str) -> Any:
+    """The actor's configuration, with every term of the loss in it."""
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+    options: dict[str, Any] = {"dro_beta": 0.1} if loss == "dro" else {}
+    if loss == "bypass_mode":
+        options["rollout_correction"] = {"bypass_mode": True}
+    return FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=SIZE,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=mode,
+        loss_scale_factor=9 if mode == "seq-mean-token-sum-norm" else None,
+        use_kl_loss=True,
+        kl_loss_coef=0.1,
+        kl_loss_type="low_var_kl",
+        entropy_coeff=0.05,
+        policy_loss=PolicyLossConfig(loss_mode=loss, **options),
+    )
+
+
 def gradient(
     rows: Sequence[Row],
     *,
@@ -108,7 +129,6 @@ def gradient(
     """
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
     random = torch.Generator().manual_seed(0)
@@ -132,21 +152,7 @@ def gradient(
         data = TensorDict(fields, batch_size=len(rows))
         # As veRL's engine does: valid tokens are counted, samples are what the configuration says.
         tensordict_utils.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=divisor)
-        options: dict[str, Any] = {"dro_beta": 0.1} if loss == "dro" else {}
-        if loss == "bypass_mode":
-            options["rollout_correction"] = {"bypass_mode": True}
-        config = FSDPActorConfig(
-            strategy="fsdp2",
-            rollout_n=SIZE,
-            ppo_micro_batch_size_per_gpu=1,
-            loss_agg_mode=mode,
-            loss_scale_factor=9 if mode == "seq-mean-token-sum-norm" else None,
-            use_kl_loss=True,
-            kl_loss_coef=0.1,
-            kl_loss_type="low_var_kl",
-            entropy_coeff=0.05,
-            policy_loss=PolicyLossConfig(loss_mode=loss, **options),
-        )
+        config = configured(mode, loss)
         torch.manual_seed(0)
         outputs = [forward(weights, row) for row in rows]
         output = {"log_probs": nested([logs for logs, _ in outputs]), "entropy": nested([e for _, e in outputs])}
