@@ -15,7 +15,7 @@ from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 
 import workload
-from rlenv_verl.agent_loop import RlenvAgentLoop
+from rlenv_verl.loop.agent_loop import RlenvAgentLoop
 from sides.loop_bare import BareLoop
 from sides.loop_rig import AGENTS, Rig, row
 from sides.scripted_model import ScriptedModel

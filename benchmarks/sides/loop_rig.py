@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 import workload
-from rlenv_verl.preset import Preset, compose, load_preset, override
+from rlenv_verl.settings.preset import Preset, compose, load_preset, override
 from sides.tokenizer import TEMPLATE, path
 
 __all__ = ["AGENTS", "Rig", "make_rig", "row"]
@@ -104,7 +104,7 @@ def make_rig(kind: str, *, workers: int) -> Rig:
     )
     (folder / "spec.yaml").write_text(_SPEC.format(rows=rows, system=workload.SYSTEM, run_in=run_in))
     (folder / "tools.py").write_text(_TOOLS.format(define=define, wait=wait))
-    ours = {"name": AGENTS["rlenv"], "_target_": "rlenv_verl.agent_loop.RlenvAgentLoop"}
+    ours = {"name": AGENTS["rlenv"], "_target_": "rlenv_verl.loop.agent_loop.RlenvAgentLoop"}
     none = {"name": AGENTS["bare"], "_target_": "sides.loop_bare.BareLoop", "waits": kind != "fast"}
     prompts = folder / "prompts.json"
     loops = [{**ours, "spec": str(folder / "spec.yaml")}, {**none, "file": str(prompts)}]

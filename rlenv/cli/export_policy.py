@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
 from typing import Any
 
+from rlenv.cli.adapter import adapter
 from rlenv.cli.terminal import write, write_json
-from rlenv.errors import MissingExtra
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,11 +33,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MissingExtra: the adapter or what it stands on is not installed.
     """
-    try:
-        adapter = importlib.import_module("rlenv_verl.export_command")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"rlenv export-policy ({error.name} is missing)", extra="verl") from error
-    report: dict[str, Any] = adapter.export(
+    exporting = adapter("export.command", command="export-policy")
+    report: dict[str, Any] = exporting.export(
         args.run,
         args.output,
         step=args.step,
@@ -50,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(report)
     else:
-        write(adapter.text(report))
+        write(exporting.text(report))
     return 1 if report["check"] is not None and not report["check"]["holds"] else 0

@@ -129,7 +129,7 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
         from rlenv.models import local_model
 
         try:
-            from rlenv_verl.hf_policy import make
+            from rlenv_verl.hf.policy import make
         except ModuleNotFoundError as error:
             raise MissingExtra("--policy hf:MODEL", extra="verl") from error
         place = local_model(rest, chat_template=args.policy_chat_template)

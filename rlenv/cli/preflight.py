@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Final
 
+from rlenv.cli.adapter import adapter
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write_json
-from rlenv.errors import MissingExtra
 from rlenv.preflight import Preflight, lines_of
 
 __all__ = ["add_arguments", "run_argv"]
@@ -69,11 +68,7 @@ def run_argv(argv: Sequence[str]) -> int:
         MissingExtra: the adapter or what it stands on is not installed.
     """
     args = _parser().parse_intermixed_args(list(argv))
-    try:
-        adapter = importlib.import_module("rlenv_verl.preflight_command")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"rlenv preflight ({error.name} is missing)", extra="verl") from error
-    report: Preflight = adapter.look(
+    report: Preflight = adapter("run.preflight_command", command="preflight").look(
         args.items,
         model=args.model,
         preset=args.preset,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Sequence
 
-from rlenv.errors import MissingExtra
+from rlenv.cli.adapter import adapter
 
 __all__ = ["add_arguments", "run_argv"]
 
@@ -21,8 +20,4 @@ def run_argv(argv: Sequence[str]) -> int:
     Raises:
         MissingExtra: the adapter or veRL is not installed.
     """
-    try:
-        adapter = importlib.import_module("rlenv_verl.train")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"rlenv train ({error.name} is missing)", extra="verl") from error
-    return int(adapter.main(list(argv)))
+    return int(adapter("run.train", command="train").main(list(argv)))

@@ -183,7 +183,7 @@ def trained() -> Any:
     with quiet():
         import transformers
 
-        import rlenv_verl.agent_loop  # noqa: F401
+        import rlenv_verl.loop.agent_loop  # noqa: F401
 
     def speaking(template: str) -> Any:
         with quiet():

@@ -143,7 +143,7 @@ def test_a_run_makes_its_model_again_where_the_cache_was_emptied(
 ) -> None:
     from types import SimpleNamespace
 
-    from rlenv_verl import train
+    from rlenv_verl.run import train
 
     monkeypatch.chdir(file.parent)
     model = local_model(file.name, chat_template=template, keep=tmp_path / "run" / "model")
@@ -159,7 +159,7 @@ def test_a_run_makes_its_model_again_where_the_cache_was_emptied(
 
 
 def test_a_folder_is_made_of_nothing_else(tmp_path: Path) -> None:
-    from rlenv_verl import train
+    from rlenv_verl.run import train
 
     assert train._made_of(str(tmp_path), str(tmp_path)) == ""
     assert train._made_of("Qwen/Qwen3-8B", "Qwen/Qwen3-8B") == ""

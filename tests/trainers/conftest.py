@@ -33,10 +33,10 @@ def verl() -> Any:
         module = pytest.importorskip("verl", reason="the verl extra is not installed")
         fault = ""
         try:
-            import rlenv_verl.advantage
-            import rlenv_verl.agent_loop
             import rlenv_verl.cpu.registries
-            import rlenv_verl.sampler  # noqa: F401
+            import rlenv_verl.estimators.grpo
+            import rlenv_verl.loop.agent_loop
+            import rlenv_verl.loop.replay_buffer  # noqa: F401
         except (ImportError, AttributeError) as error:
             fault = f"the adapter cannot be imported with this veRL: {error}; see tests/trainers/test_contract.py"
     if fault:

@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.trainers.conftest import quiet
+from rlenv_verl.loop.caches import ProcessState
+from tests.trainers.loops import Script, Server, build, configuration, sample
 
-Script = Sequence[str | Exception | Callable[[], Awaitable[str]]]
-"""What one sample's policy says, turn by turn: a text, a fault of the server, or something to wait for."""
+STUCK = '<tool_call>\n{"name": "stuck", "arguments": {}}\n</tool_call>'
+BREAKS = '<tool_call>\n{"name": "breaks", "arguments": {}}\n</tool_call>'
+TOOLS = '''
+import asyncio
+
+from rlenv.errors import EpisodeError
+
+cancelled = []
 
 
-async def hangs() -> str:
-    """A generation that never ends."""
-    await asyncio.Event().wait()
+async def stuck() -> str:
+    """Never ends."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        cancelled.append(1)
+        raise
     return ""
 
 
-@dataclass
-class Server:
-    """veRL's client of the rollout servers, for one sample."""
+def breaks() -> str:
+    """Loses its backend."""
+    raise EpisodeError("the backend is gone", reason="resource")
 
-    tokenizer: Any
-    script: list[Any]
-    requests: list[list[int]] = field(default_factory=list)
-    is_cancelled: bool = False
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        from verl.workers.rollout.replica import TokenOutput
-
-        self.requests.append(list(prompt_ids))
-        said = self.script.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        if not isinstance(said, str):
-            try:
-                said = await said()
-            except asyncio.CancelledError:
-                self.is_cancelled = True
-                raise
-        ids = [*self.tokenizer(said, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-        return TokenOutput(
-            token_ids=ids[: sampling_params["max_tokens"]],
-            log_probs=[-0.5] * len(ids[: sampling_params["max_tokens"]]),
-            stop_reason="completed",
-            extra_fields={"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4},
-        )
+def refuses(trajectories):
+    """Cannot compare."""
+    raise ValueError("no")
+'''
+SPEC = """
+rlenv: 1
+name: toy
+tasks:
+  train:
+    rows: [{question: "What is 6 * 7?", answer: 42}]
+prompt: {user: "{{ task.question }}"}
+tools:
+  calculate: {kind: calculator}
+  stuck: {kind: python, function: "tools.py:stuck", timeout_s: 60}
+  breaks: {kind: python, function: "tools.py:breaks"}
+limits: {turns: 3}
+rewards:
+  correct: {kind: rule, rule: numeric_match}
+  best: {kind: group, of: correct, by: rank, weight: 0.5}
+success: correct >= 1
+"""
+ALONE = SPEC.replace("  best: {kind: group, of: correct, by: rank, weight: 0.5}\n", "")
+RIGHT, WRONG = "<answer>42</answer>", "<answer>41</answer>"
 
 
 def play_group(
@@ -57,7 +66,7 @@ def play_group(
     scripts: Sequence[Script],
     *,
     spec: str,
-    files: dict[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
     validation: bool = False,
     servers: list[Server] | None = None,
     on_start: Callable[[list[asyncio.Task[Any]]], Awaitable[None]] | None = None,
@@ -74,43 +83,22 @@ def play_group(
         validation: play validation rows.
         servers: filled with the server of each sample.
         on_start: awaited once all samples run.
-        keys: of the agent loop's entry.
+        keys: of the agent loop's entry, or the `process` that the samples share.
     """
-    from omegaconf import OmegaConf
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.agent_loop import RlenvAgentLoop
-
     (folder / "spec.yaml").write_text(spec, encoding="utf-8")
     for name, text in (files or {}).items():
         (folder / name).write_text(text, encoding="utf-8")
-    rollout = {"response_length": 160, "prompt_length": 512, "calculate_log_probs": True, "n": len(scripts)}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
-    where = {"index": 0, "split": "train", "task": 0, "greedy": False, "is_validation": validation}
+    config = configuration(response=160, n=len(scripts))
+    keys = {"spec": str(folder / "spec.yaml"), "record_dir": str(folder / "records"), "process": ProcessState(), **keys}
 
-    async def sample(server: Server) -> Any:
-        with quiet():
-            loop = RlenvAgentLoop(
-                trainer_config=DictConfigWrap(config),
-                server_manager=server,
-                tokenizer=tokenizer,
-                processor=None,
-                dataset_cls=RLHFDataset,
-                data_config=DictConfigWrap(config.data),
-                hf_model_type="qwen3",
-                tools=ToolListWrap([]),
-                spec=str(folder / "spec.yaml"),
-                record_dir=str(folder / "records"),
-                **keys,
-            )
-        return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=5, raw_prompt=[], uid="u1")
+    async def played(server: Server) -> Any:
+        return await sample(build(config, server, tokenizer, **keys), validation=validation, uid="u1")
 
     async def group() -> list[Any]:
-        made = [Server(tokenizer, list(script)) for script in scripts]
+        made = [Server(tokenizer, script) for script in scripts]
         if servers is not None:
             servers.extend(made)
-        tasks = [asyncio.create_task(sample(server)) for server in made]
+        tasks = [asyncio.create_task(played(server)) for server in made]
         if on_start is not None:
             await on_start(tasks)
         async with asyncio.timeout(30):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.trainers.conftest import quiet
-from tests.trainers.test_agent_loop import Server, build, configuration
+from rlenv_verl.loop.caches import ProcessState
+from tests.trainers.loops import Server, build, configuration, sample
 
 # The layout of Qwen3 with a short tools block: what an assistant thought before the last user's message is not written.
 FORGETFUL = """
@@ -168,26 +168,17 @@ def play(
     (folder / "spec.yaml").write_text(spec, encoding="utf-8")
     for name, text in (files or {}).items():
         (folder / name).write_text(text, encoding="utf-8")
-    config = configuration(response=response, prompt=prompt)
-    config.actor_rollout_ref.rollout.max_model_len = context
+    config = configuration(response=response, prompt=prompt, max_model_len=context)
     texts = [turn if isinstance(turn, str) else turn.text for turn in said]
     fake = Recording(tokenizer, texts, **server)
 
-    async def sample() -> Any:
-        with quiet():
-            loop = build(
-                config,
-                fake,
-                tokenizer,
-                spec=str(folder / "spec.yaml"),
-                record_dir=str(folder / "records"),
-                history=history,
-                **(options or {}),
-            )
-        where = {"index": 0, "split": "train", "task": 0, "greedy": False, "is_validation": validation}
-        return await loop.run({"temperature": 1.0}, extra_info=where, global_steps=5, raw_prompt=[], uid="u1")
+    keys = {"spec": str(folder / "spec.yaml"), "record_dir": str(folder / "records"), "process": ProcessState()}
 
-    found = asyncio.run(sample())
+    async def played() -> Any:
+        loop = build(config, fake, tokenizer, history=history, **keys, **(options or {}))
+        return await sample(loop, validation=validation, uid="u1")
+
+    found = asyncio.run(played())
     return Played(found if isinstance(found, list) else [found], fake.requests, fake.given)
 
 

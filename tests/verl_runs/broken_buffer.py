@@ -8,8 +8,8 @@ import torch
 import transfer_queue as tq
 from verl.utils.tensordict_utils import get_tensordict
 
+from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
 from rlenv_verl.rehearse.buffer import RehearsalBuffer
-from rlenv_verl.sampler import RlenvReplayBuffer
 
 
 class _Unmasking(RlenvReplayBuffer):

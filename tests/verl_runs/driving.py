@@ -36,9 +36,9 @@ def started(arguments: Sequence[str], log: Path, *, knows: str = "") -> Iterator
     `knows` is a module that its own process imports first, as a plug-in would be.
     """
     mark = uuid4().hex
-    command = ["-m", "rlenv_verl.train"]
+    command = ["-m", "rlenv_verl.run.train"]
     if knows:
-        command = ["-c", f"import sys, {knows}; from rlenv_verl.train import main; sys.exit(main(sys.argv[1:]))"]
+        command = ["-c", f"import sys, {knows}; from rlenv_verl.run.train import main; sys.exit(main(sys.argv[1:]))"]
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, *command, *arguments],

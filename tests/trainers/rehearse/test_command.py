@@ -11,12 +11,12 @@ import yaml
 
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
-from rlenv_verl.launch import Ending
-from rlenv_verl.options import parser
-from rlenv_verl.preset import load_preset
 from rlenv_verl.rehearse.command import rehearse
 from rlenv_verl.rehearse.replaced import overlay, replaced_keys
-from rlenv_verl.train import main
+from rlenv_verl.run.launch import Ending
+from rlenv_verl.run.options import parser
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.preset import load_preset
 from tests.trainers.conftest import quiet
 
 

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from rlenv.environment import load
+from rlenv_verl.loop.caches import ProcessState
 from rlenv_verl.rehearse.model import make_model
 from tests.trainers.conftest import quiet
+from tests.trainers.loops import build, configuration
 
 PROMPT, RESPONSE, TURN, GROUP = 512, 384, 128, 8
 
@@ -62,17 +64,15 @@ def search(query: str) -> str:
 '''
 
 
-def configuration() -> Any:
-    from omegaconf import OmegaConf
-
-    rollout = {"response_length": RESPONSE, "prompt_length": PROMPT, "calculate_log_probs": True, "n": GROUP,
-               "max_model_len": None, "val_kwargs": {"n": 1}}  # fmt: skip
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+def rehearsed() -> Any:
+    """The configuration of these runs."""
+    return configuration(response=RESPONSE, prompt=PROMPT, n=GROUP, max_model_len=None, val_kwargs={"n": 1})
 
 
 @pytest.fixture(params=[HERMES, ONE_TEXT], ids=["hermes", "search_r1"])
 def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Groups of eight over two tasks and four steps: their outputs, and what the loops wrote of them."""
+    from rlenv_verl.rehearse.loop import RehearsalLoop
     from rlenv_verl.rehearse.server import FOLDER_VARIABLE, RehearsalServer
 
     (tmp_path / "spec.yaml").write_text(request.param)
@@ -87,7 +87,7 @@ def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatc
         auto: Any = AutoTokenizer
         tokenizer = auto.from_pretrained(tmp_path / "model")
     assert (made.vocabulary, made.longest + made.filler) == (320, PROMPT)
-    config = configuration()
+    config = rehearsed()
     model = type("Config", (), {"hf_config": type("Hf", (), {"vocab_size": 320})})
     server = RehearsalServer(config.actor_rollout_ref.rollout, model, 0)
 
@@ -95,12 +95,14 @@ def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatc
         async def generate(self, request_id: str, **given: Any) -> Any:
             return await server.generate(given["prompt_ids"], given["sampling_params"], request_id)
 
+    keys = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": TURN, "process": ProcessState()}
+
     async def everything() -> list[Any]:
         with pytest.raises(RuntimeError, match="before the first weights"):
             await server.generate([1], {"max_tokens": 1}, "early")
         await server.update_weights([("w", torch.zeros(2))], True, 0)
         return [
-            await loop_of(config, Client(), tokenizer, tmp_path).run(
+            await build(config, Client(), tokenizer, kind=RehearsalLoop, **keys).run(
                 {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True},
                 extra_info={"split": "train", "task": task, "is_validation": False, "greedy": False},
                 uid=f"{task}-{step}",
@@ -115,26 +117,6 @@ def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatc
     outputs = asyncio.run(everything())
     (path,) = tmp_path.glob("samples.*.jsonl")
     return outputs, [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def loop_of(config: Any, client: Any, tokenizer: Any, folder: Path) -> Any:
-    from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from rlenv_verl.rehearse.loop import RehearsalLoop
-
-    return RehearsalLoop(
-        trainer_config=DictConfigWrap(config),
-        server_manager=client,
-        tokenizer=tokenizer,
-        processor=None,
-        dataset_cls=RLHFDataset,
-        data_config=DictConfigWrap(config.data),
-        hf_model_type="qwen3",
-        tools=ToolListWrap([]),
-        spec=str(folder / "spec.yaml"),
-        turn_tokens=TURN,
-    )
 
 
 def test_every_kind_is_played_at_the_limits_lengths_and_written_down(played: Any) -> None:
@@ -176,7 +158,7 @@ def test_the_server_refuses_what_an_engine_would(verl: Any, tmp_path: Path, monk
 
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     model = type("Config", (), {"hf_config": type("Hf", (), {"vocab_size": 320})})
-    server = RehearsalServer(configuration().actor_rollout_ref.rollout, model, 0)
+    server = RehearsalServer(rehearsed().actor_rollout_ref.rollout, model, 0)
 
     async def ask(prompt: int, ids: int, most: int) -> Any:
         script = {"ids": [1] * ids, "aborted": False}

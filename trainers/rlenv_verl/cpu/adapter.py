@@ -12,7 +12,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from rlenv_verl.cpu.replica import actor_name
-from rlenv_verl.lora import LoraShape, merge, split
+from rlenv_verl.export.lora import LoraShape, merge, split
 
 __all__ = ["CpuServerAdapter"]
 

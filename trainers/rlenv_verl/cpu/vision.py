@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from verl.utils.tokenizer import get_processor_token_id
 
-from rlenv_verl.decode import Generated, Sampling, completes, sample
+from rlenv_verl.cpu.decode import Drawing, Generated, Sampling, sample
 
 __all__ = ["generate_seeing"]
 
@@ -37,23 +37,14 @@ def generate_seeing(
         generator: the source of all randomness.
         processor_kwargs: what the image processor is called with, such as `max_pixels`.
         is_aborted: asked before every token.
-        decode: see `rlenv_verl.decode.generate`.
+        decode: see `rlenv_verl.cpu.decode.generate`.
 
     Raises:
         ValueError: the prompt has another number of placeholders than the images make.
     """
     ids = torch.tensor([list(prompt)])
-    place = processor.image_token_id
-    seen: dict[str, Any] = {}
-    if images:
-        made = processor.image_processor(list(images), return_tensors="pt", **(processor_kwargs or {}))
-        seen = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
-    types = (ids == place).int()
-    places, wanted = int(types.sum()), 0
-    if images:
-        wanted = int(seen["image_grid_thw"].prod(dim=1).sum()) // processor.image_processor.merge_size**2
-    if places != wanted:
-        raise ValueError(f"the prompt has {places} placeholders; {len(images)} images make {wanted}")
+    types = (ids == processor.image_token_id).int()
+    seen = _seen(processor, images, processor_kwargs or {}, places=int(types.sum()))
     positions, _ = model.model.get_rope_index(
         input_ids=ids,
         mm_token_type_ids=types,
@@ -63,21 +54,28 @@ def generate_seeing(
     # As veRL's vLLM server does: a placeholder without an image would end the training that follows.
     kinds = (get_processor_token_id(processor, kind) for kind in ("image", "video"))
     banned = torch.tensor([token for token in kinds if token is not None])
-    tokens: list[int] = []
-    logprobs: list[float] = []
+    row = Drawing(sampling, decode)
     cache: Any = None
-    while not is_aborted():
+    while row.finish is None and not is_aborted():
         output = model(
             input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1, **seen
         )
         cache, seen = output.past_key_values, {}
         logits = output.logits[:, -1].float().index_fill(-1, banned, -torch.inf)
-        chosen, chosen_logprobs = sample(logits, [sampling], generator)
-        tokens.append(int(chosen[0]))
-        logprobs.append(float(chosen_logprobs[0]))
-        if tokens[-1] in sampling.stop_ids or completes(tokens, sampling, decode):
-            return Generated(tuple(tokens), tuple(logprobs), "stop")
-        if len(tokens) >= sampling.max_tokens:
-            return Generated(tuple(tokens), tuple(logprobs), "length")
+        chosen, logprobs = sample(logits, [sampling], generator)
+        row.take(int(chosen[0]), float(logprobs[0]))
         ids, positions = chosen[:, None], positions.amax().expand(3, 1, 1) + 1
-    return Generated(tuple(tokens), tuple(logprobs), "aborted")
+    return row.generated
+
+
+def _seen(processor: Any, images: Sequence[Any], kwargs: Mapping[str, Any], *, places: int) -> dict[str, Any]:
+    """The pixels of the images, for a prompt with so many placeholders."""
+    seen: dict[str, Any] = {}
+    wanted = 0
+    if images:
+        made = processor.image_processor(list(images), return_tensors="pt", **kwargs)
+        seen = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
+        wanted = int(seen["image_grid_thw"].prod(dim=1).sum()) // processor.image_processor.merge_size**2
+    if places != wanted:
+        raise ValueError(f"the prompt has {places} placeholders; {len(images)} images make {wanted}")
+    return seen

@@ -1,4 +1,4 @@
-"""rlenv's sampler, which also writes down what the trainer is handed in a rehearsal."""
+"""rlenv's replay buffer, which also writes down what the trainer is handed in a rehearsal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import transfer_queue as tq  # type: ignore[import-untyped]
 
+from rlenv_verl.loop.replay_buffer import RlenvReplayBuffer
 from rlenv_verl.rehearse.loop import checksum
 from rlenv_verl.rehearse.server import FOLDER_VARIABLE
-from rlenv_verl.sampler import RlenvReplayBuffer
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv_verl.checkpoints import find_checkpoints
+from rlenv_verl.export.checkpoints import find_checkpoints
 from rlenv_verl.rehearse.script import KINDS
-from rlenv_verl.runfile import Run
+from rlenv_verl.run.runfile import Run
 
 __all__ = ["Check", "Evidence", "check_run"]
 

@@ -19,24 +19,24 @@ import yaml
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
 from rlenv.preflight import Preflight, lines_of
-from rlenv_verl.before import config_of
-from rlenv_verl.checkpoints import find_checkpoints
-from rlenv_verl.launch import Ending
-from rlenv_verl.lora_settings import lora_overrides
-from rlenv_verl.lost import told_at_the_end
-from rlenv_verl.metrics import StepFigures
-from rlenv_verl.preflight_command import look
-from rlenv_verl.prepare import Plan, RunSettings, plan_of, prepare, with_run_keys
-from rlenv_verl.preset import Preset, compose, load_preset
+from rlenv_verl.export.checkpoints import find_checkpoints
+from rlenv_verl.loop.lost import told_at_the_end
 from rlenv_verl.rehearse.attention import register
 from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
 from rlenv_verl.rehearse.usage import Peak, watched
-from rlenv_verl.resume import resumed
-from rlenv_verl.runfile import locked
-from rlenv_verl.specs import TrainedSpec, load_specs, spec_and_overrides
-from rlenv_verl.summary import summarise
+from rlenv_verl.run.attempts import begin_attempt
+from rlenv_verl.run.launch import Ending, ending_lines
+from rlenv_verl.run.metrics import StepFigures
+from rlenv_verl.run.preflight import config_of
+from rlenv_verl.run.preflight_command import look
+from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
+from rlenv_verl.run.resume import resumed
+from rlenv_verl.run.runfile import locked
+from rlenv_verl.run.summary import summarise
+from rlenv_verl.settings.preset import Preset, compose
+from rlenv_verl.settings.specs import TrainedSpec
 
 __all__ = ["RunPlan", "rehearse"]
 
@@ -147,17 +147,10 @@ def _short(value: Any) -> str:
 
 
 def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
-    sources, overrides = spec_and_overrides(arguments.items)
-    if not sources:
-        raise UsageError("name the spec to rehearse: rlenv train --rehearse SPEC --preset gpu")
-    specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
-    preset = load_preset(arguments.preset or "gpu", algorithm=arguments.algorithm, mode=arguments.mode)
+    without = "name the spec to rehearse: rlenv train --rehearse SPEC --preset gpu"
+    specs, preset, overrides = asked_for(arguments, preset="gpu", without=without)
     if preset.mode != "sync":
         raise UsageError(f"--rehearse plays the mode sync; the mode {preset.mode} cannot be rehearsed")
-    preset, overrides = with_run_keys(preset, overrides)
-    overrides = [*lora_overrides(preset, arguments.lora), *overrides]
-    if arguments.validation_tasks is not None:
-        preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": arguments.validation_tasks})
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"rehearsal-{preset.name}-{name}-{stamp}").resolve()
@@ -243,7 +236,7 @@ def _played(
     """Both attempts; the plan with what they left."""
     limit = arguments.time_limit or float("inf")
     started = time.monotonic()
-    plan = dataclasses.replace(scene.plan, run=scene.plan.run.begin_attempt(0))
+    plan = dataclasses.replace(scene.plan, run=begin_attempt(scene.plan.run, 0))
     with stages.timed("veRL, from the beginning"):
         ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
     if ending.how == "finished":
@@ -256,10 +249,8 @@ def _played(
             ending, steps = run_plan(plan, console, time_limit_s=left, lock=lock)
     summarise(plan.run, ending, steps, seconds=time.monotonic() - started)
     if ending.how != "finished":
-        console.print(
-            f"veRL {ending.how} (status {ending.code}); the end of {plan.run.folder / 'verl.log'}:", markup=False
-        )
-        for line in told_at_the_end(plan.run.folder / "verl.log", since=ending.log_from):
+        log = plan.run.folder / "verl.log"
+        for line in ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)):
             console.print(line, markup=False)
     return plan
 

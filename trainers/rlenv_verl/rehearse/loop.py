@@ -21,10 +21,10 @@ from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy, OracleSession
 from rlenv.tokens import TokenEncoder
 from rlenv.trajectory import Trajectory
-from rlenv_verl.agent_loop import RlenvAgentLoop
+from rlenv_verl.loop.agent_loop import RlenvAgentLoop
+from rlenv_verl.loop.sample import Play
 from rlenv_verl.rehearse.script import SCRIPT_KEY, Filler, Kind, kind_of, padded
 from rlenv_verl.rehearse.server import FOLDER_VARIABLE
-from rlenv_verl.sample import Play
 
 __all__ = ["RehearsalLoop", "checksum"]
 

@@ -20,7 +20,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import known_model
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.load import load_tokenizer
-from rlenv_verl.before import is_at_hand
+from rlenv_verl.run.preflight import is_at_hand
 
 __all__ = ["RehearsalModel", "make_model"]
 

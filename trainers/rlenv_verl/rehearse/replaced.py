@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rlenv_verl.preset import Preset, flatten, override
+from rlenv_verl.settings.preset import Preset, flatten, override
 
 __all__ = ["Replaced", "overlay", "replaced_keys"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rlenv.errors import UsageError
 from rlenv.preflight import judge_memory, known_model
-from rlenv_verl.before import laid_out, machine_of
-from rlenv_verl.preset import load_preset, override
+from rlenv_verl.run.preflight import laid_out, machine_of
+from rlenv_verl.settings.preset import load_preset, override
 
 __all__ = ["CARDS", "table_lines"]
 

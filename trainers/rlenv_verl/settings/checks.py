@@ -10,11 +10,11 @@ from typing import Any, Final
 from rlenv.errors import Fault, UsageError
 from rlenv.source import SourceDocument, nearest
 from rlenv.tokens.encoder import HISTORIES
-from rlenv_verl.failure_policy import failure_policy
+from rlenv_verl.loop.fate import failure_policy
+from rlenv_verl.loop.group import stragglers
 from rlenv_verl.settings.names import algorithm_names, mode_names
 from rlenv_verl.settings.threads import THREAD_VARIABLES
 from rlenv_verl.settings.verl_keys import verl_keys
-from rlenv_verl.siblings import stragglers
 
 __all__ = ["OF_THE_RUN", "RUN_KEYS", "RUN_NEEDED", "RUN_OPTIONAL", "preset_faults"]
 

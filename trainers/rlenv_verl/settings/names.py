@@ -14,12 +14,12 @@ def preset_names() -> list[str]:
 
 def algorithm_names() -> list[str]:
     """The algorithms that ship."""
-    return names_in("algorithms")
+    return names_in("presets/algorithms")
 
 
 def mode_names() -> list[str]:
     """The modes of veRL's trainer."""
-    return names_in("modes")
+    return names_in("presets/modes")
 
 
 def names_in(folder: str) -> list[str]:

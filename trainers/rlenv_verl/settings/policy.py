@@ -10,24 +10,15 @@ from rlenv.errors import UsageError
 from rlenv.models import Looked, lacks
 from rlenv.preflight import Finding
 from rlenv.preflight.memory import model_of
-from rlenv_verl.specs import TrainedSpec
+from rlenv_verl.settings.specs import TrainedSpec
+from rlenv_verl.settings.verl_keys import value_at
 
-__all__ = ["UNMEASURED", "lacking_of", "stops_of", "tokens_at", "value_at"]
+__all__ = ["UNMEASURED", "lacking_of", "stops_of", "tokens_at"]
 
 UNMEASURED = "???"
 """Stands for a length that only the policy's tokenizer tells; veRL refuses to start with it."""
 _BLOCKING = frozenset({"model", "configuration", "tokenizer", "chat template"})
 """What a model has to have before anything of a run can be measured."""
-
-
-def value_at(config: Mapping[str, Any], path: str) -> Any:
-    """What stands at a dotted path of veRL's configuration; None where nothing does."""
-    value: Any = config
-    for key in path.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
-    return value
 
 
 def tokens_at(config: Mapping[str, Any], path: str) -> int | None:

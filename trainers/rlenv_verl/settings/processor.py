@@ -22,6 +22,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from rlenv.preflight import Finding
+from rlenv_verl.settings.verl_keys import value_at
 
 __all__ = ["bf16_keys", "bf16_runs", "packing_findings", "processor_findings"]
 
@@ -120,21 +121,22 @@ def _write(path: Path, known: Mapping[str, bool]) -> None:
 
 def bf16_keys(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The keys by which a run on CPUs computes in bfloat16, each with the value in float32; none on other devices."""
-    if _get(config, "trainer.device") != "cpu":
+    if value_at(config, "trainer.device") != "cpu":
         return []
     return [*_of_the_trainer(config), *_of_the_rollout(config)]
 
 
 def _of_the_trainer(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    has_reference = _get(config, "actor_rollout_ref.actor.use_kl_loss") or _get(config, "algorithm.use_kl_in_reward")
-    has_critic = _get(config, "algorithm.adv_estimator") == "gae" or _get(config, "critic.enable")
+    actor = "actor_rollout_ref.actor"
+    has_reference = value_at(config, f"{actor}.use_kl_loss") or value_at(config, "algorithm.use_kl_in_reward")
+    has_critic = value_at(config, "algorithm.adv_estimator") == "gae" or value_at(config, "critic.enable")
     parts = {
-        "actor_rollout_ref.actor.fsdp_config": True,
+        f"{actor}.fsdp_config": True,
         "actor_rollout_ref.ref.fsdp_config": bool(has_reference),
         "critic.fsdp": bool(has_critic),
     }
     for part, is_used in parts.items():
-        own = _get(config, part)
+        own = value_at(config, part)
         if not is_used or not isinstance(own, Mapping):
             continue
         if str(own.get("model_dtype")) in _NAMES:
@@ -148,17 +150,10 @@ def _of_the_trainer(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_the_rollout(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rollout = _get(config, "actor_rollout_ref.rollout") or {}
+    rollout = value_at(config, "actor_rollout_ref.rollout") or {}
     # rlenv's own server computes in float32, whatever stands there.
     if rollout.get("name") in ("vllm", "sglang") and str(rollout.get("dtype")) in _NAMES:
         yield "actor_rollout_ref.rollout.dtype", "float32"
-
-
-def _get(config: Mapping[str, Any], path: str) -> Any:
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def processor_findings(
@@ -201,8 +196,8 @@ def packing_findings(config: Mapping[str, Any]) -> list[Finding]:
     for these families it puts an attention of its own in place (verl/models/transformers/qwen2_vl.py), which ends in a
     NameError without flash-attn, in the first step. Remove when that asks for the implementation.
     """
-    model = _get(config, "actor_rollout_ref.model") or {}
-    if _get(config, "trainer.device") != "cpu" or not model.get("use_remove_padding"):
+    model = value_at(config, "actor_rollout_ref.model") or {}
+    if value_at(config, "trainer.device") != "cpu" or not model.get("use_remove_padding"):
         return []
     try:
         kind = json.loads((Path(str(model.get("path"))) / "config.json").read_text(encoding="utf-8")).get("model_type")

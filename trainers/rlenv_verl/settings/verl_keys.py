@@ -10,7 +10,7 @@ from typing import Any
 
 from rlenv.errors import MissingExtra, UsageError
 
-__all__ = ["compose", "verl_keys"]
+__all__ = ["compose", "value_at", "verl_keys"]
 
 
 def compose(overrides: Sequence[str], *, name: str = "ppo_trainer") -> dict[str, Any]:
@@ -24,6 +24,16 @@ def compose(overrides: Sequence[str], *, name: str = "ppo_trainer") -> dict[str,
         UsageError: an override that veRL's configuration does not take; the message is Hydra's.
     """
     return _composed(overrides, name=name, is_resolved=True)
+
+
+def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """What stands at a dotted path of veRL's configuration; None where nothing does."""
+    value: Any = config
+    for key in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value
 
 
 @cache

@@ -6,16 +6,17 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import rlenv
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_model
-from rlenv_verl.launch import Ending, run_to_end
-from rlenv_verl.runfile import locked
+from rlenv_verl.run.attempts import begin_attempt, merge_metrics
+from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv_verl.run.process_environment import python_path
+from rlenv_verl.run.runfile import locked
 from rlenv_verl.sft.alone import alone
 from rlenv_verl.sft.finish import finish
 from rlenv_verl.sft.options import FIXED_BY_A_RUN, parser
@@ -25,7 +26,6 @@ from rlenv_verl.sft.run import SftRun, Step, read_steps
 __all__ = ["main"]
 
 _TRAINER = "verl.trainer.sft_trainer"
-_EXIT = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +66,7 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
         console.print(line, markup=False)
     if ending.how != "finished":
         _explain(ending, run, console)
-    return _EXIT[ending.how]
+    return EXIT_STATUS[ending.how]
 
 
 def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
@@ -79,7 +79,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
     lock = stack.enter_context(locked(folder, wait_s=0.0))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
-    return (run if arguments.dry_run else run.begin_attempt(0)), lock
+    return (run if arguments.dry_run else begin_attempt(run, 0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
@@ -88,7 +88,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, 
         raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
     lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
     run, step = resumed_run(arguments)
-    return (run if arguments.dry_run else run.begin_attempt(step)), lock
+    return (run if arguments.dry_run else begin_attempt(run, step)), lock
 
 
 def _say(run: SftRun, console: Console) -> None:
@@ -115,8 +115,6 @@ def _command(run: SftRun) -> list[str]:
 
 
 def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
-    roots = [str(Path(rlenv.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
-    known = os.environ.get("PYTHONPATH", "")
     return {
         **(alone(metrics.with_suffix(".store")) if run.machines == run.processes == 1 else {}),
         "VERL_FILE_LOGGER_PATH": str(metrics),
@@ -125,7 +123,7 @@ def _variables(run: SftRun, metrics: Path) -> dict[str, str]:
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
         **run.environment,
-        "PYTHONPATH": os.pathsep.join([*dict.fromkeys(roots), *([known] if known else [])]),
+        "PYTHONPATH": python_path(),
     }
 
 
@@ -140,7 +138,7 @@ def _text(run: SftRun) -> str:
 
 def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
     """Run veRL and tell each step as its figures come."""
-    metrics = run.attempt_metrics(run.attempts[-1])
+    metrics = run.attempts[-1].metrics(run.folder)
     told: set[int] = set()
     with console.status("veRL is starting") as status:
 
@@ -164,7 +162,7 @@ def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
             lock=lock,
         )
         poll(-1.0)
-    run.rebuild_metrics()
+    merge_metrics(run.folder, run.attempts)
     return ending
 
 
@@ -180,27 +178,22 @@ def _line(step: Step, total: int) -> str:
 
 
 def _explain(ending: Ending, run: SftRun, console: Console) -> None:
-    """Say why a run did not finish, with the end of its log where it failed."""
+    """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
-    if ending.how == "time_limit":
-        console.print(f"stopped at the time limit after {ending.seconds:.0f} s", markup=False)
-    elif ending.how == "interrupted":
-        console.print("interrupted; all processes of the run were ended", markup=False)
-    else:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        console.print(f"veRL ended with status {ending.code}; the end of {log}:", markup=False)
-        for line in _last(lines):
-            console.print("  " + line[:300], markup=False)
+    for line in ending_lines(ending, log, last=lambda: _last(log)):
+        console.print(line, markup=False)
     if run.keeps:
         console.print(f"go on with: rlenv sft --resume {run.folder}", markup=False)
 
 
-def _last(lines: Sequence[str]) -> Sequence[str]:
+def _last(log: Path) -> Iterator[str]:
     """The end of a log that says why: what torchrun tells of its child's death comes behind the child's own words."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     ends = [
         index for index, line in enumerate(lines) if "torch/distributed/elastic" in line or "ChildFailedError" in line
     ]
-    return lines[max(ends[0] - 25, 0) : ends[0]] if ends else lines[-25:]
+    for line in lines[max(ends[0] - 25, 0) : ends[0]] if ends else lines[-25:]:
+        yield "  " + line[:300]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rlenv
 from rlenv.collect import Manifest
-from rlenv_verl.launch import Ending
-from rlenv_verl.report import plot_png, plot_text
+from rlenv_verl.export.checkpoints import versions
+from rlenv_verl.run.launch import Ending
+from rlenv_verl.run.report import plot_png, plot_text
 from rlenv_verl.sft.run import SftRun, checkpoints_of, losses, read_steps, without_attempts
 
 __all__ = ["Finished", "finish"]
+
+_PACKAGES = ("rlenv", "verl", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def finish(run: SftRun, ending: Ending) -> Finished:
         "val_loss": next((one.val for one in reversed(steps) if one.val is not None), None),
         "trained": None if trained is None else str(trained),
         "trained_step": step,
-        "versions": _versions(),
+        "versions": versions(*_PACKAGES),
     }
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     lines = [f"{ending.seconds:.0f} s in all; summary.json, metrics.jsonl and verl.log in {run.folder}"]
@@ -67,7 +68,7 @@ def _export(run: SftRun) -> tuple[Path | None, int | None]:
     newest = max(checkpoints_of(run.checkpoints), key=lambda one: one.step, default=None)
     if newest is None:
         return None, None
-    from rlenv_verl.export import Exported, write_policy  # torch and transformers: only where there is something
+    from rlenv_verl.export.export import Exported, write_policy  # torch and transformers: only where there is something
 
     def provenance(exported: Exported) -> Mapping[str, Any]:
         return {
@@ -81,7 +82,7 @@ def _export(run: SftRun) -> tuple[Path | None, int | None]:
             "base_model": run.model,
             "seed": run.seed,
             "data": [dataclasses.asdict(Manifest.load(Path(folder))) for folder in run.data],
-            "exported_with": _versions(),
+            "exported_with": versions(*_PACKAGES),
         }
 
     target = run.folder / "trained"
@@ -90,13 +91,3 @@ def _export(run: SftRun) -> tuple[Path | None, int | None]:
     if not run.keeps:
         shutil.rmtree(run.checkpoints)  # the same weights once more; nobody asked to go on from them
     return target, newest.step
-
-
-def _versions() -> dict[str, str]:
-    found = {"rlenv": rlenv.__version__}
-    for name in ("verl", "torch", "transformers"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found

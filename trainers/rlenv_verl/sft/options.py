@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlenv_verl.options import count
+from rlenv_verl.run.options import count
 from rlenv_verl.sft.settings import sft_preset_names
 
 __all__ = ["FIXED_BY_A_RUN", "data_and_overrides", "parser"]

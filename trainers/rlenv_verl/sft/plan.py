@@ -13,11 +13,12 @@ from rlenv.collect import Data, Identity, identity_of, read_data
 from rlenv.collect.data import rows_of
 from rlenv.errors import UsageError
 from rlenv.tokens.load import load_tokenizer
-from rlenv_verl.preset import override
+from rlenv_verl.settings.lora import lora_keys
+from rlenv_verl.settings.preset import override
 from rlenv_verl.sft.dataset import HELD_OUT
 from rlenv_verl.sft.options import data_and_overrides
 from rlenv_verl.sft.run import SftRun, checkpoints_of
-from rlenv_verl.sft.settings import compose_sft, load_sft_preset, lora_keys
+from rlenv_verl.sft.settings import compose_sft, load_sft_preset
 
 __all__ = ["new_run", "resumed_run"]
 
@@ -34,30 +35,7 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
         raise UsageError("name the data to train on: rlenv sft DATA --model M -o OUT; `rlenv collect` makes it")
     preset, overrides = load_sft_preset(arguments.preset or "cpu").with_run(overrides)
     data, val = _data(folders, model), _data(arguments.val or [], model)
-    seed = arguments.seed or 0
-    keys: dict[str, Any] = {
-        "data.train_files": [str(one.file.resolve()) for one in data],
-        "data.val_files": [f"{HELD_OUT}{one.file.resolve()}" for one in val] or None,
-        "data.custom_cls.path": "pkg://rlenv_verl.sft.dataset",
-        "data.custom_cls.name": "RowsDataset",
-        "model.path": model,
-        **lora_keys(arguments.lora),
-        "trainer.default_local_dir": str(folder / "checkpoints"),
-        "trainer.project_name": "rlenv",
-        "trainer.experiment_name": folder.name,
-        "trainer.seed": seed,
-        "trainer.save_freq": arguments.save_every or -1,
-        "trainer.test_freq": (arguments.val_every if val else None) or -1,
-        "checkpoint.save_contents": _saved(is_lora=arguments.lora is not None, keeps=arguments.save_every is not None),
-        "hydra.run.dir": str(folder / "hydra"),
-    }
-    if arguments.lr is not None:
-        keys["optim.lr"] = arguments.lr
-    if arguments.batch is not None:
-        keys["data.train_batch_size"] = arguments.batch
-    own = [override(key, value) for key, value in keys.items()]
-    own += [override("data.rlenv_seed", seed, add=True)]
-    own += [override("data.rlenv_skip_long", bool(arguments.skip_long), add=True)]
+    own = _own_overrides(arguments, data, val, model=model, folder=folder)
     settings = compose_sft([*preset.overrides(), *own, *overrides])
     most = arguments.max_length or _model_length(Path(model)) or int(settings["data"]["max_length"])
     rows, skipped, longest = _counted([*data, *val], most, skips=arguments.skip_long, train=len(data))
@@ -87,7 +65,7 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
         batch=batch,
         steps=steps,
         steps_an_epoch=an_epoch,
-        seed=seed,
+        seed=arguments.seed or 0,
         lora=arguments.lora,
         keeps=arguments.save_every is not None,
         time_limit_s=arguments.time_limit or preset.run["time_limit_s"],
@@ -97,6 +75,38 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
         overrides=laid,
         environment=preset.variables(int(settings["trainer"]["n_gpus_per_node"])),
     )
+
+
+def _own_overrides(
+    arguments: argparse.Namespace, data: Sequence[Data], val: Sequence[Data], *, model: str, folder: Path
+) -> list[str]:
+    """What the arguments say and the run's folder asks for."""
+    seed = arguments.seed or 0
+    keys: dict[str, Any] = {
+        "data.train_files": [str(one.file.resolve()) for one in data],
+        "data.val_files": [f"{HELD_OUT}{one.file.resolve()}" for one in val] or None,
+        "data.custom_cls.path": "pkg://rlenv_verl.sft.dataset",
+        "data.custom_cls.name": "RowsDataset",
+        "model.path": model,
+        **lora_keys(arguments.lora, model="model"),
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.project_name": "rlenv",
+        "trainer.experiment_name": folder.name,
+        "trainer.seed": seed,
+        "trainer.save_freq": arguments.save_every or -1,
+        "trainer.test_freq": (arguments.val_every if val else None) or -1,
+        "checkpoint.save_contents": _saved(is_lora=arguments.lora is not None, keeps=arguments.save_every is not None),
+        "hydra.run.dir": str(folder / "hydra"),
+    }
+    if arguments.lr is not None:
+        keys["optim.lr"] = arguments.lr
+    if arguments.batch is not None:
+        keys["data.train_batch_size"] = arguments.batch
+    added = {"data.rlenv_seed": seed, "data.rlenv_skip_long": bool(arguments.skip_long)}
+    return [
+        *(override(key, value) for key, value in keys.items()),
+        *(override(key, value, add=True) for key, value in added.items()),
+    ]
 
 
 def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:

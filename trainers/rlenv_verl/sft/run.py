@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlenv.errors import UsageError
-from rlenv_verl.checkpoints import Checkpoint
+from rlenv_verl.export.checkpoints import Checkpoint
+from rlenv_verl.run.attempts import Attempt, write_run
 
-__all__ = ["Attempt", "SftRun", "Step", "checkpoints_of", "read_steps"]
+__all__ = ["SftRun", "Step", "checkpoints_of", "read_steps"]
 
 _VERSION = 1
 _LATEST = "latest_checkpointed_iteration.txt"
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One start of veRL, from a checkpoint's step or from 0."""
-
-    number: int
-    from_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +61,9 @@ class SftRun:
         """veRL's checkpoints, one folder a step."""
         return self.folder / "checkpoints"
 
-    def attempt_metrics(self, attempt: Attempt) -> Path:
-        """What veRL itself writes: its file logger begins an empty file at each start."""
-        return self.folder / "attempts" / f"metrics-{attempt.number}.jsonl"
-
-    def begin_attempt(self, from_step: int) -> SftRun:
-        """This run with one more attempt, kept in run.json."""
-        attempt = Attempt(len(self.attempts) + 1, from_step)
-        run = dataclasses.replace(self, attempts=(*self.attempts, attempt))
-        run.attempt_metrics(attempt).parent.mkdir(parents=True, exist_ok=True)
-        run.save()
-        return run
-
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        fields = {"kind": "sft", "version": _VERSION, **dataclasses.asdict(self)}
-        del fields["folder"]
-        draft = self.folder / "run.json.new"
-        draft.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, self.folder / "run.json")
+        write_run(self, {"kind": "sft", "version": _VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> SftRun:
@@ -106,19 +82,6 @@ class SftRun:
             fields[name] = tuple(fields[name])
         fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
         return cls(folder=folder.resolve(), **fields)
-
-    def rebuild_metrics(self) -> None:
-        """Write metrics.jsonl from what the attempts logged, without the steps that a later one trained anew."""
-        lines = []
-        for index, attempt in enumerate(self.attempts):
-            path = self.attempt_metrics(attempt)
-            until = min((later.from_step for later in self.attempts[index + 1 :]), default=None)
-            for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
-                if line.strip() and (until is None or json.loads(line)["step"] <= until):
-                    lines.append(line + b"\n")
-        draft = self.metrics.with_name("metrics.jsonl.new")
-        draft.write_bytes(b"".join(lines))
-        os.replace(draft, self.metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ import yaml
 
 from rlenv.errors import UsageError
 from rlenv.source import nearest
-from rlenv_verl.preset import compose, flatten, override
+from rlenv_verl.settings.files import laid_over
+from rlenv_verl.settings.preset import compose, flatten, override
 
-__all__ = ["CONFIG", "SftPreset", "compose_sft", "load_sft_preset", "lora_keys", "sft_preset_names"]
+__all__ = ["CONFIG", "SftPreset", "compose_sft", "load_sft_preset", "sft_preset_names"]
 
 CONFIG = "sft_trainer_engine"
 """veRL's configuration of its supervised trainer."""
@@ -25,7 +26,7 @@ _SECTIONS = ("environment", "run", "verl", "verl_add")
 
 @dataclass(frozen=True, slots=True)
 class SftPreset:
-    """A preset of `sft/presets`; its sections mean what those of `rlenv_verl.preset.Preset` mean."""
+    """A preset of `sft/presets`; its sections mean what those of `rlenv_verl.settings.preset.Preset` mean."""
 
     name: str
     environment: Mapping[str, str]
@@ -92,28 +93,7 @@ def _read(name: str) -> dict[str, Any]:
         raise UsageError(f"no preset '{name}' for supervised training; {hint}there are {', '.join(known)}")
     data: dict[str, Any] = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     base = data.pop("extends", None)
-    return data if base is None else _laid_over(_read(base), data)
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        known = merged.get(key)
-        merged[key] = _laid_over(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def lora_keys(rank: int | None) -> dict[str, Any]:
-    """veRL's keys that train an adapter of that rank on all linear layers; the factor alpha / rank is 2 at every rank.
-
-    Raises:
-        UsageError: the rank is below 1.
-    """
-    if rank is None:
-        return {}
-    if rank < 1:
-        raise UsageError(f"--lora {rank}: a rank is at least 1, such as --lora 32")
-    return {"model.lora_rank": rank, "model.lora_alpha": 2 * rank, "model.target_modules": "all-linear"}
+    return data if base is None else laid_over(_read(base), data)
 
 
 def compose_sft(overrides: Sequence[str], *, keep: Path | None = None) -> dict[str, Any]:

@@ -25,6 +25,8 @@ __all__ = ["TinyReport", "WarmupSettings", "make_tiny_policy"]
 
 DEFAULT_SPLIT = "warmup"
 
+_Taught = tuple[list[Lesson], list[Lesson]]
+
 
 @dataclass(frozen=True, slots=True)
 class WarmupSettings:
@@ -80,44 +82,20 @@ def make_tiny_policy(
     """
     import torch
 
-    chosen = list(environments) if isinstance(environments, Sequence) else [environments]
-    if not chosen:
-        raise UsageError("a tiny policy is made for at least one environment; none was given")
-    for environment in chosen:
-        if environment.spec.dialect != "hermes":
-            raise UsageError(
-                f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
-                f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
-            )
+    chosen = _teachable(environments)
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     taught = [asyncio.run(_collect(environment, split, settings, rng)) for environment in chosen]
-    tokenizer = build_tokenizer(
-        [
-            (_conversation(lesson), environment.tool_schemas)
-            for environment, (clean, mixed) in zip(chosen, taught, strict=True)
-            for lesson in (*mixed, *clean[: len(mixed) // 2])
-        ],
-        folder,
-        markers=list(dict.fromkeys(marker for environment in chosen for marker in _markers(environment))),
-    )
-    encoder = TokenEncoder(tokenizer)
-    clean_examples, mixed_examples = (
-        [
-            _encode(lesson, encoder, environment)
-            for environment, phases in zip(chosen, taught, strict=True)
-            for lesson in phases[phase]
-        ]
-        for phase in (0, 1)
-    )
+    tokenizer = _tokenizer(chosen, taught, folder)
+    clean, mixed = _examples(chosen, taught, TokenEncoder(tokenizer))
     model = new_model(tokenizer)
     report = warm_up(
         model,
-        clean_examples,
-        mixed_examples,
+        clean,
+        mixed,
         pad_id=int(tokenizer.pad_token_id),
         seed=seed,
         steps=settings.steps * len(chosen),
@@ -125,7 +103,7 @@ def make_tiny_policy(
         progress=progress,
     )
     save_model(model, tokenizer, folder)
-    everything = clean_examples + mixed_examples
+    everything = clean + mixed
     return TinyReport(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocabulary=len(tokenizer),
@@ -136,6 +114,47 @@ def make_tiny_policy(
     )
 
 
+def _teachable(environments: Environment | Sequence[Environment]) -> list[Environment]:
+    chosen = list(environments) if isinstance(environments, Sequence) else [environments]
+    if not chosen:
+        raise UsageError("a tiny policy is made for at least one environment; none was given")
+    for environment in chosen:
+        if environment.spec.dialect != "hermes":
+            raise UsageError(
+                f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
+                f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
+            )
+    return chosen
+
+
+def _tokenizer(environments: Sequence[Environment], taught: Sequence[_Taught], folder: Path) -> Any:
+    """The tokenizer of what is taught: the mixture, and half as many clean lessons."""
+    return build_tokenizer(
+        [
+            (_conversation(lesson), environment.tool_schemas)
+            for environment, (clean, mixed) in zip(environments, taught, strict=True)
+            for lesson in (*mixed, *clean[: len(mixed) // 2])
+        ],
+        folder,
+        markers=list(dict.fromkeys(marker for environment in environments for marker in _markers(environment))),
+    )
+
+
+def _examples(
+    environments: Sequence[Environment], taught: Sequence[_Taught], encoder: TokenEncoder
+) -> tuple[list[EncodedRow], list[EncodedRow]]:
+    """The clean lessons and the mixture of all environments, as rows."""
+    clean, mixed = (
+        [
+            _encode(lesson, encoder, environment)
+            for environment, phases in zip(environments, taught, strict=True)
+            for lesson in phases[phase]
+        ]
+        for phase in (0, 1)
+    )
+    return clean, mixed
+
+
 def _markers(environment: Environment) -> tuple[str, ...]:
     """The tags around an answer; none where the spec takes its answer from elsewhere."""
     answer = environment.spec.answer
@@ -144,7 +163,7 @@ def _markers(environment: Environment) -> tuple[str, ...]:
 
 async def _collect(
     environment: Environment, split: str | None, settings: WarmupSettings, rng: random.Random
-) -> tuple[list[Lesson], list[Lesson]]:
+) -> _Taught:
     """The lessons of one environment: clean ones and the mixture."""
     if split is None:
         split = DEFAULT_SPLIT if DEFAULT_SPLIT in environment.spec.tasks else next(iter(environment.spec.tasks))

@@ -26,6 +26,7 @@ MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respo
 
 # A word in title case. It stands alone, so that a name is the same tokens wherever it stands and can be copied.
 _NAME = "[A-Z][a-z]+"
+_Conversation = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 _CONTROLS = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + MARKER_TOKENS))
 
 
@@ -35,7 +36,7 @@ def chat_template() -> str:
 
 
 def build_tokenizer(
-    conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
+    conversations: Sequence[_Conversation],
     folder: Path,
     *,
     markers: Sequence[str] = (),
@@ -44,8 +45,8 @@ def build_tokenizer(
     """Train a tokenizer on `conversations` and save it to `folder`.
 
     Digits stand alone, so that numbers are copied digit by digit, and so do words in title case, so that names are
-    copied by the same tokens everywhere; everything else may merge across words, so that
-    whatever every conversation repeats (the tools block, the frame of a call) is a handful of tokens.
+    copied by the same tokens everywhere; everything else may merge across words, so that whatever every conversation
+    repeats (the tools block, the frame of a call) is a handful of tokens.
 
     Args:
         conversations: messages and the tool schemas that their prompt shows, as chat templates take them.
@@ -60,24 +61,8 @@ def build_tokenizer(
 
     fast_tokenizer: Any = transformers.PreTrainedTokenizerFast
 
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Split(Regex(_NAME), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    fast = fast_tokenizer(tokenizer_object=bpe)
-    fast.chat_template = chat_template()
-    split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
-    texts: list[str] = []
-    for messages, tools in conversations:
-        rendered = fast.apply_chat_template(
-            [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, tokenize=False
-        )
-        texts.extend(piece for piece in split.split(str(rendered)) if piece)
+    bpe = _untrained()
+    texts = _texts(fast_tokenizer(tokenizer_object=bpe), conversations, markers)
     bpe.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -95,3 +80,29 @@ def build_tokenizer(
     tokenizer.chat_template = chat_template()
     tokenizer.save_pretrained(folder)
     return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _untrained() -> Any:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(_NAME), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    return bpe
+
+
+def _texts(fast: Any, conversations: Sequence[_Conversation], markers: Sequence[str]) -> list[str]:
+    """What the conversations read between the tokens that stand alone."""
+    fast.chat_template = chat_template()
+    split = re.compile("|".join([_CONTROLS.pattern, *(re.escape(marker) for marker in markers)]))
+    texts: list[str] = []
+    for messages, tools in conversations:
+        rendered = fast.apply_chat_template(
+            [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, tokenize=False
+        )
+        texts.extend(piece for piece in split.split(str(rendered)) if piece)
+    return texts

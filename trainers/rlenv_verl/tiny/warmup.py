@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlenv.collect.encode import EncodedRow
-from rlenv_verl.sft.loss import batch_of, take_step
+from rlenv_verl.tiny.loss import batch_of, take_step
 
 __all__ = ["WarmupReport", "warm_up"]
 

@@ -1,0 +1,139 @@
+"""What a person sees of a run while it trains and at its end."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rich.console import Console
+
+from rlenv_verl.run.metrics import StepFigures, figures_of
+from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
+from rlenv_verl.run.summary import training_figures
+
+SOURCES = {"greedy": "toy/test/greedy"}
+
+
+def step(number: int, **more: float) -> StepFigures:
+    values: dict[str, Any] = {
+        "critic/score/mean": 0.5,
+        "timing_s/step": 4.0,
+        "timing_s/gen": 2.0,
+        "timing_s/update_actor": 1.0,
+        "timing_s/testing": 4.0,
+        "perf/throughput": 990.0,
+    }
+    return figures_of(number, values | {key.replace("__", "/"): value for key, value in more.items()}, sources=SOURCES)
+
+
+def of_spec(name: str, **figures: float) -> dict[str, float]:
+    return {f"rlenv/{name}/{figure.replace('__', '/')}": value for figure, value in figures.items()}
+
+
+def test_a_step_is_one_line_of_what_was_measured() -> None:
+    figures = of_spec("toy", episodes=8, invalid=2, success=0.25, tool_s__mean=0.012, tokens_per_s=1234, calls_per_s=5)
+    (line,) = step_lines(step(3, **figures), total=20, seconds=61)
+    assert line == (
+        "step   3/20  reward 0.500  success 0.25  invalid 25.0%  tools 12 ms  1,234 tokens/s  5 calls/s  "
+        "4.0 s (validation 50%, rollout 25%)  at 61 s"
+    )
+    (bare,) = step_lines(figures_of(3, {}, sources={}), total=None, seconds=1)
+    assert bare == "step   3  at 1 s"
+
+
+def test_the_time_limit_ends_whatever_runs_before_the_first_step() -> None:
+    def endless() -> None:
+        with time_is_up_at(time.monotonic()):
+            while True:
+                pass
+
+    with pytest.raises(TimeIsUp):
+        endless()
+    with time_is_up_at(None), time_is_up_at(time.monotonic() + 3600):
+        pass
+
+
+def test_a_warm_start_tells_its_steps_now_and_then_without_a_terminal() -> None:
+    out, now, shown = io.StringIO(), [0.0], []
+    warm = WarmStart(Console(file=out, width=80), shown.append, clock=lambda: now[0])
+    for step_ in range(1, 101):
+        now[0] += 1.0
+        warm.step(step_, 1 / step_)
+    assert len(shown) == 100
+    assert out.getvalue().splitlines() == [f"warm start: step {n}, loss {1 / n:.3f}" for n in (30, 60, 90)]
+
+
+def test_a_validation_shows_its_terms() -> None:
+    values = {f"val-aux/toy/test/greedy/{name}/mean@1": value for name, value in (("success", 0.5), ("term_ok", 1.0))}
+    lines = step_lines(figures_of(5, values, sources=SOURCES), total=None, seconds=9)
+    assert lines[1].strip() == "held-out greedy: success 0.500  ok 1.000"
+
+
+def test_several_specs_stand_beside_each_other() -> None:
+    figures = of_spec("one", episodes=6, reward=1.0, success=1.0) | of_spec("two", episodes=2, reward=0.2, success=0.0)
+    (line,) = step_lines(step(1, **figures), total=None, seconds=1)
+    assert "reward 0.500 (one 1.00, two 0.20)  success 0.75 (one 1.00, two 0.00)" in line
+
+
+def test_phases_share_the_whole_time_of_a_step() -> None:
+    shares = phase_shares([step(1), step(2)])
+    assert next(iter(shares)) == "validation"
+    assert shares == pytest.approx({"validation": 0.5, "rollout": 0.25, "update": 0.125, "other": 0.125})
+    assert phase_shares([figures_of(0, {}, sources={})]) == {}
+
+
+def test_the_figures_of_training_are_gathered_by_spec() -> None:
+    first = of_spec("toy", episodes=8, invalid=1, masked__tool_failed=1, reward=0.1, term__ok=0.0, tool_s__max=2.0)
+    last = of_spec("toy", episodes=8, invalid=0, masked__stuck=2, reward=0.9, term__ok=1.0, tool_s__max=1.0)
+    found = training_figures([step(0), step(1, **first), step(2, **last)])
+    assert found == {
+        "toy": {
+            "reward": [0.1, 0.9],
+            "ok": [0.0, 1.0],
+            "episodes": 16,
+            "invalid": 1,
+            "masked, tool_failed": 1,
+            "masked, stuck": 2,
+            "environment, s at most": 2.0,
+        }
+    }
+
+
+def test_the_end_is_told_in_tables() -> None:
+    told = io.StringIO()
+    summary = {
+        "held_out_success": [{"step": 0, "greedy": 0.0}, {"step": 4, "greedy": 0.5}],
+        "held_out_terms": {"greedy": {"ok": 0.75}},
+        "held_out_tasks": 20,
+        "training": {"toy": {"reward": [0.1, 0.9], "episodes": 16}},
+        "time_by_phase": {"rollout": 0.75, "update": 0.25},
+        "mean_step_s": 4.0,
+        "failed_episodes": 2,
+        "failure_reasons": {"stuck: no more": 2},
+    }
+    show_summary(summary, Console(file=told, width=120))
+    text = told.getvalue()
+    for part in (
+        "held-out success, greedy: 0.000 at step 0, 0.500 at step 4 (20 tasks, ok 0.750)",
+        "0.100 … 0.900",
+        "rollout 75%, update 25%",
+        "2 x stuck: no more",
+    ):
+        assert part in text
+
+
+def test_without_a_terminal_a_long_wait_is_told_now_and_then(tmp_path: Path) -> None:
+    told = io.StringIO()
+    waits = Waits(tmp_path, Console(file=told, width=120))
+    assert waits.line(5.0) == ""
+    entry = {"pid": 1, "host": "h", "at": time.time(), "waits": [{"what": "tool slow", "count": 2, "longest_s": 40.0}]}
+    (tmp_path / "1.json").write_bytes(orjson.dumps(entry))
+    assert "tool slow (2 calls" in waits.line(50.0)
+    waits.line(60.0)
+    assert told.getvalue().count("tool slow") == 1
+    waits.line(111.0)
+    assert told.getvalue().count("tool slow") == 2

@@ -1,0 +1,160 @@
+"""Metrics, curves, presets and data sets: what stands around a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rlenv.environment import load
+from rlenv.errors import UsageError
+from rlenv_verl.run.datasets import training_rows, validation_rows
+from rlenv_verl.run.metrics import MetricsFile, figures_of, merged, without_failures
+from rlenv_verl.run.report import plot_png, plot_text, series
+from rlenv_verl.run.summary import failures_by_step, gather_records
+from rlenv_verl.settings.preset import compose, flatten, load_preset, override
+
+SOURCES = {"greedy": "toy/test/greedy"}
+
+
+def line(step: int, **values: float) -> bytes:
+    return (
+        orjson.dumps({"step": step, "data": {key.replace("__", "/"): value for key, value in values.items()}}) + b"\n"
+    )
+
+
+def test_what_a_killed_process_left_of_a_line_costs_no_other_line(tmp_path: Path) -> None:
+    (tmp_path / "step-00001-train.7.jsonl").write_bytes(b'{"a": 1}\n{"a": 2, "b')
+    (tmp_path / "step-00001-train.8.jsonl").write_bytes(b'{"a": 3}\n')
+    gather_records(tmp_path)
+    (joined,) = tmp_path.iterdir()
+    assert joined.read_bytes().splitlines() == [b'{"a": 1}', b'{"a": 2, "b', b'{"a": 3}']
+
+
+def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    log = MetricsFile(tmp_path / "metrics.jsonl", SOURCES)
+    assert list(log.new()) == []
+    first, second = line(0), line(1, critic__score__mean=0.5)
+    log.path.write_bytes(first + second[:10])
+    assert [entry.step for entry in log.new()] == [0]
+    assert list(log.new()) == []
+    with log.path.open("ab") as file:
+        file.write(second[10:])
+    (entry,) = log.new()
+    assert (entry.step, entry.reward) == (1, 0.5)
+
+
+def test_success_and_failures_of_validation_are_read() -> None:
+    values = {"val-aux/toy/test/greedy/success/mean@1": 0.75, "val-aux/toy/test/greedy/invalid/mean@1": 0.1}
+    entry = figures_of(5, values, sources=SOURCES)
+    assert entry.success == {"greedy": 0.75}
+    assert entry.invalid == 0.1
+    assert entry.reward is None
+
+
+def test_a_step_that_is_logged_twice_counts_once() -> None:
+    steps = [figures_of(1, {"critic/score/mean": reward}, sources={}) for reward in (0.1, 0.2)]
+    assert [entry.reward for entry in merged(steps)] == [0.2]
+
+
+def test_curves_are_drawn_as_text_and_png(tmp_path: Path) -> None:
+    steps = [
+        figures_of(
+            step, {"critic/score/mean": step / 10, "val-aux/toy/test/greedy/success/mean@1": 0.5}, sources=SOURCES
+        )
+        for step in range(11)
+    ]
+    curves = series(steps)
+    text = plot_text(curves, width=40)
+    assert "g  held-out success, greedy" in text
+    assert max(len(row) for row in text.splitlines()) <= 60
+    plot_png(curves, tmp_path / "curve.png", title="toy")
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_nothing_to_draw_is_an_empty_text() -> None:
+    assert plot_text({}) == ""
+
+
+def test_as_many_curves_as_a_run_on_many_sets_has_are_told_apart() -> None:
+    names = [f"held-out success, {mode}/set{number}" for mode in ("greedy", "sampled") for number in range(40)]
+    legend = plot_text({name: [(0, 0.0), (2, 1.0)] for name in names}).splitlines()[-len(names) :]
+    letters = [line.split()[0] for line in legend]
+    assert [line.split(maxsplit=1)[1] for line in legend] == names
+    assert len(set(letters[:62])) == 62
+    assert set(letters[62:]) == {"*"}
+
+
+def test_rows_name_their_task_and_nothing_else() -> None:
+    environment = load("arithmetic")
+    rows = training_rows(environment, "train")
+    assert len(rows) == len(environment.tasks("train"))
+    assert rows[7]["extra_info"]["task"] == 7
+    assert "answer" not in str(rows[7])
+    held_out = validation_rows(environment, "test", tasks=3, modes=("greedy", "sampled"))
+    assert [row["extra_info"]["greedy"] for row in held_out] == [True] * 3 + [False] * 3
+    assert all(row["extra_info"]["is_validation"] for row in held_out)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "a.b=true"),
+        (None, "a.b=null"),
+        (5e-4, "a.b=0.0005"),
+        (["x", 1], "a.b=[x,1]"),
+        ("/a path/it's", r"a.b='/a path/it\'s'"),
+        ("pkg://m", "a.b='pkg://m'"),
+        ("1e3", "a.b='1e3'"),
+        ("", "a.b=''"),
+    ],
+)
+def test_overrides_are_quoted_as_hydra_reads_them(value: object, text: str) -> None:
+    assert override("a.b", value) == text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", ["/a path/it's", "x=y, z", "true", "12:30", "back\\slash", "{ray_dir}"])
+def test_an_override_reaches_the_configuration_unchanged(value: str) -> None:
+    config = compose([override("trainer.experiment_name", value)])
+    assert config["trainer"]["experiment_name"] == value
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_unknown_key_is_an_error_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="test_frequency"):
+        compose(["trainer.test_frequency=3"])
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"did you mean 'cpu'\? there are .*cpu, cpu-lm"):
+        load_preset("cpi")
+
+
+def test_nested_keys_are_joined_and_lists_are_values() -> None:
+    assert list(flatten({"a": {"b": 1, "c": {"d": [2]}}})) == [("a.b", 1), ("a.c.d", [2])]
+
+
+def test_the_training_reward_leaves_failed_episodes_out(tmp_path: Path) -> None:
+    entry = figures_of(3, {"critic/score/mean": 0.6}, sources={})
+    assert without_failures(entry, failed=0, episodes=8).reward == 0.6
+    assert without_failures(entry, failed=2, episodes=8).reward == pytest.approx(0.8)
+    assert without_failures(entry, failed=8, episodes=8).reward is None
+    lines = [{"step": 3, "split": split} for split in ("train", "train", "test")]
+    (tmp_path / "failures.77.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"cut')
+    assert failures_by_step(tmp_path, split="train") == {3: 2}
+
+
+def test_groups_of_a_validation_are_read_beside_their_mean() -> None:
+    values = {
+        "val-aux/toy/test/greedy/nq/success/mean@1": 0.5,
+        "val-aux/toy/test/greedy/pop/success/mean@1": 1.0,
+        "val-aux/toy/test/greedy/nq/term_correct/mean@1": 0.25,
+        "val-aux/toy/test/greedy/nq/invalid/mean@1": 0.0,
+        "val-aux/toy/test/greedy/pop/invalid/mean@1": 0.5,
+    }
+    entry = figures_of(3, values, sources={"greedy": "toy/test/greedy"})
+    assert entry.success == {"greedy": 0.75, "greedy/nq": 0.5, "greedy/pop": 1.0}
+    assert entry.terms == {"greedy": {"correct": 0.25}}
+    assert entry.invalid == 0.25

@@ -1,0 +1,213 @@
+"""What `--resume` makes of a run's folder; the runs themselves are in tests/verl_runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rlenv.errors import UsageError
+from rlenv_verl.run.attempts import begin_attempt, merge_metrics
+from rlenv_verl.run.metrics import MetricsFile, merged
+from rlenv_verl.run.resume import resumed
+from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint, locked
+from rlenv_verl.run.train import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def checkpoint(run: Path, step: int, *, is_named: bool = True) -> Path:
+    folder = run / "checkpoints" / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    if is_named:
+        (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return folder
+
+
+def log(run: Run, number: int, steps: dict[int, float], *, validated: tuple[int, ...] = ()) -> None:
+    path = run.attempts[number - 1].metrics(run.folder)
+    with path.open("ab") as file:
+        for step, reward in steps.items():
+            data = {"critic/score/mean": reward, "timing_s/step": 1.0} if step else {}
+            if step in validated:
+                source = run.sources["greedy"]
+                data |= {f"val-core/{source}/reward/mean@1": reward, f"val-aux/{source}/success/mean@1": reward}
+            file.write(orjson.dumps({"step": step, "data": data}) + b"\n")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Run:
+    """A run of 9 steps as a dry run leaves it, with its first attempt begun."""
+    arguments = ["--steps", "9", "--save-every", "3", "--set", "limits.turns=2", "trainer.test_freq=3"]
+    assert main(["arithmetic", "--dry-run", "-o", str(tmp_path / "run"), *arguments]) == 0
+    return begin_attempt(Run.load(tmp_path / "run"), 0)
+
+
+def test_run_json_gives_the_run_back(prepared: Run) -> None:
+    assert Run.load(prepared.folder) == prepared
+    assert dict(prepared.specs[0].set) == {"limits.turns": 2}
+    assert "trainer.save_freq=3" in prepared.overrides
+
+
+def test_a_run_goes_on_from_its_last_whole_checkpoint(prepared: Run) -> None:
+    log(prepared, 1, {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.5}, validated=(0, 3))
+    third = checkpoint(prepared.folder, 3)
+    cut = checkpoint(prepared.folder, 6, is_named=False)
+    run, more = resumed(prepared)
+    assert [attempt.from_step for attempt in run.attempts] == [0, 3]
+    assert f"trainer.resume_from_path={third}" in more
+    assert "trainer.val_before_train=false" in more  # step 3's validation is known
+    assert not cut.exists()
+    assert Run.load(prepared.folder) == run
+
+
+def test_a_validation_that_was_never_logged_is_done_again(prepared: Run) -> None:
+    log(prepared, 1, {0: 0.1, 1: 0.2, 2: 0.3}, validated=(0,))
+    checkpoint(prepared.folder, 3)
+    assert "trainer.val_before_train=true" in resumed(prepared, dry_run=True)[1]
+
+
+def test_without_a_checkpoint_the_run_begins_again(prepared: Run) -> None:
+    log(prepared, 1, {0: 0.1, 1: 0.2}, validated=(0,))
+    run, more = resumed(prepared)
+    assert run.attempts[1].from_step == 0
+    assert {"trainer.resume_mode=disable", "trainer.val_before_train=false"} <= set(more)
+
+
+def test_a_finished_run_says_how_to_go_further(prepared: Run) -> None:
+    checkpoint(prepared.folder, 9)
+    with pytest.raises(UsageError, match="--steps N"):
+        resumed(prepared)
+    run, _ = resumed(prepared, steps=12)
+    assert run.overrides[-1] == "trainer.total_training_steps=12"
+
+
+def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
+    log(prepared, 1, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 9.0, 5: 9.0}, validated=(0, 3))
+    run = begin_attempt(prepared, 3)
+    log(run, 2, {4: 0.4, 5: 0.5, 6: 8.0})
+    run = begin_attempt(run, 5)
+    log(run, 3, {6: 0.6})
+    merge_metrics(run.folder, run.attempts)
+    steps = merged(list(MetricsFile(run.metrics, run.sources).new()))
+    assert [entry.reward for entry in steps] == [None, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert [entry.step for entry in steps if entry.success] == [0, 3]
+
+
+def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> None:
+    log(prepared, 1, {3: 0.3})
+    run = begin_attempt(prepared, 3)
+    source = run.sources["greedy"]
+    entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
+    run.attempts[1].metrics(run.folder).write_bytes(orjson.dumps(entry) + b"\n")
+    merge_metrics(run.folder, run.attempts)
+    (step,) = merged(list(MetricsFile(run.metrics, run.sources).new()))
+    assert (step.reward, step.success) == (0.3, {"greedy": 0.75})
+
+
+def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
+    log(prepared, 1, {1: 0.1})
+    with prepared.attempts[0].metrics(prepared.folder).open("ab") as file:
+        file.write(b'{"step": 2, "da')
+    merge_metrics(prepared.folder, prepared.attempts)
+    assert prepared.metrics.read_bytes().count(b"\n") == 1
+
+
+def test_records_of_what_is_done_anew_are_removed(prepared: Run) -> None:
+    prepared.records.mkdir()
+    for name in ("step-00000-greedy.jsonl", "step-00003-greedy.77.jsonl", "step-00006-sampled.77.jsonl"):
+        (prepared.records / name).write_text("{}\n")
+    failures = [(2, "train"), (3, "train"), (3, "test"), (4, "train")]
+    lines = [orjson.dumps({"step": step, "split": split}) + b"\n" for step, split in failures]
+    (prepared.records / "failures.77.jsonl").write_bytes(b"".join(lines) + b'{"st')
+    prepared.trained.write_bytes(b"".join(orjson.dumps({"step": step}) + b"\n" for step in (1, 2, 3, 3, 4)))
+
+    forget_after(prepared, 3, validates=False)
+    assert {path.name for path in prepared.records.glob("step-*")} == {
+        "step-00000-greedy.jsonl",
+        "step-00003-greedy.77.jsonl",
+    }
+    assert (prepared.records / "failures.77.jsonl").read_bytes() == b"".join(lines[:3])
+    assert prepared.trained.read_bytes().count(b"\n") == 4
+
+    forget_after(prepared, 3, validates=True)
+    assert [path.name for path in prepared.records.glob("step-*")] == ["step-00000-greedy.jsonl"]
+    assert (prepared.records / "failures.77.jsonl").read_bytes() == b"".join(lines[:2])
+
+
+@pytest.mark.parametrize(("named", "expected"), [("4", 4), ("9", 6), ("", 4), (None, None)])
+def test_a_checkpoint_counts_once_all_of_it_is_written(tmp_path: Path, named: str | None, expected: int | None) -> None:
+    for step in (2, 4, 6):
+        checkpoint(tmp_path, step, is_named=False)
+    if named is not None:
+        (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(named)
+    found = last_checkpoint(tmp_path / "checkpoints")
+    assert (found and int(found.name.removeprefix("global_step_"))) == expected
+
+
+def test_a_checkpoint_whose_actor_was_removed_is_passed_over(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 2)
+    (checkpoint(tmp_path, 4) / "actor").rmdir()
+    found = last_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.name == "global_step_2"
+
+
+def test_a_folder_is_trained_in_by_one_process(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path, wait_s=0),
+        pytest.raises(UsageError, match="another process trains"),
+        locked(tmp_path, wait_s=0),
+    ):
+        pass
+    with locked(tmp_path, wait_s=0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--seed", "3"], "leave out --seed"),
+        (["arithmetic"], "leave out arithmetic"),
+        (["--set", "a=b"], "leave out --set"),
+        (["--preset", "cpu", "--shuffle-rewards"], "leave out --preset, --shuffle-rewards"),
+        (["run.turn_tokens=3"], "leave out run.turn_tokens=3"),
+        (["--validation-tasks", "3"], "with --eval"),
+        (["--ray-address", "h:1"], "cluster of its own"),
+        (["trainer.test_frequenzy=3"], "test_frequenzy"),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused(
+    prepared: Run, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+) -> None:
+    checkpoint(prepared.folder, 3)
+    assert main(["--resume", str(prepared.folder), *extra]) == 2
+    assert message in capsys.readouterr().err.replace("\n", "")
+    assert Run.load(prepared.folder) == prepared
+
+
+def test_a_folder_without_a_run_names_the_run_in_it(prepared: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--resume", str(prepared.folder.parent)]) == 2
+    assert f"did you mean {prepared.folder}" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_a_dry_resume_prints_the_command_and_changes_nothing(prepared: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint(prepared.folder, 3)
+    assert main(["--resume", str(prepared.folder), "--dry-run"]) == 0
+    assert f"trainer.resume_from_path={path}" in capsys.readouterr().out
+    assert Run.load(prepared.folder) == prepared
+
+
+def test_validation_of_a_checkpoint_leaves_the_run_alone(prepared: Run, tmp_path: Path) -> None:
+    path = checkpoint(prepared.folder, 6)
+    out = tmp_path / "eval"
+    before = (prepared.folder / "run.json").read_bytes()
+    argv = ["--resume", str(prepared.folder), "--eval", "--dry-run", "--validation-tasks", "3", "-o", str(out)]
+    assert main(argv) == 0
+    assert (prepared.folder / "run.json").read_bytes() == before
+    command = (out / "command.sh").read_text()
+    for part in (f"trainer.resume_from_path={path}", "trainer.val_only=true", f"data.val_files={out}/data"):
+        assert part in command
+    assert json.loads((out / "run.json").read_text())["validation_tasks"] == 3

@@ -1,0 +1,132 @@
+"""Several specs in one run: what the command line says of them, and the rows that come of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlenv.environment import load
+from rlenv.errors import UsageError
+from rlenv_verl.run.datasets import mixed_rows, rows_by_weight
+from rlenv_verl.run.train import main
+from rlenv_verl.settings.specs import load_specs, spec_and_overrides
+
+SPEC = """
+rlenv: 1
+name: {name}
+tasks:
+  train: {{rows: [{rows}]}}
+  test: {{rows: [{rows}]}}
+prompt: {{user: "{{{{ task.question }}}}"}}
+tools: {{calculate: {{kind: calculator}}}}
+limits: {{turns: 2}}
+rewards: {{correct: {{kind: rule, rule: numeric_match}}}}
+"""
+
+
+def write(folder: Path, name: str, tasks: int, *, file: str | None = None) -> str:
+    rows = ", ".join(f"{{question: q{index}, answer: {index}}}" for index in range(tasks))
+    path = folder / f"{file or name}.yaml"
+    path.write_text(SPEC.format(name=name, rows=rows))
+    return str(path)
+
+
+def test_arguments_with_an_equals_sign_are_overrides(tmp_path: Path) -> None:
+    odd = tmp_path / "a=b.yaml"
+    odd.write_text("")
+    items = ["arithmetic", "trainer.test_freq=2", str(odd), "+x.y=1"]
+    assert spec_and_overrides(items) == (["arithmetic", str(odd)], ["trainer.test_freq=2", "+x.y=1"])
+
+
+def test_a_value_is_set_in_every_spec_or_in_one(tmp_path: Path) -> None:
+    sources = [write(tmp_path, "first", 2), write(tmp_path, "second", 2)]
+    first, second = load_specs(sources, set=["limits.turns=5", "second:limits.turns=7"], weights=["second=3"])
+    assert (first.environment.spec.limits.turns, second.environment.spec.limits.turns) == (5, 7)
+    assert (first.weight, second.weight) == (1.0, 3.0)
+    assert (first.set, second.set) == ({"limits.turns": 5}, {"limits.turns": 7})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"weights": ["secnod=2"]}, "did you mean 'second'"),
+        ({"set": ["thrid:limits.turns=2"]}, "this run has first, second"),
+        ({"weights": ["first=0"]}, "W above 0"),
+        ({"weights": ["first=-1"]}, "W above 0"),
+        ({"weights": ["first"]}, "NAME=W"),
+        ({"weights": ["first=much"]}, "NAME=W"),
+        ({"set": ["limits.turns"]}, "KEY=VALUE"),
+        ({"set": ["limits.turns=[1"]}, "quotes"),
+    ],
+)
+def test_what_no_spec_can_take_is_refused(tmp_path: Path, given: dict[str, list[str]], message: str) -> None:
+    sources = [write(tmp_path, "first", 2), write(tmp_path, "second", 2)]
+    with pytest.raises(UsageError, match=message):
+        load_specs(sources, **given)
+
+
+def test_specs_that_share_a_name_are_refused(tmp_path: Path) -> None:
+    sources = [write(tmp_path, "same", 2), write(tmp_path, "same", 2, file="other")]
+    with pytest.raises(UsageError, match=r"same\.yaml and .*other\.yaml are both called 'same'"):
+        load_specs(sources)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights", "rows"),
+    [
+        ([10, 10], [1, 1], [10, 10]),
+        ([10, 3], [1, 1], [10, 10]),  # the small one comes round more than once
+        ([10, 30], [1, 1], [30, 30]),
+        ([10, 10, 10], [2, 1, 1], [20, 10, 10]),
+        ([7, 10], [0.3, 0.7], [7, 17]),  # rounded up: no task is left out
+        ([5], [9], [5]),
+    ],
+)
+def test_an_epoch_covers_every_task_in_the_shares_of_the_weights(
+    sizes: list[int], weights: list[float], rows: list[int]
+) -> None:
+    assert rows_by_weight(sizes, weights) == rows
+
+
+def test_rows_of_several_specs_take_turns_and_go_to_their_own_loops(tmp_path: Path) -> None:
+    first, second = load(write(tmp_path, "first", 12)), load(write(tmp_path, "second", 4))
+    rows = mixed_rows([(first, 2.0), (second, 1.0)], "train", seed=0)
+    assert Counter(row["agent_name"] for row in rows) == {"rlenv/first": 12, "rlenv/second": 6}
+    assert all(row["data_source"] == f"{row['agent_name'].removeprefix('rlenv/')}/train" for row in rows)
+    assert [row["extra_info"]["index"] for row in rows] == list(range(18))
+    for start in range(0, 18, 3):  # the shares hold in any stretch
+        assert Counter(row["agent_name"] for row in rows[start : start + 3])["rlenv/second"] == 1
+    tasks = Counter(row["extra_info"]["task"] for row in rows if row["agent_name"] == "rlenv/second")
+    assert set(tasks) == {0, 1, 2, 3}
+    assert max(tasks.values()) == 2
+    assert rows == mixed_rows([(first, 2.0), (second, 1.0)], "train", seed=0)
+    assert rows != mixed_rows([(first, 2.0), (second, 1.0)], "train", seed=1)
+
+
+def test_one_spec_keeps_the_order_of_its_tasks(tmp_path: Path) -> None:
+    only = load(write(tmp_path, "only", 5))
+    assert [row["extra_info"]["task"] for row in mixed_rows([(only, 3.0)], "train", seed=4)] == [0, 1, 2, 3, 4]
+
+
+def test_weights_that_make_an_endless_epoch_are_refused(tmp_path: Path) -> None:
+    first, second = load(write(tmp_path, "first", 2)), load(write(tmp_path, "second", 2))
+    with pytest.raises(UsageError, match=r"covers first .* larger --weight"):
+        mixed_rows([(first, 1e-9), (second, 1.0)], "train", seed=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dry_run_of_two_specs_writes_a_loop_for_each(tmp_path: Path) -> None:
+    out, sources = tmp_path / "run", [write(tmp_path, "first", 4), write(tmp_path, "second", 2)]
+    argv = [*sources, "--dry-run", "-o", str(out), "--weight", "first=2", "--set", "second:limits.turns=3"]
+    assert main([*argv, "run.turn_tokens=9", "run.failures.turns=mask"]) == 0
+    loops = yaml.safe_load((out / "agent_loop.yaml").read_text())
+    assert [loop["name"] for loop in loops] == ["rlenv/first", "rlenv/second"]
+    assert [loop["spec"] for loop in loops] == sources
+    assert [loop["spec_set"] for loop in loops] == [{}, {"limits.turns": 3}]
+    assert [loop["turn_tokens"] for loop in loops] == [9, 9]
+    assert loops[0]["failures"] == {"turns": "mask"}
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"] == "rlenv/first"

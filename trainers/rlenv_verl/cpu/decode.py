@@ -1,0 +1,196 @@
+"""Batched generation by transformers on the CPU: one batch, one KV cache, rows that end leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+__all__ = ["Drawing", "Generated", "Sampling", "completes", "generate", "sample"]
+
+# Rows that have ended stay in the batch until this share of it is live: copying the cache costs about one step.
+_COMPACT_BELOW = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled.
+
+    `temperature` 0 is greedy. `top_k` below 1 and `top_p` of 1 keep everything. `max_tokens` is at least 1.
+    `stop_ids` end the generation; the stop id itself is part of what was generated. So do `stop_texts`, for which
+    `generate` has to be given `decode`: the tokens up to the one that completes such a text stay.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+    stop_texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 is needed")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it cannot be negative")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What one request gave. `len(logprobs) == len(token_ids)`.
+
+    A log-probability is that of the distribution the token was drawn from (after temperature, top_k and top_p); for a
+    greedy row, that of the model's own distribution.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Literal["stop", "length", "aborted"]
+
+
+@dataclass(slots=True, eq=False)
+class Drawing:
+    """What one request has been given so far. `finish` is None while it goes on."""
+
+    sampling: Sampling
+    decode: Callable[[Sequence[int]], str] | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+
+    def take(self, token: int, logprob: float) -> None:
+        """One more token, which may be the last."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.sampling.stop_ids or completes(self.tokens, self.sampling, self.decode):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.sampling.max_tokens:
+            self.finish = "length"
+
+    @property
+    def generated(self) -> Generated:
+        """All of it; `aborted` where it was still going on."""
+        return Generated(tuple(self.tokens), tuple(self.logprobs), self.finish or "aborted")
+
+
+@torch.inference_mode()
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[Sampling],
+    *,
+    pad_id: int,
+    generator: torch.Generator,
+    is_aborted: Callable[[], bool] = lambda: False,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> list[Generated]:
+    """Generate for all prompts at once.
+
+    Args:
+        model: a causal language model of transformers in eval mode.
+        prompts: token ids, one non-empty list a request.
+        samplings: one a request.
+        pad_id: fills short prompts on the left; masked, so any id does.
+        generator: the source of all randomness; equal state and equal requests give equal tokens.
+        decode: makes text of a row's last tokens, special ones included; needed for stop texts.
+        is_aborted: asked before every token; once True, all unfinished rows return what they have as `aborted`.
+
+    Returns:
+        One entry a prompt, in their order.
+    """
+    ids, mask = _padded(prompts, pad_id)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    rows = [Drawing(sampling, decode) for sampling in samplings]
+    live = list(rows)
+    cache: Any = None
+    while live and not is_aborted():
+        output = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = output.past_key_values
+        chosen, logprobs = sample(output.logits[:, -1].float(), [row.sampling for row in live], generator)
+        for row, token, logprob in zip(live, chosen.tolist(), logprobs.tolist(), strict=True):
+            if row.finish is None:
+                row.take(token, logprob)
+        ids = chosen[:, None]
+        positions = positions[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones((len(live), 1), dtype=torch.int64)], dim=1)
+        keep = [place for place, row in enumerate(live) if row.finish is None]
+        if len(keep) <= _COMPACT_BELOW * len(live):
+            live = [live[place] for place in keep]
+            if live:
+                kept = torch.tensor(keep)
+                ids, positions, mask = ids[kept], positions[kept], mask[kept]
+                cache.batch_select_indices(kept)
+    return [row.generated for row in rows]
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The prompts filled on the left, and the mask of what is theirs."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), longest), pad_id)
+    mask = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
+
+
+def completes(tokens: Sequence[int], sampling: Sampling, decode: Callable[[Sequence[int]], str] | None) -> bool:
+    """Whether the last token completes a stop text."""
+    if not sampling.stop_texts:
+        return False
+    if decode is None:
+        raise ValueError("stop texts need a tokenizer's decode")
+    # A token is at least one byte, so no more of them can have written the text.
+    longest = max(len(text.encode()) for text in sampling.stop_texts)
+    tail = decode(tokens[-longest:])
+    return any(text in tail for text in sampling.stop_texts)
+
+
+def sample(
+    logits: torch.Tensor, samplings: Sequence[Sampling], generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token a row and its log-probability. `logits` is float32 of shape (rows, vocabulary)."""
+    temperature = torch.tensor([sampling.temperature for sampling in samplings])
+    is_greedy = temperature == 0
+    scaled = logits / torch.where(is_greedy, torch.ones_like(temperature), temperature)[:, None]
+    if any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in samplings):
+        scaled = _filtered(scaled, samplings)
+    distribution = scaled.log_softmax(-1)
+    drawn = torch.multinomial(distribution.exp(), 1, generator=generator)[:, 0]
+    chosen = torch.where(is_greedy, logits.argmax(-1), drawn)
+    return chosen, distribution.gather(1, chosen[:, None])[:, 0]
+
+
+def _filtered(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """`scaled` with what top_k and then top_p exclude at minus infinity; greedy rows are left alone.
+
+    As in vLLM: top_k keeps ties with the k-th value; top_p keeps the smallest set whose mass reaches p, and always
+    the most likely token.
+    """
+    vocabulary = scaled.shape[-1]
+    plain = [sampling.temperature == 0 for sampling in samplings]
+    k = torch.tensor(
+        [
+            vocabulary if skip or s.top_k < 1 else min(s.top_k, vocabulary)
+            for s, skip in zip(samplings, plain, strict=True)
+        ]
+    )
+    p = torch.tensor([1.0 if skip else s.top_p for s, skip in zip(samplings, plain, strict=True)])
+    values, order = scaled.sort(dim=-1, descending=True)
+    floor = values.gather(1, (k - 1)[:, None])
+    values = values.masked_fill(values < floor, -torch.inf)
+    before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
+    # The first column has nothing before it, so the most likely token always stays; p = 1 keeps all, despite rounding.
+    values = values.masked_fill((before >= p[:, None]) & (p < 1)[:, None], -torch.inf)
+    return torch.empty_like(scaled).scatter_(1, order, values)

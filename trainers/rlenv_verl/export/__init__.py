@@ -1,0 +1,1 @@
+"""What veRL's checkpoints hold, and a policy made of one."""

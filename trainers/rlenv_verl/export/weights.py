@@ -1,0 +1,145 @@
+"""Weights of a checkpoint and models of transformers: one made from the other, on the CPU and without surprises."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlenv.errors import UsageError
+from rlenv_verl.export.checkpoints import Checkpoint
+from rlenv_verl.export.lora import is_adapter_name, merge, split
+
+__all__ = ["build_model", "load_model", "lora_config", "plain_weights", "quiet"]
+
+
+def plain_weights(checkpoint: Checkpoint, *, base: str) -> tuple[dict[str, torch.Tensor], str]:
+    """The model's weights under its own names, a LoRA adapter merged in, and what they were made from.
+
+    Args:
+        checkpoint: one with shards.
+        base: the model that was trained; read where the checkpoint holds an adapter alone (`save_lora_only`).
+    """
+    state = checkpoint.state()
+    source = f"shards of {len(checkpoint.shards)} rank{'s' if len(checkpoint.shards) > 1 else ''}"
+    weights, adapter = split(state)
+    if not adapter:
+        return weights, source
+    if all(is_adapter_name(name) for name in state):
+        weights = dict(load_model(base).state_dict())
+    config = lora_config(checkpoint)
+    return merge(weights, adapter, scaling=config["lora_alpha"] / config["r"]), f"{source}, LoRA merged"
+
+
+def lora_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """`r` and `lora_alpha` of the checkpoint's adapter.
+
+    Raises:
+        UsageError: the checkpoint does not say, or it is not LoRA.
+    """
+    meta = checkpoint.lora or {}
+    if not meta.get("r") or not meta.get("lora_alpha"):
+        raise UsageError(f"{checkpoint.folder} has no lora_train_meta.json that says r and lora_alpha of an adapter")
+    return meta
+
+
+def load_model(folder: str | Path, *, dtype: torch.dtype | None = None) -> Any:
+    """The model in a folder or on the hub, in eval mode, in the dtype of its tensors unless one is given.
+
+    The configuration is not asked for the dtype: beside the weights that veRL saves it says bfloat16, whatever they
+    are, and transformers would round them while loading.
+
+    Raises:
+        UsageError: there is no model that transformers can load, or its tensors are not the architecture's.
+    """
+    import transformers
+
+    library: Any = transformers
+    try:
+        with quiet():
+            config = library.AutoConfig.from_pretrained(folder)
+            model, report = _class_of(config).from_pretrained(
+                folder, dtype=dtype or _stored_dtype(Path(folder)) or "auto", output_loading_info=True
+            )
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no model could be loaded from {folder}: {error}") from error
+    # transformers draws tensors that it does not find at random, with no more than a warning.
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise UsageError(f"{folder} lacks {len(report['missing_keys'])} tensors of {type(model).__name__}: {missing}")
+    return model.eval()
+
+
+def build_model(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor]) -> Any:
+    """The checkpoint's architecture with exactly these weights, in eval mode, in their dtype.
+
+    Raises:
+        UsageError: a tensor that the architecture does not have, or one that is missing and tied to no other.
+    """
+    import transformers
+
+    library: Any = transformers
+    with quiet():
+        config = library.AutoConfig.from_pretrained(checkpoint.huggingface)
+        dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+        # Not on the meta device: buffers that no checkpoint holds (rotary frequencies) have to be computed.
+        model = _class_of(config)(config).to(dtype)
+        found = model.load_state_dict(dict(weights), strict=False, assign=True)
+        model.tie_weights()
+    tied = set(model.all_tied_weights_keys)
+    missing = sorted(set(found.missing_keys) - tied)
+    if found.unexpected_keys or missing:
+        raise UsageError(
+            f"the weights of step {checkpoint.step} do not fit {type(model).__name__}: "
+            f"missing {', '.join(missing[:3]) or 'none'}; unexpected {', '.join(found.unexpected_keys[:3]) or 'none'}"
+        )
+    return model.eval()
+
+
+def _class_of(config: Any) -> Any:
+    import transformers
+
+    name = (config.architectures or ["?"])[0]
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise UsageError(
+            f"the architecture {name} is not part of transformers {transformers.__version__}; a model that brings code "
+            "of its own is exported with veRL's merger (python -m verl.model_merger merge --trust-remote-code)"
+        )
+    return found
+
+
+def _stored_dtype(folder: Path) -> torch.dtype | None:
+    """The dtype of the first tensor in a folder of safetensors; None where it has none."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        opened: Any = safe_open(path, "pt")
+        with opened as file:
+            for name in list(file.keys()):
+                stored: torch.dtype = file.get_tensor(name).dtype
+                return stored
+    return None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers and peft without progress bars and without warnings about their own future."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    bars, level = library.is_progress_bar_enabled(), library.get_verbosity()
+    library.disable_progress_bar()
+    library.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.set_verbosity(level)
+        if bars:
+            library.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""A trained policy without veRL: as a policy of rlenv's, and measured."""

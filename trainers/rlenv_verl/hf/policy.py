@@ -1,0 +1,195 @@
+"""A model folder as an rlenv policy: transformers on the CPU, token by token as in training, without veRL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlenv.environment import Environment
+from rlenv.errors import PolicyError, UnsupportedTemplate, UsageError
+from rlenv.messages import Message, Observation, Sampled
+from rlenv.policies.base import PolicyContext
+from rlenv.tokens import TokenEncoder, TokenRows
+from rlenv.tokens.bound import thinking_of
+from rlenv.tokens.encoder import History
+from rlenv.tokens.said import said_of
+from rlenv_verl.cpu.decode import Sampling
+from rlenv_verl.cpu.server import CpuServer
+from rlenv_verl.export.weights import load_model
+from rlenv_verl.loop.turn_marks import USUAL_THINKING, end_ids_of, vocab_size_of
+
+__all__ = ["HfPolicy", "load_policy", "make"]
+
+
+def make(
+    folder: str | Path, environment: Environment, *, temperature: float | None = None, top_p: float | None = None
+) -> HfPolicy:
+    """The policy of `--policy hf:FOLDER`: greedy unless a temperature is given."""
+    limit = environment.spec.limits.response_tokens
+    return load_policy(
+        folder,
+        temperature=0.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        response_tokens=4096 if limit is None else limit,
+        environment=environment,
+    )
+
+
+def load_policy(
+    folder: str | Path,
+    *,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = -1,
+    turn_tokens: int = 256,
+    response_tokens: int = 4096,
+    template_kwargs: Mapping[str, Any] | None = None,
+    environment: Environment | None = None,
+    history: History = "rows",
+    seed: int = 0,
+    max_batch: int = 256,
+) -> HfPolicy:
+    """The policy in a folder of transformers (weights, configuration, tokenizer with a chat template).
+
+    Args:
+        folder: the model.
+        temperature: 0 is greedy.
+        top_p: mass that sampling keeps.
+        top_k: how many tokens sampling keeps; below 1 all.
+        turn_tokens: the most tokens of one action.
+        response_tokens: the most tokens after the prompt; an episode that needs more gets an empty action.
+        template_kwargs: what the chat template is given.
+        environment: what it plays in: its dialect says how a turn reads, and where it thinks. Without one a turn is
+            all content, which the chat template may write otherwise than calls and thinking.
+        history: what to do where the chat template rewrites earlier turns; by default the policy reads what the
+            template writes, as it would when it is served.
+        seed: of all sampling.
+        max_batch: the most episodes that generate at once.
+
+    Raises:
+        PolicyError: the folder holds no model that transformers can load.
+    """
+    tokenizer, model = _loaded(folder)
+    encoder = TokenEncoder(
+        tokenizer,
+        template_kwargs=dict(template_kwargs or {}),
+        end_ids=end_ids_of(str(folder)),
+        vocab_size=vocab_size_of(str(folder)),
+        same_turn=None if environment is None else environment.same_turn,
+        history=history,
+        thinking=USUAL_THINKING if environment is None else thinking_of(environment),
+    )
+    server = CpuServer(
+        model,
+        pad_id=model.config.pad_token_id or 0,
+        max_batch=max_batch,
+        seed=seed,
+        has_weights=True,
+        decode=tokenizer.decode,
+    )
+    return HfPolicy(
+        name=f"hf:{folder}",
+        encoder=encoder,
+        server=server,
+        sampling=Sampling(turn_tokens, temperature, top_p, top_k, encoder.end_ids),
+        response_tokens=response_tokens,
+        environment=environment,
+    )
+
+
+def _loaded(folder: str | Path) -> tuple[Any, Any]:
+    """The tokenizer and the model of a folder."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    library: Any = transformers  # its classes are partly annotated
+    silence: Any = logging.disable_progress_bar
+    silence()
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(folder)
+        # In float32 from the start: transformers would round to what the configuration names, which beside the
+        # weights that veRL saves is bfloat16, whatever they are.
+        return tokenizer, load_model(folder, dtype=torch.float32)
+    except (OSError, ValueError, UsageError) as error:
+        raise PolicyError(f"no model could be loaded from {folder}: {error}") from error
+
+
+@dataclass(slots=True, eq=False)
+class HfPolicy:
+    """A policy shared by all episodes of one event loop; their actions generate as batches."""
+
+    name: str
+    encoder: TokenEncoder
+    server: CpuServer
+    sampling: Sampling
+    response_tokens: int
+    environment: Environment | None = None
+    _is_serving: bool = False
+
+    def start(self, context: PolicyContext) -> _Session:
+        """One episode."""
+        if not self._is_serving:
+            self.server.start()
+            self._is_serving = True
+        return _Session(self, context)
+
+    async def aclose(self) -> None:
+        """Stop generating; may be called twice."""
+        self._is_serving = False
+        await self.server.aclose()
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    policy: HfPolicy
+    context: PolicyContext
+    _tokens: TokenRows | None = None
+    _seen: int = field(default=0)
+    _over: str | Sampled | None = None
+    """What is said from where nothing more can be sampled; the episode is scored as it stands."""
+
+    async def act(self, messages: Sequence[Message]) -> str | Sampled:
+        if self._over is not None:
+            return self._over
+        policy = self.policy
+        tokens = self._tokens
+        if tokens is None:
+            tokens = self._tokens = policy.encoder.start_rows(
+                messages, tools=self.context.tools, max_response_tokens=policy.response_tokens
+            )
+        else:
+            own, *observed = messages[self._seen :]
+            try:
+                fits = tokens.add_observation(Observation(tuple(observed)), said=self._said(own))
+            except UnsupportedTemplate:
+                # The policy chose the shape of its turn, such as more calls than the template can show results of: it
+                # may not make its own reward invalid by that.
+                self._over = ""
+                return self._over
+            if not fits:
+                self._over = Sampled("", "length")
+                return self._over
+        # What the policy says next stands first among what is new then.
+        self._seen = len(messages)
+        room = tokens.remaining
+        if not room:
+            self._over = Sampled("", "length")
+            return self._over
+        sampling = policy.sampling
+        most = min(sampling.max_tokens, room)
+        sampling = dataclasses.replace(sampling, max_tokens=most, stop_texts=self.context.stops)
+        generated, _ = await policy.server.generate(tokens.context_ids, sampling)
+        action = tokens.add_sampled(generated.token_ids, generated.logprobs)
+        return Sampled(action, generated.finish, generated.token_ids)
+
+    def _said(self, own: Message) -> Message:
+        """The policy's last turn as the chat template shall write it."""
+        environment = self.policy.environment
+        if environment is None or own.tool_calls:
+            return own
+        text, parsed = environment.parse(own.content)
+        return said_of(text, parsed, thinking=thinking_of(environment))

@@ -1,0 +1,442 @@
+"""The agent loop that veRL runs for each sample: drives one rlenv episode, token by token exact.
+
+Named by `actor_rollout_ref.rollout.agent.agent_loop_config_path`, a YAML list of entries such as
+
+    - name: rlenv
+      _target_: rlenv_verl.loop.agent_loop.RlenvAgentLoop
+      spec: /path/to/spec.yaml
+      seed: 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from rlenv import record
+from rlenv._bounded import cut_middle, encodable
+from rlenv.episode import Episode
+from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
+from rlenv.messages import Message, Sampled
+from rlenv.tokens import TokenRows
+from rlenv.tokens.bound import cut_of, thinking_of
+from rlenv.tokens.encoder import History
+from rlenv.tokens.said import said_of
+from rlenv.trajectory import Trajectory
+from rlenv_verl.loop.caches import PROCESS, ProcessState
+from rlenv_verl.loop.fate import CRASH, SAFE, STRAGGLER, failure_policy
+from rlenv_verl.loop.group import Sibling
+from rlenv_verl.loop.group import stragglers as stragglers_of
+from rlenv_verl.loop.images import STRAY, clean_length, generation_fields, shown_of
+from rlenv_verl.loop.outcome import Row, failed_outcome, outcome_of
+from rlenv_verl.loop.reward_model import served_by_reward_model
+from rlenv_verl.loop.sample import Play, SampleTask, Timed, figures_of, outputs_of
+from rlenv_verl.loop.settings import plain
+from rlenv_verl.loop.stalls import STEP, Activity, Watch
+from rlenv_verl.loop.turn_marks import end_ids_of, vocab_size_of
+
+__all__ = ["RlenvAgentLoop"]
+
+_MAX_MESSAGE_CHARS = 4_000
+
+
+class RlenvAgentLoop(AgentLoopBase):
+    """Plays one episode of a spec with veRL's rollout server as the policy.
+
+    A fault of the environment gives a sample that the failure policy decides on (masked, unless the run says
+    otherwise), never an exception: veRL would fail the sample's whole group for one. A fault of the rollout server, of
+    the spec itself or of the chat template is raised: it concerns every sample alike, and training on masked samples
+    would hide it. A reward term with `on_invalid: raise` that could not be measured stops the run through the replay
+    buffer.
+
+    Args (beyond veRL's own, from the agent loop's YAML):
+        spec: path or name of the spec.
+        spec_set: values that replace keys of the spec, by dotted path.
+        seed: the run's seed; episodes of one task in one step share a seed, so that a group differs in nothing but
+            what the policy sampled.
+        turn_tokens: the most tokens of one action; None leaves all that is left of the response.
+        template_kwargs: what the chat template is given, such as `enable_thinking: false`.
+        record_dir: where trajectories of validation and failures are written; None writes none.
+        failures: what becomes of a sample, by the reason its episode ended (`rlenv_verl.loop.fate`).
+        stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
+            this many seconds more; None lets them run.
+        watch_dir: where each process writes what its episodes wait for; None writes nothing.
+        reward_model: the spec's endpoint that veRL's own generative reward model serves; None for none.
+        history: what to do where the chat template rewrites earlier turns: `grow`, `keep` or `rows` (`run.history`).
+        process: what all loops of a process share; not from the YAML.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        spec: str,
+        spec_set: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        turn_tokens: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        record_dir: str | None = None,
+        failures: Mapping[str, str] | None = None,
+        stragglers: Mapping[str, float] | None = None,
+        watch_dir: str | None = None,
+        reward_model: str | None = None,
+        history: History = "grow",
+        process: ProcessState = PROCESS,
+        **kwargs: Any,
+    ) -> None:
+        self._take_parts(process, *args, **kwargs)
+        self.settings = settings = process.settings(self.config, self.data_config)
+        replaced = plain(spec_set)
+        if reward_model is not None:
+            replaced |= served_by_reward_model(self.config, endpoint=reward_model, ask=process.router)
+        self.environment = process.environment(spec, replaced)
+        kwargs = {**settings.template_kwargs, **plain(template_kwargs)}
+        tokenizer: Any = self.tokenizer
+        self.thinking = thinking_of(self.environment)
+        places = (settings.model, str(getattr(tokenizer, "name_or_path", "")))
+        self.encoder = process.encoder(
+            tokenizer,
+            kwargs,
+            self.environment.same_turn,
+            self.processor,
+            settings.processor_kwargs,
+            history=history,
+            thinking=self.thinking,
+            end_ids=end_ids_of(*places),
+            vocab_size=vocab_size_of(*places),
+        )
+        # What ends a turn ends the generation, whatever the server knows of the model by itself.
+        self.stops: dict[str, Any] = {"stop_token_ids": self.encoder.stop_token_ids}
+        # An action of a dialect that goes on in one turn ends behind its call or its answer, not with an end token.
+        if stops := list(self.environment.stops):
+            self.stops |= {"stop": stops, "include_stop_str_in_output": True}
+        self.cut = cut_of(self.environment, self.encoder)
+        self.seed = seed
+        self.turn_tokens = turn_tokens
+        self.record_dir = Path(record_dir) if record_dir is not None else None
+        self.policy = failure_policy(plain(failures))
+        self.stragglers = stragglers_of(None if stragglers is None else plain(stragglers))
+        self.watch: Watch | None = None
+        if watch_dir is not None:
+            self.watch = process.watch(watch_dir)
+            self.watch.look_at(
+                self.environment.spec.name, tools=self.environment.executor, rewards=self.environment.parts.scorer
+            )
+
+    def _take_parts(self, process: ProcessState, *args: Any, **parts: Any) -> None:
+        """What veRL's own constructor sets, made once for the same parts.
+
+        Expected: a constructor that keeps its arguments. Actual (0.9.1): it also reads keys through OmegaConf and makes
+        a token builder, which nothing here uses, in a sixth of the loop's CPU time. Remove when it is made on demand.
+        """
+
+        def make() -> Mapping[str, Any]:
+            super(RlenvAgentLoop, self).__init__(*args, **parts)
+            return dict(self.__dict__)
+
+        # veRL wraps its configurations anew for each loop; what is wrapped stays the same.
+        same = {name: getattr(parts[name], "config", parts[name]) for name in _PARTS if name in parts}
+        self.__dict__.update(make() if args else process.attributes(same, make))
+        self.process = process
+
+    # veRL's own annotation knows one output; its worker takes a list as well (trainer/ppo/v1/agent_loop_tq.py).
+    async def run(  # type: ignore[override]
+        self, sampling_params: dict[str, Any], **row: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """One sample, and a list of its training rows where it has several (`history: rows`).
+
+        `row` is the data set's row, with veRL's `uid` of the prompt and `global_steps` added.
+        """
+        where = row["extra_info"]
+        task = SampleTask(
+            str(where["split"]),
+            int(where["task"]),
+            int(row.get("global_steps", 0)),
+            is_validation=bool(where["is_validation"]),
+            is_greedy=bool(where["greedy"]),
+        )
+        # Held-out figures must not depend on how fast the others of a group are, nor on what training leaves out.
+        sibling = self.process.groups.join(row.get("uid"), deadline=None if task.is_validation else self.stragglers)
+        play = Play(Activity(self.environment.spec.name), policy=SAFE if task.is_validation else self.policy)
+        if self.watch is not None:
+            self.watch.begin(play.activity)
+        try:
+            return await self._sample(task, sampling_params, sibling, play)
+        finally:
+            sibling.leave()
+            if self.watch is not None:
+                self.watch.end(play.activity)
+
+    async def _sample(
+        self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        if task.is_greedy:
+            sampling = {**sampling, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
+        terms = tuple(self.environment.spec.rewards)
+        filler = self._filler_id()
+        began, stops = time.time(), ""
+        rows: list[Row] = []
+        try:
+            trajectory = await self._trajectory(task, sampling, sibling, play)
+            if play.tokens is not None:
+                rows = self._rows(play.tokens)
+        except _ServerFault as fault:
+            raise fault.cause from None
+        except UnsupportedTemplate:
+            raise
+        except InvalidReward as error:
+            # Raised from here it would cost a group and the run would go on: the replay buffer ends it.
+            stops = str(error)
+            self._record_failure(task, RewardError.reason, stops)
+            outcome = failed_outcome(terms=terms, filler_id=filler, reason=RewardError.reason)
+        except Exception as error:  # the episode's boundary: a fault of one episode may not end its group
+            self._record_failure(task, CRASH, f"{type(error).__name__}: {error}")
+            outcome = failed_outcome(terms=terms, filler_id=filler)
+        else:
+            differences = len(play.tokens.differences) if play.tokens is not None else 0
+            outcome = outcome_of(
+                trajectory, terms=terms, rows=rows, filler_id=filler, differences=differences, policy=play.policy
+            )
+            if trajectory.failure is not None:
+                self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
+            if task.is_validation:
+                kept = trajectory if play.tokens is None else with_ids(trajectory, play.tokens)
+                self._record(kept, task.step, "greedy" if task.is_greedy else "sampled")
+        figures = figures_of(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
+        outputs = outputs_of(
+            outcome,
+            play,
+            figures,
+            first_version=max(0, task.step - 1),
+            with_logprobs=self.settings.with_logprobs,
+            is_validation=task.is_validation,
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _rows(self, tokens: TokenRows) -> list[Row]:
+        """What of an episode veRL can take.
+
+        Raises:
+            EpisodeError: not even the first prompt (`rlenv_verl.loop.images.shown_of`).
+        """
+        rows: list[Row] = []
+        for row in tokens.rows:
+            try:
+                shown = shown_of(row, images=self.encoder.images, tokenizer=self.tokenizer)
+            except EpisodeError:
+                if not rows:
+                    raise
+                break  # a later prompt, in which an earlier turn of the policy's spells the placeholder
+            rows.append(Row.of(row, length=shown.response, images=shown.images))
+        return rows
+
+    async def _trajectory(
+        self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
+    ) -> Trajectory:
+        """The record of one episode, with what its group says of it."""
+        # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
+        seed = _seed(self.seed, -1 if task.is_validation else task.step, task.split, task.index)
+        episode = self.environment.start(task=task.index, split=task.split, seed=seed, cut=self.cut)
+        sibling.episode = episode
+        try:
+            async with sibling.timeout():
+                play.activity.waits_for("resources")
+                await episode.open()
+                await self._play(episode, sampling, play)
+        except TimeoutError as error:
+            if sibling.is_cut:
+                await _cut_short(episode, play)
+            else:
+                episode.fail(CRASH, f"TimeoutError: {error}")
+        except (_ServerFault, UnsupportedTemplate, InvalidReward):
+            raise
+        except Exception as error:  # the episode's boundary; what was sampled so far is kept beside the failure
+            episode.fail(CRASH, f"{type(error).__name__}: {error}")
+        finally:
+            await episode.aclose()
+        play.activity.waits_for("siblings")
+        counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
+        return await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
+
+    async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: Play) -> Trajectory:
+        """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
+        play.tokens = tokens = None if episode.is_ended else await self._first_prompt(episode)
+        if tokens is None:
+            return episode.trajectory
+        request = uuid4().hex
+        while True:
+            room = tokens.remaining
+            if not room:
+                return await episode.truncate("response_tokens")
+            most = room if self.turn_tokens is None else min(self.turn_tokens, room)
+            play.activity.waits_for("generation")
+            with Timed("generate_sequences", play.metrics):
+                answer = await self._generate(request, tokens, {**sampling, **self.stops, "max_tokens": most})
+            extra = answer.extra_fields
+            play.versions += [extra.get("min_global_steps"), extra.get("max_global_steps")]
+            if answer.stop_reason in ("aborted", "abort"):
+                # Cut by a change of weights, not by the policy: nothing may be learned from where it stopped.
+                return episode.fail("aborted", "the rollout server aborted the generation")
+            clean = clean_length(answer.token_ids, images=self.encoder.images, tokenizer=self.tokenizer)
+            if clean < len(answer.token_ids):
+                # Nobody can tell what image it would show, so that no id of it may go on. What stands before it is
+                # scored: a policy must not leave out its own sample by a word.
+                action = tokens.add_sampled(*self._up_to(clean, answer, is_first=not len(tokens)))
+                play.actions.append(action)
+                return await episode.truncate(STRAY, action=action)
+            action = tokens.add_sampled(answer.token_ids, answer.log_probs)
+            play.actions.append(action)
+            play.activity.waits_for(STEP)
+            with Timed("tool_calls", play.metrics):
+                step = await episode.step(Sampled(action, "length" if self._is_cut(answer, most, action) else ""))
+            if step.is_last:
+                return episode.trajectory
+            turn = episode.turns[-1]
+            said = said_of(turn.action, turn.parsed, thinking=self.thinking)
+            try:
+                if not await tokens.add_observation_async(step.observation, said=said):
+                    return await episode.truncate("response_tokens")
+            except UnsupportedTemplate:
+                # What the environment plays can be shown, or the loop had not begun: the policy chose the shape of its
+                # turn, such as how many calls it writes.
+                return await episode.truncate("template")
+
+    async def _first_prompt(self, episode: Episode) -> TokenRows | None:
+        """The prompt that `episode` begins with; None where it has failed over it."""
+        limit = self.environment.spec.limits.response_tokens
+        budget = self.settings.response_length
+        start = partial(
+            self.encoder.start_rows,
+            episode.messages,
+            tools=self.environment.tool_schemas,
+            max_prompt_tokens=self.settings.prompt_length,
+            max_response_tokens=budget if limit is None else min(budget, limit),
+            max_total_tokens=self.settings.context_length,
+        )
+        try:
+            has_images = any(message.images for message in episode.messages)
+            tokens = await asyncio.to_thread(start) if has_images else start()
+        except EpisodeError as error:
+            episode.fail(error.reason, str(error))
+            return None
+        except UnsupportedTemplate as error:
+            if not self._takes_prompts_of(episode.messages):
+                raise
+            episode.fail("prompt", str(error))  # this row's, and no other sample's
+            return None
+        self.process.require_template(self.environment, self.encoder, episode.messages)
+        return tokens
+
+    def _is_cut(self, answer: Any, most: int, action: str) -> bool:
+        """Whether the limit of tokens ended a turn, and not the policy.
+
+        Expected: the server's word. Actual (veRL 0.9.1): `completed` for both (vllm_async_server.py). Remove when it
+        tells them apart.
+        """
+        ids = answer.token_ids
+        ended = ids[-1] in self.encoder.end_ids or action.endswith(self.environment.stops or "\0") if ids else True
+        return len(ids) >= most and not ended
+
+    def _takes_prompts_of(self, messages: Sequence[Message]) -> bool:
+        """Whether the chat template takes a prompt of these roles at all."""
+        if any(message.images for message in messages) and self.encoder.images is None:
+            return False
+        try:
+            self.encoder.encode_prompt([Message(message.role, "x") for message in messages])
+        except UnsupportedTemplate:
+            return False
+        return True
+
+    def _up_to(self, clean: int, answer: Any, *, is_first: bool) -> tuple[list[int], list[float] | None]:
+        """The first `clean` ids of an answer. Where an episode would have none, the end token stands for the rest."""
+        ids, logprobs = list(answer.token_ids[:clean]), answer.log_probs
+        if not ids and is_first:
+            ids = [self.encoder.stop_id]
+        return ids, None if logprobs is None else list(logprobs[: len(ids)])
+
+    async def _generate(self, request: str, tokens: TokenRows, params: dict[str, Any]) -> Any:
+        try:
+            return await self.server_manager.generate(
+                request_id=request,
+                prompt_ids=tokens.context_ids,
+                sampling_params=params,
+                **generation_fields(tokens.last.images, self.settings.processor_kwargs),
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # marked, so that the episode's boundary does not mistake it for its own
+            raise _ServerFault(error) from error
+
+    def _filler_id(self) -> int:
+        tokenizer: Any = self.tokenizer
+        return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
+
+    def _record(self, trajectory: Trajectory, step: int, mode: str) -> None:
+        if self.record_dir is not None:
+            self.record_dir.mkdir(parents=True, exist_ok=True)
+            with (self.record_dir / f"step-{step:05d}-{mode}.{os.getpid()}.jsonl").open("ab") as file:
+                record.append(file, trajectory)
+
+    def _record_failure(self, task: SampleTask, reason: str, message: str) -> None:
+        if self.record_dir is not None:
+            self.record_dir.mkdir(parents=True, exist_ok=True)
+            entry = {
+                "spec": self.environment.spec.name,
+                "step": task.step,
+                "split": task.split,
+                "task": task.index,
+                "reason": reason,
+                "message": cut_middle(encodable(message), _MAX_MESSAGE_CHARS),
+            }
+            with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
+                file.write(orjson.dumps(entry) + b"\n")
+
+
+def with_ids(trajectory: Trajectory, tokens: TokenRows) -> Trajectory:
+    """The record with the ids that were sampled in each turn, as they were."""
+    sampled = [tuple(row.response_ids[start:end]) for row in tokens.rows for start, end in row.turn_spans]
+    turns = (replace(turn, token_ids=ids) for turn, ids in zip(trajectory.turns, sampled, strict=False))
+    return replace(trajectory, turns=(*turns, *trajectory.turns[len(sampled) :]))
+
+
+async def _cut_short(episode: Episode, play: Play) -> None:
+    """Ends an episode that its group's deadline has interrupted, and scores what there is of it."""
+    if not episode.messages:  # the prompt is what opening gives
+        episode.fail(STRAGGLER, "most of the group had ended before its resources were open")
+        return
+    missing = play.actions[len(episode.turns) :]
+    await episode.truncate(STRAGGLER, action=missing[0] if missing else None)
+
+
+class _ServerFault(Exception):
+    """Carries a fault of the rollout server past the episode's boundary."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
+
+
+_PARTS = (
+    "trainer_config",
+    "server_manager",
+    "tokenizer",
+    "processor",
+    "dataset_cls",
+    "data_config",
+    "hf_model_type",
+)
+
+
+def _seed(*parts: object) -> int:
+    """A seed of 31 bits, the same in every process (`hash` of a str is not)."""
+    return zlib.crc32("/".join(str(part) for part in parts).encode()) & 0x7FFFFFFF

@@ -1,0 +1,165 @@
+"""What agent loops of one process share: one object, of which a process needs one and a test may make its own.
+
+veRL builds one loop object a sample. Compiling a spec, deriving a template's program, reading OmegaConf and veRL's own
+constructor take milliseconds to seconds, so what they give is kept for the life of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from rlenv.dialects.base import SameTurn
+from rlenv.environment import Environment, load
+from rlenv.errors import UnsupportedTemplate
+from rlenv.messages import Message
+from rlenv.tokens import TokenEncoder
+from rlenv.tokens.encoder import History
+from rlenv.tokens.played import verdict_of
+from rlenv_verl.loop.group import Groups
+from rlenv_verl.loop.images import image_template, processor_images
+from rlenv_verl.loop.reward_model import ask_for_router
+from rlenv_verl.loop.settings import LoopSettings, read_settings
+from rlenv_verl.loop.stalls import Watch
+
+__all__ = ["PROCESS", "ProcessState"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What veRL handed the last loop object, and the attributes that its constructor made of it."""
+
+    loop: asyncio.AbstractEventLoop
+    parts: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class ProcessState:
+    """What is made once for all agent loops that share this object; nothing is ever dropped.
+
+    Attributes:
+        groups: the prompts whose samples are still joining.
+    """
+
+    groups: Groups = field(default_factory=Groups)
+    _environments: dict[bytes, Environment] = field(default_factory=dict)
+    # What a key names by its id is kept beside the value: the id stays taken as long as the entry lives.
+    _encoders: dict[tuple[Any, ...], tuple[Any, TokenEncoder]] = field(default_factory=dict)
+    _settings: dict[tuple[int, int], tuple[Any, LoopSettings]] = field(default_factory=dict)
+    _will_run: set[tuple[int, int, Any]] = field(default_factory=set)
+    _watches: dict[tuple[int, str], Watch] = field(default_factory=dict)
+    _router: str = ""
+    _parts: _Parts | None = None
+
+    def environment(self, spec: str, spec_set: Mapping[str, Any]) -> Environment:
+        """The compiled environment of a spec with some keys replaced; the same object for equal arguments."""
+        key = orjson.dumps([spec, spec_set])
+        if key not in self._environments:
+            self._environments[key] = load(spec, set=spec_set or None)
+        return self._environments[key]
+
+    def encoder(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any],
+        same_turn: SameTurn | None,
+        processor: Any,
+        processor_kwargs: Mapping[str, Any],
+        *,
+        history: History = "grow",
+        thinking: Sequence[tuple[str, str]] = (),
+        end_ids: Sequence[int] = (),
+        vocab_size: int | None = None,
+    ) -> TokenEncoder:
+        """The encoder of a tokenizer, or of a processor and its tokenizer; the same object for equal arguments.
+
+        Args:
+            history: what to do where the chat template rewrites earlier turns; see `TokenEncoder`.
+            thinking: the marks around thinking in the environment's dialect.
+            end_ids: further ids that end a turn, as the model's `generation_config` names them.
+            vocab_size: how many ids the model may sample.
+        """
+        key = (
+            id(tokenizer),
+            id(processor),
+            orjson.dumps([template_kwargs, processor_kwargs]),
+            same_turn,
+            history,
+            tuple(thinking),
+            tuple(end_ids),
+            vocab_size,
+        )
+        if key not in self._encoders:
+            encoder = TokenEncoder(
+                tokenizer,
+                chat_template=image_template(processor),
+                template_kwargs=template_kwargs,
+                end_ids=end_ids,
+                vocab_size=vocab_size,
+                same_turn=same_turn,
+                images=processor_images(processor, processor_kwargs),
+                history=history,
+                thinking=thinking,
+            )
+            self._encoders[key] = ((tokenizer, processor), encoder)
+        return self._encoders[key][1]
+
+    def settings(self, config: Any, data_config: Any) -> LoopSettings:
+        """The settings in a trainer's configuration and that of its data, which must not change afterwards."""
+        key = (id(config), id(data_config))
+        if key not in self._settings:
+            self._settings[key] = ((config, data_config), read_settings(config, data_config))
+        return self._settings[key][1]
+
+    def require_template(self, environment: Environment, encoder: TokenEncoder, messages: Sequence[Message]) -> None:
+        """Passes where the chat template can go on behind whatever an environment answers to a first prompt.
+
+        The verdict that a run is given before it starts (`rlenv.tokens.played`), once for each form of prompt.
+        Environment and encoder are this object's.
+
+        Raises:
+            UnsupportedTemplate: it cannot with the encoder's history; all samples alike are concerned.
+        """
+        form = tuple((message.role, not message.content.strip(), len(message.images)) for message in messages)
+        key = (id(environment), id(encoder), form)
+        if key in self._will_run:
+            return
+        verdict = verdict_of(environment, encoder, [messages])
+        if not verdict.will_run:
+            raise UnsupportedTemplate(verdict.message)
+        self._will_run.add(key)
+
+    def watch(self, folder: str) -> Watch:
+        """The watch of this process for a folder; its thread starts with the first call."""
+        key = (os.getpid(), folder)
+        if key not in self._watches:
+            self._watches[key] = made = Watch(Path(folder))
+            made.keep_looking()
+        return self._watches[key]
+
+    def router(self) -> str:
+        """The address of veRL's reward model, asked for once; see `reward_model.ask_for_router`."""
+        self._router = self._router or ask_for_router()
+        return self._router
+
+    def attributes(self, parts: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What `make` gave for the last parts, where these are the same objects in the same event loop."""
+        loop, known = asyncio._get_running_loop(), self._parts
+        is_known = known is not None and known.loop is loop and parts.keys() == known.parts.keys()
+        if known is not None and is_known and all(parts[name] is known.parts[name] for name in parts):
+            return known.attributes
+        made = make()
+        if loop is not None:
+            self._parts = _Parts(loop, parts, made)
+        return made
+
+
+PROCESS: Final = ProcessState()
+"""What the loops that veRL builds share."""

@@ -1,0 +1,237 @@
+"""veRL's replay buffers with rlenv's figures, named by `trainer.v1.sampler.custom_sampler`.
+
+`RlenvReplayBuffer` is for `trainer_mode: sync`, `RlenvReplayBufferAsync` for the asynchronous modes. What `sample`
+returns beside the batch is merged into the step's metrics and reaches every logger.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import transfer_queue as tq  # type: ignore[import-untyped]
+from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
+from verl.utils.tensordict_utils import get_tensordict
+
+from rlenv.errors import InvalidReward, UsageError
+from rlenv_verl.estimators.episode_rows import RowLabel
+from rlenv_verl.loop.figures import EpisodeFigures, step_figures, trained_tasks
+from rlenv_verl.loop.lost import watched_of
+from rlenv_verl.loop.updates import Updates
+
+if TYPE_CHECKING:
+    from transfer_queue import KVBatchMeta
+
+__all__ = ["RlenvReplayBuffer", "RlenvReplayBufferAsync", "is_without_signal"]
+
+_OPTIONS: Mapping[str, Any] = {
+    "poll_interval_s": 0.5,
+    "trained_file": None,
+    "filter_groups_metric": None,
+    "train_batch_size": None,
+    "max_inflight_gen_batches": 1,
+    "sync_refill_failed_groups": False,
+    "most_filtered_batches": 50,
+}
+
+
+def is_without_signal(values: Sequence[float | None]) -> bool:
+    """True where a group has nothing to compare: fewer than two valid values, or all of them equal.
+
+    A group of one sample is not judged (False): there never was anything to compare.
+
+    Args:
+        values: the metric of each sample of the group; None where the sample is masked.
+    """
+    return len(values) > 1 and len({value for value in values if value is not None}) < 2
+
+
+class _Sampling(ReplayBuffer):
+    """What both buffers add to veRL's: figures, the list of trained tasks, and group filtering without masked rows.
+
+    An episode of several rows (`run.history: rows`) is counted once in all of it. Its rows are labelled for rlenv's
+    estimators (`rlenv_verl.estimators.episode_rows`), and mini-batches are sized so that a batch makes no more updates
+    than one of episodes (`rlenv_verl.loop.updates`).
+
+    Expected: `ReplayBuffer` reads its poll interval and DAPO's arguments from the configuration. Actual (0.9.1): no
+    caller sets the interval (2 s, a third of a tiny policy's step), and a custom sampler is handed no filter arguments.
+    So they stand in `trainer.v1.sampler.sampler_kwargs`; remove when veRL passes them.
+
+    Options in `sampler_kwargs`:
+        poll_interval_s: how often finished rollouts are looked for, in seconds.
+        trained_file: a file to which each step appends the tasks that it trains on, one JSON object a group.
+        filter_groups_metric: DAPO's filter, `reward` or a key of `reward_extra_info`; None filters nothing.
+            `algorithm.filter_groups.enable` has to be set as well: veRL then fetches prompts one by one.
+        train_batch_size, max_inflight_gen_batches: as veRL's own buffer takes them, for the filter in sync mode.
+        sync_refill_failed_groups: as `trainer.v1.sampler.sync_refill_failed_groups`.
+        most_filtered_batches: at this many batches of filtered groups for one step the run ends with an error; a
+            service that is down fails every episode, and filtering would ask for new prompts for ever.
+    """
+
+    def __init__(self, *, sampler_kwargs: Any = None, refill_fn: Callable[[int], None] | None = None, **own: Any):
+        options = _options(sampler_kwargs)
+        metric = options["filter_groups_metric"]
+        refills = metric is not None or options["sync_refill_failed_groups"]
+        taken: dict[str, Any] = {
+            "poll_interval": float(options["poll_interval_s"]),
+            "filter_groups_metric": metric,
+            "sync_refill_failed_groups": bool(options["sync_refill_failed_groups"]),
+        }
+        if not isinstance(self, ReplayBufferAsync):
+            if metric is not None and options["train_batch_size"] is None:
+                raise UsageError(
+                    "sampler_kwargs.filter_groups_metric needs train_batch_size beside it; "
+                    "give trainer.v1.sampler.sampler_kwargs.train_batch_size the value of data.train_batch_size"
+                )
+            taken |= {
+                "train_batch_size": options["train_batch_size"],
+                "gen_batch_size": 1 if refills else options["train_batch_size"],
+                "max_inflight_gen_batches": int(options["max_inflight_gen_batches"]),
+            }
+        super().__init__(sampler_kwargs=sampler_kwargs, refill_fn=refill_fn, **taken, **own)
+        self._trained_file = None if options["trained_file"] is None else Path(options["trained_file"])
+        self._most_filtered = int(options["most_filtered_batches"])
+        self._filtered = 0
+        self._updates = Updates.of(refill_fn)
+        self._watched = watched_of(refill_fn)
+        # Asynchronous trainers look before they sample for the first time.
+        self._asked_for = int(options["train_batch_size"] or 64)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """As veRL's, with the figures of the batch's episodes among the metrics of a training step.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured in one of the batch's episodes.
+            LostWorker: a process that plays the episodes died, so that the batch would be waited for in vain.
+        """
+        self._filtered, self._asked_for = 0, max(1, batch_size)
+        try:
+            batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        except RuntimeError:
+            # Every episode of a server that died fails at once, and veRL then has a batch of nothing to complain about.
+            self._watched.look()
+            self._watched.check()
+            raise
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+        found = _extra_fields(keys, partition_id)
+        groups: dict[str, list[EpisodeFigures]] = {}
+        for key, fields in zip(keys, found, strict=True):
+            if "rlenv" in fields and _is_first(key):
+                groups.setdefault(_uid(key), []).append(EpisodeFigures.of_fields(fields["rlenv"]))
+        if stops := {episode.stops for group in groups.values() for episode in group if episode.stops}:
+            raise InvalidReward(f"the run ends: {'; '.join(sorted(stops))}")
+        if partition_id == "val":
+            return batch, metrics
+        if not all(map(_is_first, keys)):
+            _label(keys, found, partition_id)
+        self._updates.fit(rows=len(keys), prompts=batch_size)
+        figures = step_figures([episode for group in groups.values() for episode in group])
+        if self._trained_file is not None and groups:
+            entries = trained_tasks(global_steps, groups.values())
+            with self._trained_file.open("ab") as file:
+                file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
+        return batch, {**metrics, **figures}
+
+    def _sync_metadata_from_transfer_queue(self) -> None:
+        """As veRL's, which it calls each time that it looks for finished episodes."""
+        self._watched.check()
+        super()._sync_metadata_from_transfer_queue()  # type: ignore[no-untyped-call]
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """Finished groups in which nothing can be learned from the metric, masked samples left out.
+
+        veRL's own reads the placeholder reward of masked samples like any other, so that one failed episode makes a
+        group of equal rewards look different.
+        """
+        if partition_id == "val" or self.filter_groups_metric is None:
+            return set(), Counter()
+        known = self._dapo_classification_cache[partition_id]
+        finished = self.finished_keys[partition_id]
+        for uid in known.keys() - finished:
+            del known[uid]
+        fresh = finished - known.keys()
+        keys = [key for key in self.partitions[partition_id] if _uid(key) in fresh and _is_first(key)]
+        values: dict[str, list[float | None]] = {uid: [] for uid in fresh}
+        for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
+            values[_uid(key)].append(self._metric_of(key, fields))
+        for uid, found in values.items():
+            if not is_without_signal(found):
+                known[uid] = None
+                continue
+            known[uid] = next((value for value in found if value is not None), math.nan)
+            self._filtered += 1
+        if self._filtered > self._most_filtered * self._asked_for:
+            raise RuntimeError(
+                f"{self._filtered} groups were filtered for one step of {self._asked_for}: in none do the valid "
+                f"samples differ in '{self.filter_groups_metric}'. Look at rlenv's figures of the last step and at "
+                "trajectories/failures.jsonl, or raise trainer.v1.sampler.sampler_kwargs.most_filtered_batches"
+            )
+        filtered = {uid: value for uid, value in known.items() if value is not None}
+        return set(filtered), Counter(filtered.values())
+
+    def _metric_of(self, key: str, fields: Mapping[str, Any]) -> float | None:
+        episode = fields.get("rlenv")
+        if episode is not None and episode["masked"]:
+            return None
+        if self.filter_groups_metric == FILTER_GROUPS_REWARD_METRIC and episode is not None:
+            return float(episode["reward"])
+        info = fields.get("reward_extra_info", {})
+        if self.filter_groups_metric not in info:
+            raise UsageError(
+                f"sampler_kwargs.filter_groups_metric: sample {key} has no '{self.filter_groups_metric}'; "
+                f"there are {FILTER_GROUPS_REWARD_METRIC}, {', '.join(info)}"
+            )
+        value = info[self.filter_groups_metric]
+        return None if value is None else float(value)
+
+
+class RlenvReplayBuffer(_Sampling):
+    """The buffer of synchronous training."""
+
+
+class RlenvReplayBufferAsync(_Sampling, ReplayBufferAsync):
+    """The buffer of asynchronous training, with veRL's own staleness rules."""
+
+
+def _uid(key: str) -> str:
+    """The prompt's id in a sample's key, which veRL writes as `{uid}_{session}_{index}`."""
+    return key.split("_")[0]
+
+
+def _is_first(key: str) -> bool:
+    """Whether a sample is the first row of its episode; every row has the episode's figures, and one is counted."""
+    return key.endswith("_0")
+
+
+def _label(keys: Sequence[str], found: Sequence[Mapping[str, Any]], partition_id: str) -> None:
+    """Writes for each row which episode it is of, where estimators are handed the prompt's uid."""
+    labels = []
+    for key, fields in zip(keys, found, strict=True):
+        uid, session, index = key.rsplit("_", 2)
+        labels.append(RowLabel(uid, session, int(index), float(fields.get("rlenv_carried", 0.0))).text)
+    tq.kv_batch_put(keys=list(keys), partition_id=partition_id, fields=get_tensordict({"uid": labels}))
+
+
+def _extra_fields(keys: Sequence[str], partition_id: str) -> list[Mapping[str, Any]]:
+    if not keys:
+        return []
+    found = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["extra_fields"])
+    return [getattr(fields, "data", fields) or {} for fields in found["extra_fields"]]
+
+
+def _options(given: Any) -> dict[str, Any]:
+    taken = dict(given or {})
+    for name in taken:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(str(name), _OPTIONS, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise UsageError(
+                f"trainer.v1.sampler.sampler_kwargs.{name} is not an option of rlenv's sampler{hint} "
+                f"Known: {', '.join(_OPTIONS)}"
+            )
+    return {**_OPTIONS, **taken}

@@ -1,0 +1,161 @@
+"""One sample on its way: which row it is, what the loop learns of it, and what veRL is handed at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import PrivateAttr
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from rlenv.tokens import TokenRows
+from rlenv_verl.loop.fate import FailurePolicy
+from rlenv_verl.loop.figures import EpisodeFigures
+from rlenv_verl.loop.outcome import Outcome, Row
+from rlenv_verl.loop.stalls import Activity
+
+__all__ = ["Play", "SampleTask", "Timed", "TurnRewards", "figures_of", "outputs_of"]
+
+
+class Timed:
+    """Adds the seconds of a block to veRL's metrics; veRL's own timer costs as much as a call of a tool."""
+
+    __slots__ = ("_began", "_metrics", "_name")
+
+    def __init__(self, name: str, metrics: dict[str, float]) -> None:
+        self._name, self._metrics = name, metrics
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_error: object) -> None:
+        self._metrics[self._name] = self._metrics.get(self._name, 0.0) + time.perf_counter() - self._began
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTask:
+    """Which row is played, and when."""
+
+    split: str
+    index: int
+    step: int
+    is_validation: bool
+    is_greedy: bool
+
+
+@dataclass(slots=True)
+class Play:
+    """What the loop learns on the way, kept outside of the episode so that a fault does not lose it."""
+
+    activity: Activity
+    policy: FailurePolicy
+    metrics: dict[str, float] = field(default_factory=dict)
+    tokens: TokenRows | None = None
+    actions: list[str] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        rows = self.tokens.rows if self.tokens is not None else ()
+        return sum(end - start for row in rows for start, end in row.turn_spans)
+
+
+class TurnRewards(AgentLoopOutput):
+    """An output whose rewards stand on their own turns.
+
+    veRL's `as_dict` puts `reward_score` on the response's last token. The field it fills, `rm_scores`, has one entry
+    a token: with the same sum, rewards of turns stand where they were earned, for estimators and critics that look.
+    """
+
+    _token_rewards: tuple[float, ...] = PrivateAttr(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """As veRL's own, with the rewards of turns in `rm_scores`."""
+        fields: dict[str, Any] = super().as_dict()
+        if self._token_rewards:
+            fields["rm_scores"] = torch.tensor(self._token_rewards, dtype=torch.float32)
+        return fields
+
+
+def figures_of(
+    spec: str, task: SampleTask, outcome: Outcome, play: Play, *, terms: Sequence[str], began: float, stops: str
+) -> EpisodeFigures:
+    """What the replay buffer counts of one sample; `began` is its start in seconds since the epoch."""
+    info = outcome.info
+    return EpisodeFigures(
+        spec,
+        task.split,
+        task.index,
+        outcome.ended,
+        masked=outcome.masked,
+        zeroed=outcome.zeroed,
+        reward=None if outcome.masked else outcome.reward,
+        success=info["success"],
+        is_invalid=bool(info["invalid"]),
+        turns=int(info["turns"] or 0),
+        calls=int(info["calls"] or 0),
+        calls_malformed=int(info["calls_malformed"] or 0),
+        rows=int(info["rows"] or 1),
+        differences=int(info["differences"] or 0),
+        tokens=play.sampled,
+        tool_s=play.metrics.get("tool_calls", 0.0),
+        generate_s=play.metrics.get("generate_sequences", 0.0),
+        began=began,
+        finished=time.time(),
+        stops=stops,
+        terms={name: info[f"term_{name}"] for name in terms},
+    )
+
+
+def outputs_of(
+    outcome: Outcome,
+    play: Play,
+    figures: EpisodeFigures,
+    *,
+    first_version: int,
+    with_logprobs: bool,
+    is_validation: bool = False,
+) -> list[AgentLoopOutput]:
+    """What veRL is handed: one output a row, in their order.
+
+    Each has the episode's own figures, since veRL looks at the last row of a validation and at any of a batch.
+
+    Args:
+        first_version: the version of the weights that is named where nothing was generated.
+        with_logprobs: hand over the rollout's log-probabilities.
+        is_validation: the rows are not trained on; veRL reads the episode's whole reward off the last one.
+    """
+    versions = [version for version in play.versions if version is not None]
+
+    def made(row: Row) -> AgentLoopOutput:
+        output = TurnRewards(
+            prompt_ids=list(row.prompt_ids),
+            response_ids=list(row.response_ids),
+            response_mask=list(row.mask),
+            response_logprobs=list(row.logprobs) if with_logprobs else None,
+            reward_score=outcome.reward,
+            num_turns=int(outcome.info["turns"] or 0),
+            metrics=AgentLoopMetrics.model_validate(play.metrics),
+            extra_fields={
+                "reward_extra_info": dict(outcome.info),
+                "rlenv": figures.as_fields(),
+                "rlenv_carried": row.carried,
+                "turn_scores": list(outcome.turn_rewards),
+                "tool_rewards": [],
+                # veRL computes staleness from these and needs numbers, also where nothing was generated.
+                "global_steps": max(versions, default=first_version),
+                "min_global_steps": min(versions, default=first_version),
+                "max_global_steps": max(versions, default=first_version),
+            },
+        )
+        if row.images:
+            output.multi_modal_data = {"images": list(row.images)}
+        if not is_validation:
+            output._token_rewards = row.token_rewards
+        return output
+
+    return [made(row) for row in outcome.rows]

@@ -1,0 +1,1 @@
+"""`rlenv train`: from specs to a folder that holds a whole run."""

@@ -1,0 +1,372 @@
+"""Everything a run needs, written into its folder before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlenv.environment import Environment
+from rlenv.errors import UsageError
+from rlenv.source import nearest
+from rlenv.tokens.encoder import HISTORIES, History
+from rlenv_verl.loop.fate import failure_policy
+from rlenv_verl.loop.group import stragglers
+from rlenv_verl.loop.reward_model import check_reward_model
+from rlenv_verl.run.datasets import Mode, agent_name, mixed_rows, validation_rows, write_rows
+from rlenv_verl.run.process_environment import joining
+from rlenv_verl.run.runfile import Run, SpecEntry
+from rlenv_verl.run.ship import Shipped, ship
+from rlenv_verl.settings.checks import RUN_KEYS, RUN_OPTIONAL
+from rlenv_verl.settings.lora import lora_overrides
+from rlenv_verl.settings.masking import check_masking, check_rows
+from rlenv_verl.settings.preset import Preset, compose, control_estimator, load_preset, override
+from rlenv_verl.settings.specs import TrainedSpec, load_specs, spec_and_overrides
+from rlenv_verl.settings.threads import thread_variables
+
+__all__ = [
+    "Plan",
+    "RunSettings",
+    "asked_for",
+    "history_of",
+    "plan_of",
+    "prepare",
+    "preset_of",
+    "with_run_keys",
+]
+
+_LOOP_CLASS = "rlenv_verl.loop.agent_loop.RlenvAgentLoop"
+_OWN_WORDS = ("failures", "stragglers", "history")
+"""Keys whose reader says more of a wrong value than what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the command line asks for. `user_overrides` are Hydra overrides and win over everything.
+
+    `model` is a folder or a name on the hub, and `given` what it was made of, as `--model` named it; "" where they are
+    the same. `save_every` and `steps` are None where the preset decides.
+    """
+
+    specs: tuple[TrainedSpec, ...]
+    folder: Path
+    model: str
+    preset: Preset
+    seed: int
+    shuffle_rewards: bool = False
+    steps: int | None = None
+    save_every: int | None = None
+    validation_only: bool = False
+    ray_address: str | None = None
+    user_overrides: tuple[str, ...] = ()
+    given: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that is ready to start: `overrides` are all that veRL is given, `config` is what they resolve to."""
+
+    run: Run
+    overrides: tuple[str, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run; None where veRL derives them from the data."""
+        steps: int | None = self.config["trainer"]["total_training_steps"]
+        return steps
+
+    @property
+    def episodes_a_step(self) -> int:
+        """Training episodes of one step."""
+        return int(self.config["data"]["train_batch_size"]) * int(self.config["actor_rollout_ref"]["rollout"]["n"])
+
+
+def asked_for(
+    arguments: argparse.Namespace, *, preset: str, without: str
+) -> tuple[tuple[TrainedSpec, ...], Preset, list[str]]:
+    """What a command line of `rlenv train` names: the specs, the preset, and veRL's overrides.
+
+    Args:
+        preset: the one of a command line that names none.
+        without: what to say where it names no spec.
+
+    Raises:
+        UsageError: there is no spec, or whatever `preset_of` raises.
+        SpecError: a spec's own faults.
+    """
+    sources, items = spec_and_overrides(arguments.items)
+    if not sources:
+        raise UsageError(without)
+    specs = load_specs(sources, set=arguments.set, weights=arguments.weight)
+    chosen, overrides = preset_of(
+        arguments.preset or preset,
+        items,
+        algorithm=arguments.algorithm,
+        mode=arguments.mode,
+        lora=arguments.lora,
+        validation_tasks=arguments.validation_tasks,
+    )
+    return specs, chosen, overrides
+
+
+def preset_of(
+    name: str,
+    items: Sequence[str],
+    *,
+    algorithm: str | None,
+    mode: str | None,
+    lora: int | None,
+    validation_tasks: int | None = None,
+) -> tuple[Preset, list[str]]:
+    """The preset that a command line names, with what it says of the preset's own part, and veRL's overrides.
+
+    Raises:
+        UsageError: there is no such preset, algorithm or mode, or `with_run_keys` refuses an item.
+    """
+    preset, overrides = with_run_keys(load_preset(name, algorithm=algorithm, mode=mode), items)
+    if validation_tasks is not None:
+        preset = dataclasses.replace(preset, run={**preset.run, "validation_tasks": validation_tasks})
+    return preset, [*lora_overrides(preset, lora), *overrides]
+
+
+def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[str]]:
+    """The preset with `run.KEY=VALUE` of the command line in its own part, and the other items.
+
+    Raises:
+        UsageError: a key that the part does not have, or a value that is none of the key's.
+    """
+    run: dict[str, Any] = dict.fromkeys(RUN_OPTIONAL) | dict(preset.run)
+    given, others = set(), []
+    for item in items:
+        if not item.startswith("run."):
+            others.append(item)
+            continue
+        path, _, text = item.partition("=")
+        first, *rest = path.split(".")[1:]
+        if first not in run:
+            close = nearest(first, run)
+            hint = f"did you mean 'run.{close}'?" if close else f"there are {', '.join(sorted(run))}"
+            raise UsageError(f"no key '{path}' in the preset's own part; {hint}")
+        run[first] = _put(run[first], rest, yaml.safe_load(text))
+        given.add(first)
+        expected, fits = RUN_KEYS.get(first, ("", None))
+        if fits is not None and first not in _OWN_WORDS and not fits(run[first]):
+            raise UsageError(f"run.{first}: expected {expected}, found {run[first]!r:.60}")
+    preset = dataclasses.replace(preset, run=run)
+    if "threads" not in given or run["threads"] is None:
+        return preset, others
+    threads = thread_variables(run["threads"], verl=preset.verl)
+    return dataclasses.replace(preset, environment={**preset.environment, **threads}, pinned=tuple(threads)), others
+
+
+def history_of(given: Any) -> History:
+    """What a run's `history:` says; `grow` where it says nothing.
+
+    Raises:
+        UsageError: it is no history.
+    """
+    for history in HISTORIES:
+        if given == history:
+            return history
+    if given is None:
+        return "grow"
+    close = nearest(str(given), HISTORIES)
+    hint = f"did you mean '{close}'?" if close else f"there are {', '.join(HISTORIES)}"
+    raise UsageError(f"run.history: no history '{given}'; {hint}")
+
+
+def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
+    """`tree` with `value` at `path`; mappings are made where they are missing."""
+    if not path:
+        return value
+    inner = dict(tree) if isinstance(tree, Mapping) else {}
+    inner[path[0]] = _put(inner.get(path[0]), path[1:], value)
+    return inner
+
+
+def prepare(
+    settings: RunSettings, *, max_prompt_tokens: int | str, warm_start: Mapping[str, Any] | None = None
+) -> Plan:
+    """Write the data sets, the agent loops' YAML, the resolved configuration and run.json, and return the plan.
+
+    Args:
+        max_prompt_tokens: the longest prompt, or `before.UNMEASURED` where no tokenizer tells it yet.
+
+    Raises:
+        UsageError: a split is missing, or veRL's configuration does not take an override.
+    """
+    run = settings.preset.run
+    folder = settings.folder.resolve()
+    modes: tuple[Mode, ...] = tuple(run["validation_modes"])
+    _write_inputs(settings, folder, modes)
+    kept = Run(
+        folder=folder,
+        specs=tuple(
+            SpecEntry(spec.name, spec.environment.id, spec.source, dict(spec.set), spec.weight)
+            for spec in settings.specs
+        ),
+        preset=settings.preset.name,
+        algorithm=settings.preset.algorithm,
+        mode=settings.preset.mode,
+        seed=settings.seed,
+        shuffled_rewards=settings.shuffle_rewards,
+        model=settings.model,
+        given=settings.given,
+        train_split=run["train_split"],
+        validation_split=run["validation_split"],
+        validation_tasks=run["validation_tasks"],
+        modes=modes,
+        time_limit_s=run["time_limit_s"],
+        ray_address=settings.ray_address,
+        validation_only=settings.validation_only,
+        cwd=os.getcwd(),
+        overrides=tuple(_overrides(settings, folder, max_prompt_tokens)),
+        environment=dict(settings.preset.environment),
+        pinned=settings.preset.pinned,
+        warm_start=warm_start,
+        history=history_of(run.get("history")),
+    )
+    plan = plan_of(kept)
+    _check_judge(settings, plan.config)
+    kept.save()
+    return plan
+
+
+def _write_inputs(settings: RunSettings, folder: Path, modes: Sequence[Mode]) -> None:
+    """The data sets, the agent loops' YAML and the preset as it was laid out."""
+    run = settings.preset.run
+    environments = [spec.environment for spec in settings.specs]
+    train = mixed_rows(
+        [(spec.environment, spec.weight) for spec in settings.specs], run["train_split"], seed=settings.seed
+    )
+    write_rows(folder / "data" / "train.parquet", train)
+    write_rows(folder / "data" / "validation.parquet", _held_out(environments, run, modes))
+    found = [Shipped(spec.source, spec.set) for spec in settings.specs]
+    if settings.ray_address is not None:
+        found = ship(settings.specs, folder / "ship")
+    loops = [_loop(spec, at, settings, folder) for spec, at in zip(settings.specs, found, strict=True)]
+    (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
+    text = yaml.safe_dump(dict(settings.preset.file), sort_keys=False)
+    (folder / "preset.yaml").write_text(text, encoding="utf-8")
+
+
+def _overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> list[str]:
+    """All that veRL is given; what stands later wins."""
+    overrides = settings.preset.overrides()
+    overrides += [override(key, value) for key, value in _own_keys(settings, folder, max_prompt_tokens).items()]
+    if "sampler_kwargs.trained_file" not in " ".join(settings.user_overrides) and _has_own_sampler(settings.preset):
+        trained = str(folder / "trained.jsonl")
+        overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
+    if settings.ray_address is not None:
+        overrides = joining(overrides, settings.ray_address)
+    else:
+        # A cluster of the run's own: whatever else runs on this machine is neither joined nor disturbed.
+        overrides.append(override("ray_kwargs.ray_init.address", "local", add=True))
+    return [*overrides, *settings.user_overrides]
+
+
+def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
+    """Raises unless an endpoint that veRL's reward model shall serve exists, and can be served."""
+    endpoint = settings.preset.run.get("reward_model")
+    if endpoint is None:
+        return
+    known = dict.fromkeys(name for spec in settings.specs for name in spec.environment.spec.endpoints)
+    if endpoint not in known:
+        close = nearest(str(endpoint), known)
+        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known) or 'none'}"
+        raise UsageError(f"run.reward_model: no endpoint '{endpoint}' in the specs; {hint}")
+    check_reward_model(config)
+
+
+def plan_of(run: Run, *more: str) -> Plan:
+    """The plan of a run, with `more` overrides that hold for this attempt alone; writes the resolved configuration.
+
+    Raises:
+        UsageError: veRL's configuration does not take an override.
+    """
+    overrides = (*run.overrides, *more)
+    config = compose(overrides)
+    if "file" not in config["trainer"]["logger"]:
+        raise UsageError("trainer.logger has to keep 'file', which progress and summary are read from")
+    check_masking(config)
+    if run.history == "rows":
+        check_rows(config)
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
+    return Plan(run, overrides, config)
+
+
+def _held_out(environments: Sequence[Environment], run: Mapping[str, Any], modes: Sequence[Mode]) -> list[Any]:
+    rows = []
+    for environment in environments:
+        rows += validation_rows(environment, run["validation_split"], tasks=run["validation_tasks"], modes=modes)
+    return rows
+
+
+def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -> dict[str, Any]:
+    """The entry of one spec in the agent loops' YAML."""
+    run = settings.preset.run
+    watches = run.get("watch")
+    judge = run.get("reward_model")
+    # Mistakes are told here and not by a worker, minutes later.
+    failure_policy(run.get("failures"))
+    stragglers(run.get("stragglers"))
+    return {
+        "name": agent_name(spec.name),
+        "_target_": _LOOP_CLASS,
+        "spec": at.source,
+        "spec_set": dict(at.set),
+        "seed": settings.seed,
+        "turn_tokens": run["turn_tokens"],
+        "template_kwargs": dict(run["template_kwargs"]),
+        "record_dir": str(folder / "trajectories"),
+        "failures": dict(run.get("failures") or {}),
+        "stragglers": run.get("stragglers"),
+        "watch_dir": str(folder / "watch") if watches is None or watches else None,
+        "reward_model": judge if judge in spec.environment.spec.endpoints else None,
+        "history": history_of(run.get("history")),
+    }
+
+
+def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str) -> dict[str, Any]:
+    """The keys that depend on the run and not on the preset."""
+    model = Path(settings.model)
+    keys: dict[str, Any] = {
+        "data.train_files": str(folder / "data" / "train.parquet"),
+        "data.val_files": str(folder / "data" / "validation.parquet"),
+        "data.max_prompt_length": max_prompt_tokens,
+        "data.seed": settings.seed,
+        "actor_rollout_ref.model.path": str(model.resolve()) if model.exists() else settings.model,
+        "actor_rollout_ref.rollout.seed": settings.seed,
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / "agent_loop.yaml"),
+        "actor_rollout_ref.rollout.agent.default_agent_loop": agent_name(settings.specs[0].name),
+        "actor_rollout_ref.actor.data_loader_seed": settings.seed,
+        "actor_rollout_ref.actor.fsdp_config.seed": settings.seed,
+        "trainer.default_local_dir": str(folder / "checkpoints"),
+        "trainer.project_name": "rlenv",
+        "trainer.experiment_name": folder.name,
+        "hydra.run.dir": str(folder / "hydra"),
+    }
+    if isinstance(max_prompt_tokens, str):  # veRL reads this one with a default of its own where the other is missing
+        keys["actor_rollout_ref.rollout.prompt_length"] = max_prompt_tokens
+    if settings.steps is not None:
+        keys["trainer.total_training_steps"] = settings.steps
+    if settings.save_every is not None:
+        keys["trainer.save_freq"] = settings.save_every
+    if settings.validation_only:
+        keys |= {"trainer.val_only": True, "trainer.val_before_train": True}
+    if settings.shuffle_rewards:
+        keys["algorithm.adv_estimator"] = control_estimator(settings.preset)
+    return keys
+
+
+def _has_own_sampler(preset: Preset) -> bool:
+    sampler = preset.verl.get("trainer", {}).get("v1", {}).get("sampler", {}).get("custom_sampler", {})
+    return str(sampler.get("path", "")).endswith("rlenv_verl.loop.replay_buffer")

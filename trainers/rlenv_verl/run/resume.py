@@ -1,0 +1,140 @@
+"""Take up a run where its last complete checkpoint stands: to train on, or to validate it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+
+import orjson
+import yaml
+
+from rlenv.errors import UsageError
+from rlenv_verl.run.attempts import begin_attempt
+from rlenv_verl.run.datasets import validation_rows, write_rows
+from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint
+from rlenv_verl.settings.preset import compose, override
+from rlenv_verl.settings.specs import TrainedSpec, load_specs
+
+__all__ = ["resumed", "validation_of"]
+
+
+def resumed(
+    run: Run, *, steps: int | None = None, save_every: int | None = None, dry_run: bool = False
+) -> tuple[Run, list[str]]:
+    """The run with one more attempt, and the overrides that hold for that attempt alone.
+
+    Figures and records of what will be trained anew are removed. Without any checkpoint the run begins again.
+
+    Args:
+        run: the run, which no other process trains.
+        steps: another number of steps for the whole run.
+        save_every: another interval of checkpoints.
+        dry_run: change nothing in the folder.
+
+    Raises:
+        UsageError: the run has nothing left to do.
+    """
+    if run.validation_only:
+        raise UsageError(f"{run.folder} only validated a policy: there is nothing to go on with; start it again")
+    settings = {"trainer.total_training_steps": steps, "trainer.save_freq": save_every}
+    changed = [override(key, value) for key, value in settings.items() if value is not None]
+    run = dataclasses.replace(run, overrides=(*run.overrides, *changed))
+    checkpoint = last_checkpoint(run.checkpoints)
+    step = _step_of(checkpoint)
+    config = compose(run.overrides)
+    total = config["trainer"]["total_training_steps"]
+    if total is not None and step >= total:
+        raise UsageError(f"{run.folder} has trained all of its {total} steps; go further with --steps N")
+    # veRL validates before it trains on. That repeats a validation which is known, unless the run ended before it was
+    # logged.
+    frequency = config["trainer"]["test_freq"]
+    wanted = config["trainer"]["val_before_train"] if step == 0 else frequency > 0 and step % frequency == 0
+    validates = bool(wanted and not _is_validated(run, step))
+    more = [override("trainer.val_before_train", validates)]
+    if checkpoint is None:
+        more.append(override("trainer.resume_mode", "disable"))
+    else:
+        more += _from(checkpoint)
+        # Sampling starts anew with each rollout server: with the same seed it would draw what the first steps drew.
+        more.append(override("actor_rollout_ref.rollout.seed", run.seed + step))
+    if dry_run:
+        return run, more
+    forget_after(run, step, validates=validates)
+    return begin_attempt(run, step), more
+
+
+def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) -> tuple[Run, list[str]]:
+    """A run of its own that validates the last checkpoint of `run`, and its overrides.
+
+    Args:
+        run: the run that was trained; nothing in its folder is changed.
+        output: the folder of the validation; by default `eval-STEP-TIME` in the run's.
+        tasks: held-out tasks a spec; as many as the run's own otherwise.
+
+    Raises:
+        UsageError: there is no complete checkpoint.
+    """
+    checkpoint = last_checkpoint(run.checkpoints)
+    if checkpoint is None:
+        raise UsageError(
+            f"{run.folder} has no complete checkpoint; validate the policy it started from with "
+            f"rlenv train SPEC --eval --model {run.model}"
+        )
+    step = _step_of(checkpoint)
+    folder = (output or run.folder / f"eval-{step}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
+    for loop in loops:
+        loop["record_dir"] = str(folder / "trajectories")
+        loop["watch_dir"] = str(folder / "watch") if loop.get("watch_dir") else None
+    (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
+    if run.ray_address is not None:
+        shutil.copytree(run.folder / "ship", folder / "ship", dirs_exist_ok=True)
+    keys = {"actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / "agent_loop.yaml")}
+    if tasks is not None:
+        rows = []
+        for spec in _loaded(run):
+            rows += validation_rows(spec.environment, run.validation_split, tasks=tasks, modes=run.modes)
+        write_rows(folder / "data" / "validation.parquet", rows)
+        keys["data.val_files"] = str(folder / "data" / "validation.parquet")
+    more = [override(key, value) for key, value in keys.items()]
+    more += [override("trainer.val_only", True), override("trainer.val_before_train", True), *_from(checkpoint)]
+    validation = dataclasses.replace(
+        run,
+        folder=folder,
+        validation_only=True,
+        validation_tasks=tasks if tasks is not None else run.validation_tasks,
+        warm_start=None,
+        attempts=(),
+    )
+    return begin_attempt(validation, step), more
+
+
+def _from(checkpoint: Path) -> list[str]:
+    # By its path and not by veRL's `auto`, which trusts a file that may itself have been cut.
+    return [
+        override("trainer.resume_mode", "resume_path"),
+        override("trainer.resume_from_path", str(checkpoint)),
+    ]
+
+
+def _step_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.removeprefix("global_step_")) if checkpoint is not None else 0
+
+
+def _is_validated(run: Run, step: int) -> bool:
+    """Whether the validation of `step` stands in the log of an attempt that counts."""
+    for attempt in run.attempts:
+        path = attempt.metrics(run.folder)
+        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+            entry = orjson.loads(line)
+            if entry["step"] == step and any(key.startswith("val-core/") for key in entry["data"]):
+                return True
+    return False
+
+
+def _loaded(run: Run) -> list[TrainedSpec]:
+    sets = [f"{spec.name}:{key}={yaml.safe_dump(value)}" for spec in run.specs for key, value in spec.set.items()]
+    return list(load_specs([spec.source for spec in run.specs], set=sets))

@@ -1,0 +1,213 @@
+"""`run.json`: what a run is made of, so that it can go on after any end; and what its attempts left.
+
+An attempt is one start of veRL. The first begins at step 0, each later one at the checkpoint it goes on from. What an
+earlier attempt did after that checkpoint is trained anew, so its figures and records are forgotten first: nothing is
+counted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from rlenv.errors import UsageError
+from rlenv_verl.run.attempts import Attempt, write_run
+from rlenv_verl.run.datasets import Mode
+
+if TYPE_CHECKING:
+    from rlenv.tokens.encoder import History
+
+__all__ = ["Run", "SpecEntry", "forget_after", "last_checkpoint", "locked"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpecEntry:
+    """A spec of the run; see `rlenv_verl.settings.specs.TrainedSpec`. `id` is rlenv/NAME-vVERSION."""
+
+    name: str
+    id: str
+    source: str
+    set: Mapping[str, Any]
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that starts a run again. Paths are absolute.
+
+    `overrides` are all of veRL's, as one list in Hydra's syntax; `environment` is the environment variables that the
+    preset, the shell and the command line decided on, and `pinned` names those of the command line;
+    `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation. `history` is
+    what becomes of turns that the chat template would write otherwise later (`run.history`). `given` is what `model`
+    was made of, such as `package:NAME`; "" where nothing was made.
+    """
+
+    folder: Path
+    specs: tuple[SpecEntry, ...]
+    preset: str
+    algorithm: str
+    mode: str
+    seed: int
+    shuffled_rewards: bool
+    model: str
+    train_split: str
+    validation_split: str
+    validation_tasks: int
+    modes: tuple[Mode, ...]
+    time_limit_s: float | None
+    ray_address: str | None
+    validation_only: bool
+    cwd: str
+    overrides: tuple[str, ...]
+    environment: Mapping[str, str]
+    warm_start: Mapping[str, Any] | None = None
+    attempts: tuple[Attempt, ...] = ()
+    history: History = "grow"
+    pinned: tuple[str, ...] = ()
+    given: str = ""
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The validation's data source by label: the mode, behind the spec's name where there are several specs."""
+        single = len(self.specs) == 1
+        return {
+            mode if single else f"{spec.name}/{mode}": f"{spec.name}/{self.validation_split}/{mode}"
+            for spec in self.specs
+            for mode in self.modes
+        }
+
+    @property
+    def metrics(self) -> Path:
+        """veRL's figures, one line a step, over all attempts."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def records(self) -> Path:
+        """The folder of trajectories and failures."""
+        return self.folder / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        """veRL's checkpoints, one folder a step."""
+        return self.folder / "checkpoints"
+
+    @property
+    def trained(self) -> Path:
+        """The tasks that each step trained on, one line a group."""
+        return self.folder / "trained.jsonl"
+
+    @property
+    def watch(self) -> Path:
+        """Where the run's processes say what they wait for."""
+        return self.folder / "watch"
+
+    def save(self) -> None:
+        """Write run.json, whole or not at all."""
+        write_run(self, {"version": _VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def load(cls, folder: Path) -> Run:
+        """The run that a folder holds.
+
+        Raises:
+            UsageError: it holds none, or one that another version wrote.
+        """
+        folder = folder.resolve()
+        path = folder / "run.json"
+        if not path.is_file():
+            inside = sorted(str(item.parent.name) for item in folder.glob("*/run.json")) if folder.is_dir() else []
+            hint = f"did you mean {folder / inside[-1]}?" if inside else "give the folder that `rlenv train` printed"
+            raise UsageError(f"{folder} holds no run (there is no run.json in it); {hint}")
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("version", None) != _VERSION:
+            raise UsageError(f"{path} was written by another version of rlenv; start a new run")
+        fields["specs"] = tuple(SpecEntry(**entry) for entry in fields["specs"])
+        fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
+        for name in ("modes", "overrides", "pinned"):
+            fields[name] = tuple(fields.get(name, ()))
+        return cls(folder=folder, **fields)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that is complete, None where there is none.
+
+    veRL names a checkpoint in `latest_checkpointed_iteration.txt` once all of it is written; a folder of a later step
+    was cut while it was written. Where that file itself was cut, the newest folder is taken for incomplete.
+    """
+    found = {int(path.name.removeprefix("global_step_")): path for path in folder.glob("global_step_*")}
+    if not found:
+        return None
+    try:
+        newest = int((folder / "latest_checkpointed_iteration.txt").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        newest = max(found) - 1
+    # veRL removes old actors (`max_actor_ckpt_to_keep`) and leaves the rest of their folders.
+    complete = [step for step, path in found.items() if step <= newest and (path / "actor").is_dir()]
+    return found[max(complete)] if complete else None
+
+
+def forget_after(run: Run, step: int, *, validates: bool) -> None:
+    """Remove the records of what is done anew: of all later steps, and of `step`'s validation where it `validates`.
+
+    Also removes checkpoints of later steps, which were cut while they were written.
+    """
+    for path in run.records.glob("step-*.jsonl"):
+        number = int(path.name.split("-")[1])
+        if number > step or (validates and number == step):
+            path.unlink()
+    for path in run.records.glob("failures*.jsonl"):
+        kept = []
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            entry = orjson.loads(line)
+            is_training = entry["split"] == run.train_split
+            if entry["step"] < step or (entry["step"] == step and (is_training or not validates)):
+                kept.append(line + b"\n")
+        path.write_bytes(b"".join(kept))
+    if run.trained.exists():
+        lines = run.trained.read_bytes().split(b"\n")[:-1]
+        run.trained.write_bytes(b"".join(line + b"\n" for line in lines if orjson.loads(line)["step"] <= step))
+    for path in run.checkpoints.glob("global_step_*"):
+        if int(path.name.removeprefix("global_step_")) > step:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
+    """Hold the run's folder for this process; gives the lock's file descriptor, for whoever holds it on.
+
+    A run whose driver was killed is ended by its guard, which keeps the lock until that is done; so this waits.
+
+    Raises:
+        UsageError: another process trains in this folder.
+    """
+    descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UsageError(f"another process trains in {folder}; wait for it, or end it first") from None
+                time.sleep(0.2)
+            except OSError:  # a file system without locks: nothing can be said of other processes
+                break
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,170 @@
+"""What a run leaves for later: its summary, its trained policy, and its records joined into one file a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlenv_verl.export.checkpoints import find_checkpoints, versions
+from rlenv_verl.run.launch import Ending
+from rlenv_verl.run.metrics import StepFigures
+from rlenv_verl.run.progress import phase_shares
+from rlenv_verl.run.report import plot_png, series
+from rlenv_verl.run.runfile import Run
+
+__all__ = ["failures_by_step", "gather_records", "summarise", "training_figures"]
+
+# A larger policy is exported on request (`rlenv export-policy`): it is read into memory and takes its size once more.
+_KEPT_BYTES = 4 << 30
+
+
+def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds: float) -> dict[str, Any]:
+    """Gather what the run left, write summary.json, and return it.
+
+    Args:
+        run: the run, with all its attempts.
+        ending: of the last attempt.
+        steps: the figures of all attempts, one entry a step.
+        seconds: wall time of this attempt, everything included.
+    """
+    gather_records(run.records)
+    trained = _keep_policy(run, run.folder / "trained")
+    failures = run.records / "failures.jsonl"
+    last_terms = {label: dict(terms) for entry in steps for label, terms in entry.terms.items()}
+    summary: dict[str, Any] = {
+        "environment": ", ".join(spec.id for spec in run.specs),
+        "preset": run.preset,
+        "algorithm": run.algorithm,
+        "mode": run.mode,
+        "history": run.history,
+        "seed": run.seed,
+        "shuffled_rewards": run.shuffled_rewards,
+        "ending": dataclasses.asdict(ending),
+        "seconds": round(seconds, 1),
+        "steps": max((entry.step for entry in steps), default=0),
+        "attempts": [dataclasses.asdict(attempt) for attempt in run.attempts],
+        "held_out_tasks": run.validation_tasks,
+        "held_out_success": [{"step": entry.step, **entry.success} for entry in steps if entry.success],
+        "held_out_terms": last_terms,
+        "training_reward": [[entry.step, entry.reward] for entry in steps if entry.reward is not None],
+        "training": training_figures(steps),
+        "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
+        "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
+        "failed_episodes": failures.read_bytes().count(b"\n") if failures.exists() else 0,
+        "failure_reasons": _reasons(failures),
+        "trained": str(trained) if trained is not None else None,
+        "model": run.model,
+        "warm_start": run.warm_start,
+        "versions": versions("rlenv", "verl", "torch", "ray", "transformers"),
+    }
+    text = json.dumps(summary, indent=2)
+    (run.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    curves = series(steps)
+    if curves:
+        plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")
+    return summary
+
+
+_MOVING = ("reward", "success")
+_STEADY = {
+    "turns": "turns an episode",
+    "calls": "calls an episode",
+    "calls_malformed": "malformed calls an episode",
+    "rows": "training rows an episode",
+    "differences": "observations behind another history than the template's, an episode",
+    "tool_s/mean": "environment, s an episode",
+    "tool_s/max": "environment, s at most",
+    "generate_s/mean": "rollout, s an episode",
+    "tokens_per_s": "tokens/s",
+    "calls_per_s": "calls/s",
+}
+_COUNTED = {
+    "invalid": "invalid",
+    "ended/template": "cut, the chat template shows no such turn",
+    "masked/": "masked, ",
+    "zeroed/": "counted as 0, ",
+}
+
+
+def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
+    """What training saw of each spec: [first, last] of reward, success and terms, means, and counts over all steps.
+
+    Figures of steps that have none are left out; empty where veRL's sampler is not rlenv's.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for spec in dict.fromkeys(name for entry in steps for name in entry.specs):
+        seen = [entry.specs[spec] for entry in steps if spec in entry.specs]
+        names = list(dict.fromkeys(name for figures in seen for name in figures))
+        figures: dict[str, Any] = {}
+        for name in [*_MOVING, *(name for name in names if name.startswith("term/"))]:
+            values = [entry[name] for entry in seen if name in entry]
+            if values:
+                figures[name.removeprefix("term/")] = [round(values[0], 4), round(values[-1], 4)]
+        episodes = sum(entry.get("episodes", 0.0) for entry in seen)
+        figures["episodes"] = int(episodes)
+        for start, words in _COUNTED.items():
+            for name in names:
+                if name == start or (start.endswith("/") and name.startswith(start)):
+                    count = sum(entry.get(name, 0.0) for entry in seen)
+                    figures[words + name.removeprefix(start)] = int(count)
+        for name, words in _STEADY.items():
+            values = [entry[name] for entry in seen if name in entry]
+            if values:
+                combined = max(values) if name.endswith("/max") else sum(values) / len(values)
+                figures[words] = round(combined, 4)
+        out[spec] = figures
+    return out
+
+
+def gather_records(folder: Path) -> None:
+    """Join the files of the run's processes (`NAME.PID.jsonl`), one a step and mode.
+
+    What a process that was killed left of its last line stays a line of its own.
+    """
+    for part in sorted(folder.glob("*.*.jsonl")):
+        content = part.read_bytes()
+        with (folder / f"{part.name.split('.')[0]}.jsonl").open("ab") as file:
+            file.write(content if content.endswith(b"\n") or not content else content + b"\n")
+        part.unlink()
+
+
+def _keep_policy(run: Run, target: Path) -> Path | None:
+    """Export the last checkpoint's policy to `target`; None where there is none, or where a copy costs too much."""
+    newest = next((entry for entry in reversed(find_checkpoints(run.folder)) if not entry.fault), None)
+    if newest is None or sum(path.stat().st_size for path in newest.shards) > _KEPT_BYTES:
+        return None
+    from rlenv_verl.export.export import (
+        export_policy,  # torch and transformers: only where there is something to export
+    )
+
+    shutil.rmtree(target, ignore_errors=True)
+    return export_policy(run.folder, target, step=newest.step).folder
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 3) if values else None
+
+
+def _reasons(failures: Path, *, most: int = 5) -> dict[str, int]:
+    """The commonest reasons of failed episodes and how often each was seen; empty without failures."""
+    if not failures.exists():
+        return {}
+    entries = [json.loads(line) for line in failures.read_bytes().splitlines()]
+    counts = Counter(f"{entry['reason']}: {entry['message']}" for entry in entries)
+    return dict(counts.most_common(most))
+
+
+def failures_by_step(folder: Path, *, split: str) -> dict[int, int]:
+    """How many episodes of a split failed at each step, from the records that the run's processes have written."""
+    counts: dict[int, int] = {}
+    for part in folder.glob("failures*.jsonl"):
+        for line in part.read_bytes().split(b"\n")[:-1]:
+            entry = json.loads(line)
+            if entry["split"] == split:
+                counts[entry["step"]] = counts.get(entry["step"], 0) + 1
+    return counts

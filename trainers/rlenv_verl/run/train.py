@@ -1,0 +1,369 @@
+"""`rlenv train`: from specs to a trained policy, with unmodified veRL."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlenv.cli.console import Console
+from rlenv.errors import RlenvError, UsageError
+from rlenv.models import lacks, local_model
+from rlenv.models.weights import weights_in
+from rlenv.preflight import lines_of
+from rlenv_verl.cpu.vllm_ready import vllm_findings
+from rlenv_verl.loop.lost import told_at_the_end
+from rlenv_verl.run.attempts import begin_attempt, merge_metrics
+from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
+from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
+from rlenv_verl.run.preflight import UNMEASURED, check_before, config_of, is_to_be_made
+from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
+from rlenv_verl.run.process_environment import cluster_overrides, command_text, run_environment
+from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, show_summary, step_lines, time_is_up_at
+from rlenv_verl.run.prompts import measure_prompts
+from rlenv_verl.run.report import plot_text, series
+from rlenv_verl.run.resume import resumed, validation_of
+from rlenv_verl.run.runfile import Run, locked
+from rlenv_verl.run.summary import failures_by_step, summarise
+from rlenv_verl.settings.policy import stops_of
+from rlenv_verl.settings.preset import Preset, override
+from rlenv_verl.settings.specs import TrainedSpec, spec_and_overrides
+from rlenv_verl.settings.threads import Variables, with_the_shell
+
+__all__ = ["main"]
+
+
+class _NotReady(Exception):
+    """A run that would fail or learn nothing, known before its folder is filled; the argument is what to show."""
+
+
+def main(argv: list[str]) -> int:
+    """Train as `argv` says; returns the exit status (0 done, 1 failed, 2 wrong use, 130 interrupted)."""
+    arguments = parser().parse_intermixed_args(argv)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        if arguments.rehearse:
+            from rlenv_verl.rehearse.command import rehearse
+
+            return rehearse(arguments, console, run_plan=_run)
+        return _train(arguments, console)
+    except RlenvError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
+        return 2
+    except _NotReady as error:
+        for line in [*error.args[0], "nothing was started"]:
+            console.print(line, markup=False)
+        return EXIT_STATUS["failed"]
+    except TimeIsUp:
+        console.print("the time limit was reached before veRL was started", markup=False)
+        return EXIT_STATUS["time_limit"]
+    except KeyboardInterrupt:
+        return 130
+
+
+def _train(arguments: argparse.Namespace, console: Console) -> int:
+    started = time.monotonic()
+    with ExitStack() as stack:
+        if arguments.resume is not None:
+            plan, lock = _taken_up(arguments, stack, console)
+        else:
+            plan, lock = _new(arguments, stack, console, started)
+        run = plan.run
+        if arguments.dry_run:
+            text = command_text(run, run.metrics, _command(plan, run.metrics))
+            (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
+            console.print(text, markup=False)
+            is_ready = _looks_ready(plan, console, starts=False)
+            console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
+            return 0 if is_ready else 1
+        if not _looks_ready(plan, console, starts=True):
+            console.print("nothing was started", markup=False)
+            return EXIT_STATUS["failed"]
+        limit = arguments.time_limit or run.time_limit_s or float("inf")
+        left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
+        ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
+        summary = summarise(run, ending, steps, seconds=time.monotonic() - started)
+    _show(summary, steps, run.folder, console)
+    if ending.how != "finished":
+        _explain(ending, run, console)
+    return EXIT_STATUS[ending.how]
+
+
+def _looks_ready(plan: Plan, console: Console, *, starts: bool) -> bool:
+    """Shows what the run would meet; False where it must not start."""
+    report = check_before(plan.run, plan.config, needs_weights=starts)
+    for line in lines_of(report):
+        console.print(line, markup=False)
+    return report.is_ready
+
+
+def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
+    """A new run in a folder of its own, and the folder's lock."""
+    specs, preset, overrides = asked_for(
+        arguments,
+        preset="cpu",
+        without="name the spec to train on: rlenv train SPEC, such as a .yaml file or `arithmetic`",
+    )
+    variables = with_the_shell(preset.environment, os.environ, pinned=preset.pinned)
+    preset = dataclasses.replace(preset, environment=variables.values)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = "-".join(spec.name for spec in specs)
+    folder = (arguments.output or Path("runs") / f"{name}-{stamp}").resolve()
+    if (folder / "metrics.jsonl").exists():
+        raise UsageError(
+            f"{folder} holds a run already; choose another folder with -o, or go on with --resume {folder}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = stack.enter_context(locked(folder, wait_s=0.0))
+
+    console.print(f"run folder  {folder}", markup=False)
+    _say(variables, console)
+    seed = arguments.seed or 0
+    limit = arguments.time_limit or preset.run.get("time_limit_s")
+    with time_is_up_at(started + limit if limit else None):
+        if not arguments.dry_run and is_to_be_made(str(folder / "model")) and arguments.model in (None, "tiny"):
+            _require_engine(preset, folder, overrides)
+        model, warm_start = _model(arguments, specs, folder, seed, console)
+    settings = RunSettings(
+        specs=specs,
+        folder=folder,
+        model=model,
+        preset=preset,
+        seed=seed,
+        shuffle_rewards=arguments.shuffle_rewards,
+        steps=arguments.steps,
+        save_every=arguments.save_every,
+        validation_only=arguments.eval,
+        ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
+        user_overrides=tuple(overrides),
+        given=_made_of(arguments.model, model),
+    )
+    if warm_start is None and not is_to_be_made(model):
+        stops = stops_of(model, specs, preset.run["template_kwargs"])
+        if stops:
+            raise _NotReady([f"{finding.level}: {finding.message}" for finding in stops])
+    plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
+    if arguments.dry_run:
+        return plan, lock
+    return dataclasses.replace(plan, run=begin_attempt(plan.run, 0)), lock
+
+
+def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
+    """The run in a folder, going on from its last checkpoint; or a new folder for its validation."""
+    sources, overrides = spec_and_overrides(arguments.items)
+    given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)] + sources
+    given += [item for item in overrides if item.startswith("run.")]
+    if given:
+        raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
+    run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
+    if arguments.eval:
+        _made_again(run)
+        run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks)
+        lock = stack.enter_context(locked(run.folder))
+    else:
+        if arguments.validation_tasks is not None:
+            raise UsageError("--validation-tasks of a run stay as they are; with --eval they can be others")
+        lock = stack.enter_context(locked(run.folder))
+        # Read again, now that nobody else changes it.
+        run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
+        _made_again(run)
+        run, more = resumed(run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run)
+    variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
+    run = dataclasses.replace(run, environment=variables.values)
+    plan = plan_of(run, *more)
+    step = run.attempts[-1].from_step if run.attempts else 0
+    what = "validates" if arguments.eval else "goes on from"
+    console.print(f"run folder  {run.folder}\n{what} step {step} of {plan.total_steps or 'the data'}", markup=False)
+    _say(variables, console)
+    if not arguments.dry_run:
+        run.save()
+    return plan, lock
+
+
+def _say(variables: Variables, console: Console) -> None:
+    for line in variables.said:
+        console.print(f"environment {line}", markup=False)
+
+
+def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> Run:
+    """The run with more overrides, and on the cluster that is at another address by now."""
+    known = run.overrides
+    if ray_address is not None:
+        if run.ray_address is None:
+            raise UsageError("this run has a Ray cluster of its own; --ray-address is for one that joined a cluster")
+        key = "+ray_kwargs.ray_init.address="
+        known = tuple(item for item in known if not item.startswith(key))
+        known += (override("ray_kwargs.ray_init.address", ray_address, add=True),)
+        run = dataclasses.replace(run, ray_address=ray_address)
+    return dataclasses.replace(run, overrides=(*known, *overrides))
+
+
+def _require_engine(preset: Preset, folder: Path, overrides: Sequence[str]) -> None:
+    """Says that the rollout engine is missing before minutes are spent on a policy for it."""
+    config, _ = config_of(preset, str(folder / "model"), overrides)
+    errors = [finding.message for finding in vllm_findings(config) if finding.level == "error"]
+    if errors:
+        raise UsageError("; ".join(errors))
+
+
+def _model(
+    arguments: argparse.Namespace, specs: tuple[TrainedSpec, ...], folder: Path, seed: int, console: Console
+) -> tuple[str, dict[str, Any] | None]:
+    """The policy to start from, and what was made where it is the tiny one."""
+    if arguments.model not in (None, "tiny"):
+        return _given(arguments, folder), None
+    if arguments.chat_template is not None:
+        raise UsageError("--chat-template is for a model of your own; name it with --model")
+    target = folder / "model"
+    if arguments.dry_run:
+        return str(target), None
+    from rlenv_verl.tiny.make import make_tiny_policy
+
+    if not console.is_terminal:
+        console.print("warm start: making a tiny policy", markup=False)
+    with console.status("warm start: making a tiny policy") as status:
+        shown = WarmStart(console, status.update)
+        report = make_tiny_policy([spec.environment for spec in specs], target, seed=seed, progress=shown.step)
+    console.print(
+        f"warm start  {report.parameters:,} parameters, {report.vocabulary} tokens, {report.warmup.steps} steps, "
+        f"loss {report.warmup.clean_loss:.3f} (clean) {report.warmup.mixed_loss:.3f} (mixed), {report.seconds:.0f} s",
+        markup=False,
+    )
+    return str(target), dataclasses.asdict(report)
+
+
+def _given(arguments: argparse.Namespace, folder: Path) -> str:
+    """The model that was named, as veRL loads it; with a chat template of its own in the run's folder."""
+    path = Path(arguments.model)
+    place = local_model(arguments.model)
+    if path.is_dir() and Path(place) == path.absolute() and not (path / "config.json").is_file():
+        raise UsageError("; ".join(one.said for one in lacks(place) if one.stops))
+    if arguments.chat_template is None:
+        return place
+    return local_model(place, chat_template=arguments.chat_template, keep=folder / "model")
+
+
+def _made_of(given: str | None, model: str) -> str:
+    """What a model was made of, so that it can be made again; "" where it was taken as it is."""
+    if given in (None, "tiny", model):
+        return ""
+    path = Path(given).expanduser()
+    return str(path.absolute()) if path.exists() else given
+
+
+def _made_again(run: Run) -> None:
+    """Make the weights of a run's model again where the cache that they were kept in has been emptied.
+
+    They come to lie where they did: the folder is named after their content, and a template of the run's own only
+    links to it.
+    """
+    if run.given and weights_in(Path(run.model)).fault:
+        local_model(run.given)
+
+
+def _prompt_limit(settings: RunSettings) -> int | str:
+    run = settings.preset.run
+    limit = run["max_prompt_length"]
+    if limit != "measured":
+        return int(limit)
+    if is_to_be_made(settings.model):
+        return UNMEASURED  # a dry run has no tokenizer to measure with
+    splits = list(dict.fromkeys((run["train_split"], run["validation_split"])))
+    kwargs = run["template_kwargs"]
+    return max(
+        measure_prompts(spec.environment, settings.model, splits=splits, template_kwargs=kwargs)
+        for spec in settings.specs
+    )
+
+
+def _command(plan: Plan, metrics: Path) -> list[str]:
+    more = cluster_overrides(plan.run, metrics)
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *plan.overrides, *more]
+
+
+def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tuple[Ending, list[StepFigures]]:
+    """Run veRL and report each step as its figures come."""
+    run = plan.run
+    metrics = run.attempts[-1].metrics(run.folder)
+    command = _command(plan, metrics)
+    if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
+        command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
+    merge_metrics(run.folder, run.attempts)
+    steps = [_corrected(entry, plan) for entry in MetricsFile(run.metrics, run.sources).new()]
+    figures = MetricsFile(metrics, run.sources, copy=run.metrics)
+
+    shutil.rmtree(run.watch, ignore_errors=True)  # what an earlier attempt waited for
+    waits = Waits(run.watch, console)
+
+    with console.status("veRL is starting") as status:
+
+        def poll(seconds: float) -> None:
+            for read in figures.new():
+                entry = _corrected(read, plan)
+                steps.append(entry)
+                for line in step_lines(entry, total=plan.total_steps, seconds=seconds):
+                    console.print(line, markup=False)
+            done = f"step {steps[-1].step}" if steps else "veRL is starting"
+            line = waits.line(seconds)
+            status.update(f"{done}, {seconds:.0f} s" + (f"; {line}" if line else ""))
+
+        ending = run_to_end(
+            command,
+            log=run.folder / "verl.log",
+            environment=run_environment(run, metrics),
+            time_limit_s=time_limit_s,
+            on_poll=poll,
+            cwd=run.cwd if Path(run.cwd).is_dir() else None,
+            lock=lock,
+        )
+        poll(ending.seconds)
+    return ending, merged(steps)
+
+
+def _corrected(entry: StepFigures, plan: Plan) -> StepFigures:
+    """The figures with failed episodes left out of the training reward."""
+    valid = [figures for figures in entry.specs.values() if "reward" in figures]
+    if valid:  # rlenv's own figures leave them out already
+        weights = [figures["episodes"] - sum(_masked(figures).values()) for figures in valid]
+        total = sum(figures["reward"] * weight for figures, weight in zip(valid, weights, strict=True))
+        return dataclasses.replace(entry, reward=total / sum(weights)) if sum(weights) else entry
+    failed = failures_by_step(plan.run.records, split=plan.run.train_split)
+    return without_failures(entry, failed=failed.get(entry.step, 0), episodes=plan.episodes_a_step)
+
+
+def _masked(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if name.startswith("masked/")}
+
+
+def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, console: Console) -> None:
+    console.print()
+    console.print(plot_text(series(steps)), markup=False)
+    console.print()
+    show_summary(summary, console)
+    console.print(
+        f"{summary['seconds']:.0f} s in all; summary.json, curve.png and trajectories/ in {folder}", markup=False
+    )
+    if summary["trained"]:
+        console.print(f"trained policy: {summary['trained']}", markup=False)
+
+
+def _explain(ending: Ending, run: Run, console: Console) -> None:
+    """Say why a run did not finish, and how to go on with it."""
+    log = run.folder / "verl.log"
+    for line in ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)):
+        console.print(line, markup=False)
+    if not run.validation_only:
+        console.print(f"go on with: rlenv train --resume {run.folder}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
