@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.errors import Fault
-from rlenv.source import SourceDocument, nearest
+from rlenv.source import SourceDocument
 from rlenv.spec import Spec
 
 __all__ = ["found", "from_pydantic", "keys_of", "listed", "unknown_key"]
@@ -75,8 +76,7 @@ def keys_of(model: type[Spec]) -> tuple[str, ...]:
 def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Fault:
     """A fault at a key that its mapping does not take."""
     names = tuple(known)
-    close = nearest(str(path[-1]), names)
-    hint = f"did you mean '{close}'?" if close else f"known keys: {listed(names, most=20)}"
+    hint = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
     return document.fault(path, "unknown key", hint, at="key")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlenv._nearest import did_you_mean
 from rlenv._neighbours import file_module
 from rlenv.errors import UsageError
-from rlenv.source import nearest
 
 __all__ = ["check_positional", "failure", "import_function", "named_parameters"]
 
@@ -38,8 +38,7 @@ def import_function(target: str, *, base: Path) -> Callable[..., Any]:
         raise UsageError(f"'{name}' of '{where}' cannot be read: {failure(error)}") from error
     if function is None:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        close = nearest(name, known)
-        hint = f"did you mean '{close}'?" if close else f"it has: {', '.join(known) or 'no functions'}"
+        hint = did_you_mean(name, known, otherwise=f"it has: {', '.join(known) or 'no functions'}")
         raise UsageError(f"'{where}' has no function '{name}'; {hint}")
     if not callable(function):
         raise UsageError(f"'{name}' of '{where}' is a {type(function).__name__}; expected a function")
@@ -130,8 +129,7 @@ def _from_file(base: Path, where: str) -> ModuleType:
         raise UsageError(f"there is no file '{where[:80]}': {failure(error)[:200]}") from error
     if not is_file:
         others = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = nearest(path.name, others)
-        hint = f"did you mean '{close}'?" if close else "the path is relative to the file that names it"
+        hint = did_you_mean(path.name, others, otherwise="the path is relative to the file that names it")
         raise UsageError(f"there is no file '{path.name}' in {path.parent}; {hint}")
     try:
         return file_module(path)

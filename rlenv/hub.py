@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import MissingExtra, SpecError, UsageError
 from rlenv.paths import is_file, leads_out, read_file
-from rlenv.source import nearest
 from rlenv.yamltree import Node, parse_text
 
 __all__ = ["DatasetFault", "dataset_files", "dataset_folder"]
@@ -112,8 +112,7 @@ def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]
     configs = _configs(folder)
     splits = _declared(configs, config, listed) if configs else _by_name(listed, config)
     if split not in splits:
-        close = nearest(split, splits)
-        hint = f"did you mean '{close}'?" if close else f"write 'split: {next(iter(splits), 'NAME')}'"
+        hint = did_you_mean(split, splits, otherwise=f"write 'split: {next(iter(splits), 'NAME')}'")
         raise DatasetFault("split", f"there is no split '{split}'; there are {', '.join(splits) or 'none'}", hint)
     allowed = _folders(folder)
     for name in splits[split]:
@@ -316,7 +315,6 @@ def _choose(names: list[str], config: str | None, *, default: list[str]) -> str:
         raise DatasetFault("dataset", f"the dataset has several configurations: {', '.join(names)}", hint)
     if config in names:
         return config
-    close = nearest(config, names)
-    hint = f"did you mean '{close}'?" if close else "leave it out"
+    hint = did_you_mean(config, names, otherwise="leave it out")
     shown = f"there are {', '.join(names)}" if names else "the dataset has none"
     raise DatasetFault("config", f"there is no configuration '{config}'; {shown}", hint)

@@ -28,6 +28,7 @@ LAYERS: dict[str, int] = {
     "rlenv._neighbours": 0,
     "rlenv.paths": 0,
     "rlenv._visible": 0,
+    "rlenv._nearest": 0,
     "rlenv.images": 0,
     "rlenv.secrets": 0,
     "rlenv._chat": 0,

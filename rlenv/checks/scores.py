@@ -7,10 +7,10 @@ import math
 import re
 from collections.abc import Iterator
 
+from rlenv._nearest import did_you_mean
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault
 from rlenv.expressions import ExpressionError, compile_expression
-from rlenv.source import nearest
 from rlenv.spec import RewardSpec
 
 __all__ = ["check_rewards"]
@@ -128,8 +128,7 @@ def _expression(subject: Subject, path: str, source: str, names: list[str]) -> I
         return
     for name in expression.names:
         if name not in names:
-            close = nearest(name, names)
-            hint = f"did you mean '{close}'?" if close else f"terms: {', '.join(names) or 'none'}"
+            hint = did_you_mean(name, names, "terms")
             yield subject.document.fault(path, f"there is no reward term '{name}'", hint, find=name)
 
 
@@ -138,8 +137,7 @@ def _tool_of(subject: Subject, path: str, tool: object) -> Iterator[Fault]:
         return
     if not subject.tools_are_known and len(subject.loaded.spec.tools) == 0:
         return
-    close = nearest(tool, subject.tool_names)
-    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
+    hint = did_you_mean(tool, subject.tool_names, "tools")
     yield subject.document.fault(f"{path}.tool", f"there is no tool '{tool}'", hint)
 
 

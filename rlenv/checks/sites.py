@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault
-from rlenv.source import nearest
 from rlenv.spec import Spec
 from rlenv.templates import Template, TemplateError, compile_template
 
@@ -158,8 +158,7 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fau
             continue
         published = getattr(subject.resources.get(path[1]), "template_attributes", None)
         if path[0] == "resources" and published is not None and len(path) > 2 and path[2] not in published:
-            close = nearest(path[2], published)
-            hint = f"did you mean '{close}'?" if close else f"it has: {listed_names(sorted(published))}"
+            hint = did_you_mean(path[2], published, otherwise=f"it has: {listed_names(sorted(published))}")
             message = f"the resource '{path[1]}' shows no '{path[2]}'"
             yield subject.document.fault(site.path, message, hint, find=".".join(path[:3]))
 

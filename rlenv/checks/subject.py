@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv import registry
+from rlenv._nearest import nearest
 from rlenv.calls.attach import governed
 from rlenv.compile import nester
 from rlenv.endpoints import Endpoint, compile_endpoint
@@ -20,7 +21,7 @@ from rlenv.paths import is_file, is_folder, names_in
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.secrets import redact
-from rlenv.source import SourceDocument, nearest
+from rlenv.source import SourceDocument
 from rlenv.spec import Spec
 from rlenv.tasks import load_tasks
 from rlenv.tools.base import CompileContext, Tool

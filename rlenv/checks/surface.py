@@ -9,12 +9,12 @@ from typing import Any
 
 from rlenv import dialects
 from rlenv._arguments import ArgumentCheck
+from rlenv._nearest import did_you_mean
 from rlenv.checks.subject import Subject, split_message
 from rlenv.errors import Fault, UsageError
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.source import nearest
 
 __all__ = ["check_surface"]
 
@@ -96,8 +96,9 @@ def _report_by(subject: Subject) -> Iterator[Fault]:
         lacking = len(split.rows) - split.columns.get(source.report_by, 0)
         if lacking:
             others = [column for column in split.columns if column != source.report_by]
-            close = nearest(source.report_by, others)
-            hint = f"did you mean '{close}'?" if close else f"fill it in, or name one of: {', '.join(others) or 'none'}"
+            hint = did_you_mean(
+                source.report_by, others, otherwise=f"fill it in, or name one of: {', '.join(others) or 'none'}"
+            )
             message = f"{lacking} of {len(split.rows)} rows of split '{name}' lack the column '{source.report_by}'"
             yield subject.document.fault(f"tasks.{name}.report_by", message, hint)
 
@@ -119,8 +120,7 @@ def _answer_tool(subject: Subject) -> Iterator[Fault]:
         return
     tool = subject.tools.get(spec.tool)
     if tool is None:
-        close = nearest(spec.tool, subject.tool_names)
-        hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
+        hint = did_you_mean(spec.tool, subject.tool_names, "tools")
         yield document.fault("answer.tool", f"there is no tool '{spec.tool}'", hint)
         return
     properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
@@ -129,8 +129,7 @@ def _answer_tool(subject: Subject) -> Iterator[Fault]:
         hint = f"add 'argument: {next(iter(properties), 'NAME')}'"
         yield document.fault("answer.tool", found, hint)
     elif spec.argument is not None and spec.argument not in properties:
-        close = nearest(spec.argument, properties)
-        hint = f"did you mean '{close}'?" if close else f"it takes: {', '.join(properties) or 'none'}"
+        hint = did_you_mean(spec.argument, properties, "it takes")
         yield document.fault("answer.argument", f"'{spec.tool}' takes no '{spec.argument}'", hint)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlenv import record
+from rlenv._nearest import nearest
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.source import nearest
 from rlenv.trajectory import Trajectory
 
 __all__ = ["environment_of", "read_recorded"]

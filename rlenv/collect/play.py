@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from rlenv import record
+from rlenv._nearest import nearest
 from rlenv.drive import drive
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
@@ -15,7 +16,6 @@ from rlenv.groups import score_groups
 from rlenv.observe import Cut
 from rlenv.policies.base import Policy
 from rlenv.rollout import Job, together
-from rlenv.source import nearest
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Recorder", "files_of", "play_jobs", "recorded"]

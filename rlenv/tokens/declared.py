@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.dialect_spec import ChatTemplateSpec, DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding, listed, shown
@@ -15,7 +16,6 @@ from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ToolCall
 from rlenv.paths import names_in, read_file
-from rlenv.source import nearest
 from rlenv.tokens.chat_template import names_read
 from rlenv.tokens.templated import TemplatedDialect
 
@@ -86,8 +86,7 @@ class Declared:
                 yield Finding(place, f"'{name}' has a key of its own", f"write {name} beside 'kwargs'", "key")
             elif name not in reads:
                 own = sorted(reads - {*_TOKENS})
-                close = nearest(name, own)
-                hint = f"did you mean '{close}'?" if close else f"it reads: {', '.join(own) or 'no other name'}"
+                hint = did_you_mean(name, own, otherwise=f"it reads: {', '.join(own) or 'no other name'}")
                 yield Finding(place, f"{self.name} reads no '{name}'", hint, "key")
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.errors import UsageError
 from rlenv.secrets import set_aside
-from rlenv.source import nearest
 from rlenv.templates import TemplateError, compile_template, compile_value, texts_in
 
 __all__ = ["Filling", "compile_filling", "is_dynamic", "read_parameters"]
@@ -64,6 +64,5 @@ def _check(text: str, *, where: str, parameters: Mapping[str, Any]) -> None:
         raise UsageError(f"{where}: '{name}' is not known here; {hint}")
     for path in sorted(template.paths):
         if path[0] == "args" and len(path) > 1 and path[1] not in named:
-            close = nearest(path[1], named)
-            hint = f"did you mean 'args.{close}'?" if close else "name it under 'parameters'"
+            hint = did_you_mean(path[1], named, otherwise="name it under 'parameters'", prefix="args.")
             raise UsageError(f"{where}: there is no argument '{path[1]}'; {hint}")

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlenv._nearest import nearest
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.registry import Kind
-from rlenv.source import nearest
 from rlenv.spec import Bool, Float, Int, Text, ToolSpec
 from rlenv.tools._cell import Outcome
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common

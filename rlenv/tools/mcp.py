@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv._arguments import ArgumentCheck
+from rlenv._nearest import did_you_mean
 from rlenv._schemas import without_unreadable_patterns
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.requirements import Requirement, program
 from rlenv.secrets import resolve
-from rlenv.source import nearest
 from rlenv.spec import Float, Int, Text, ToolSpec
 from rlenv.templates import TemplateError, compile_template
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
@@ -151,8 +151,7 @@ def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
         for pattern in patterns:
             hits = [tool for tool in known if fnmatchcase(tool, pattern)]
             if not hits:
-                close = nearest(pattern, known)
-                hint = f"did you mean '{close}'?" if close else f"it has: {', '.join(known) or 'none'}"
+                hint = did_you_mean(pattern, known, "it has")
                 raise UsageError(f"{key}: the server '{name}' has no tool '{pattern}'; {hint}")
             found.update(hits)
         return found

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlenv._bounded import size
+from rlenv._nearest import did_you_mean
 from rlenv.control import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UsageError
@@ -13,7 +14,6 @@ from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
 from rlenv.paths import RefusedPath
 from rlenv.registry import Kind
-from rlenv.source import nearest
 from rlenv.spec import SamplingSpec, Text, ToolSpec
 from rlenv.templates import Template, TemplateError, compile_template
 from rlenv.tools._signature import shorthand
@@ -56,8 +56,7 @@ def endpoint_of(name: str, context: CompileContext) -> Endpoint:
     endpoint = context.endpoints.get(name)
     if isinstance(endpoint, Endpoint):
         return endpoint
-    close = nearest(name, context.endpoints)
-    hint = f"did you mean '{close}'?" if close else f"endpoints: {', '.join(context.endpoints) or 'none'}"
+    hint = did_you_mean(name, context.endpoints, "endpoints")
     raise UsageError(f"endpoint: there is no endpoint '{name}'; {hint}")
 
 
@@ -72,8 +71,7 @@ def template_of(source: str, *, where: str, names: frozenset[str] = NAMES) -> Te
     except TemplateError as error:
         raise UsageError(f"{where}: the template cannot be read: {error}") from error
     for name in sorted(template.names - names):
-        close = nearest(name, names)
-        hint = f"did you mean '{close}'?" if close else f"known names: {', '.join(sorted(names))}"
+        hint = did_you_mean(name, names, otherwise=f"known names: {', '.join(sorted(names))}")
         raise UsageError(f"{where}: '{name}' is not known here; {hint}")
     return template
 
@@ -95,8 +93,7 @@ def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -
     for where, template in templates.items():
         for path in sorted(template.paths):
             if path[0] == "args" and len(path) > 1 and path[1] not in known:
-                close = nearest(path[1], known)
-                hint = f"did you mean 'args.{close}'?" if close else f"parameters: {', '.join(known) or 'none'}"
+                hint = did_you_mean(path[1], known, "parameters", prefix="args.")
                 raise UsageError(f"{where}: there is no parameter '{path[1]}'; {hint}")
     return schema
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from rlenv._nearest import did_you_mean
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.source import nearest
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_verl.datasets import Mode, mixed_rows, validation_rows, write_rows
 from rlenv_verl.failure_policy import failure_policy
@@ -102,8 +102,7 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
         path, _, text = item.partition("=")
         first, *rest = path.split(".")[1:]
         if first not in run:
-            close = nearest(first, run)
-            hint = f"did you mean 'run.{close}'?" if close else f"there are {', '.join(sorted(run))}"
+            hint = did_you_mean(first, run, otherwise=f"there are {', '.join(sorted(run))}", prefix="run.")
             raise UsageError(f"no key '{path}' in the preset's own part; {hint}")
         run[first] = _put(run[first], rest, yaml.safe_load(text))
         given.add(first)
@@ -128,8 +127,7 @@ def history_of(given: Any) -> History:
             return history
     if given is None:
         return "grow"
-    close = nearest(str(given), HISTORIES)
-    hint = f"did you mean '{close}'?" if close else f"there are {', '.join(HISTORIES)}"
+    hint = did_you_mean(str(given), HISTORIES, otherwise=f"there are {', '.join(HISTORIES)}")
     raise UsageError(f"run.history: no history '{given}'; {hint}")
 
 
@@ -223,8 +221,7 @@ def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
         return
     known = dict.fromkeys(name for spec in settings.specs for name in spec.environment.spec.endpoints)
     if endpoint not in known:
-        close = nearest(str(endpoint), known)
-        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known) or 'none'}"
+        hint = did_you_mean(str(endpoint), known, otherwise=f"there are {', '.join(known) or 'none'}")
         raise UsageError(f"run.reward_model: no endpoint '{endpoint}' in the specs; {hint}")
     check_reward_model(config)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
+from rlenv._nearest import did_you_mean
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.loader import load_document
 from rlenv.shipped import find
-from rlenv.source import nearest
 
 __all__ = ["TrainedSpec", "load_specs", "spec_and_overrides"]
 
@@ -67,8 +67,7 @@ def load_specs(
         ("--set", name) for name, _, _ in assignments if name
     ]:
         if wanted not in names:
-            close = nearest(wanted, names)
-            hint = f"did you mean '{close}'?" if close else f"this run has {', '.join(names)}"
+            hint = did_you_mean(wanted, names, otherwise=f"this run has {', '.join(names)}")
             raise UsageError(f"{flag} names '{wanted}', and no spec of this run is called that; {hint}")
     out = []
     for source, name in zip(sources, names, strict=True):

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.errors import Fault, UsageError
-from rlenv.source import SourceDocument, nearest
+from rlenv.source import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_verl.failure_policy import failure_policy
 from rlenv_verl.settings.names import algorithm_names, mode_names
@@ -129,8 +130,7 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
     for key in held:
         if key in known:
             continue
-        close = nearest(key, known)
-        hint = f"did you mean '{close}'?" if close else f"it has {', '.join(known)}"
+        hint = did_you_mean(key, known, otherwise=f"it has {', '.join(known)}")
         if key in RUN_KEYS:
             hint = f"it belongs under run: write run: {{{key}: …}}"
         elif key in (verl_keys() or {}):

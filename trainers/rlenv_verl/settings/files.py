@@ -9,8 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.errors import Fault, SpecError, UsageError
-from rlenv.source import SourceDocument, nearest, parse_source
+from rlenv.source import SourceDocument, parse_source
 from rlenv_verl.settings.checks import RUN_NEEDED, preset_faults
 from rlenv_verl.settings.names import names_in, preset_names
 from rlenv_verl.settings.threads import THREAD_VARIABLES
@@ -127,8 +128,11 @@ def _file(path: Path, *, shown: str | None = None) -> _Layer:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        close = nearest(path.name, [other.name for other in path.parent.glob("*.y*ml")])
-        hint = f"did you mean '{close}'?" if close else f"presets that ship: {', '.join(preset_names())}"
+        hint = did_you_mean(
+            path.name,
+            [other.name for other in path.parent.glob("*.y*ml")],
+            otherwise=f"presets that ship: {', '.join(preset_names())}",
+        )
         raise UsageError(f"--preset {shown}: there is no such file; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--preset {shown}: the file cannot be read: {error}") from error

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from rlenv._nearest import nearest
 from rlenv.errors import UsageError
-from rlenv.source import nearest
 from rlenv_verl.preset import compose, flatten, override
 
 __all__ = ["CONFIG", "SftPreset", "compose_sft", "load_sft_preset", "lora_keys", "sft_preset_names"]
