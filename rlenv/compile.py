@@ -157,7 +157,7 @@ def _dialect(loaded: LoadedSpec, *, has_tools: bool, has_user: bool) -> Dialect:
         dialect = dialects.inline(given) if not findings else None
     except KeyError as error:
         message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
-        raise UsageError(f"{message}; {hint}") from error
+        raise UsageError(f"{message}", hint=hint) from error
     if given.chat_template is not None and dialect is not None:
         from rlenv.tokens.declared import declared_template, roles_that_answer
 

@@ -39,7 +39,7 @@ def import_function(target: str, *, base: Path) -> Callable[..., Any]:
     if function is None:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         hint = did_you_mean(name, known, otherwise=f"it has: {', '.join(known) or 'no functions'}")
-        raise UsageError(f"'{where}' has no function '{name}'; {hint}")
+        raise UsageError(f"'{where}' has no function '{name}'", hint=hint)
     if not callable(function):
         raise UsageError(f"'{name}' of '{where}' is a {type(function).__name__}; expected a function")
     assert not inspect.ismodule(function)
@@ -77,8 +77,8 @@ def check_positional(function: Callable[..., Any], *, target: str, gives: Sequen
         name = target.rpartition(":")[2]
         count = f"{len(gives)} argument{'s' if len(gives) != 1 else ''}" if gives else "nothing"
         raise UsageError(
-            f"'{target}' takes {_shown(signature)}, and is called with {count} by position; "
-            f"write def {name}({', '.join(gives)})"
+            f"'{target}' takes {_shown(signature)}, and is called with {count} by position",
+            hint=f"write def {name}({', '.join(gives)})",
         ) from None
 
 
@@ -95,16 +95,18 @@ def named_parameters(function: Callable[..., Any], *, key: str, offered: Sequenc
     """
     signature = _signature(function)
     if signature is None:
-        raise UsageError(f"{key}: the parameters of this function cannot be read; write a function around it")
+        raise UsageError("the parameters of this function cannot be read", key=key, hint="write a function around it")
     names: list[str] = []
     for name, one in signature.parameters.items():
         needed = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
         if one.kind is one.POSITIONAL_ONLY and (needed or name in offered):
-            raise UsageError(f"{key}: '{name}' can be given by position only; remove the '/' of its parameters")
+            raise UsageError(
+                f"'{name}' can be given by position only", key=key, hint="remove the '/' of its parameters"
+            )
         if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and not needed):
             continue
         if name not in offered:
-            raise UsageError(f"{key}: nothing gives '{name}'; it may take: {', '.join(offered)}")
+            raise UsageError(f"nothing gives '{name}'", key=key, hint=f"it may take: {', '.join(offered)}")
         names.append(name)
     return tuple(names)
 
@@ -130,7 +132,7 @@ def _from_file(base: Path, where: str) -> ModuleType:
     if not is_file:
         others = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = did_you_mean(path.name, others, otherwise="the path is relative to the file that names it")
-        raise UsageError(f"there is no file '{path.name}' in {path.parent}; {hint}")
+        raise UsageError(f"there is no file '{path.name}' in {path.parent}", hint=hint)
     try:
         return file_module(path)
     except KeyboardInterrupt:
@@ -144,7 +146,7 @@ def _from_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f"there is no module '{name}'; for a file write file.py:function") from error
+            raise UsageError(f"there is no module '{name}'", hint="for a file write file.py:function") from error
         raise UsageError(f"module '{name}' cannot be imported: {failure(error)}") from error
     except KeyboardInterrupt:
         raise

@@ -38,4 +38,4 @@ def find(name: str | Path) -> Path:
     nearby = [str(item) for item in path.parent.glob("*.y*ml")] if is_folder(path.parent) else []
     close = difflib.get_close_matches(str(name), [*nearby, *known], n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'?" if close else f"shipped: {', '.join(known)}"
-    raise UsageError(f"no spec at '{str(name)[:200]}'; {hint}")
+    raise UsageError(f"no spec at '{str(name)[:200]}'", hint=hint)

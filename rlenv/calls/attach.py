@@ -63,7 +63,7 @@ def _example(
     names = [one.name for one in made]
     for key, arguments in example.items():
         if key not in names or not isinstance(arguments, Mapping):
-            raise UsageError(f"example: expected arguments by tool, such as {{{names[0]}: {{…}}}}; found '{key}'")
+            raise UsageError(f"expected arguments by tool, such as {{{names[0]}: {{…}}}}; found '{key}'", key="example")
     found: Mapping[str, Any] | None = example.get(tool.name, tool.example)
     return found
 

@@ -82,7 +82,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Dialect, Sequence[Mapping[str, An
         message, hint = dialects.unknown(args.name)
         no_spec, _, near = str(error).partition("; ")
         hint = near if near.startswith("did you mean") and "did you mean" not in hint else hint
-        raise UsageError(f"{message}, and {no_spec}; {hint}") from error
+        raise UsageError(f"{message}, and {no_spec}", hint=hint) from error
     environment = load(spec, set=overrides(args.set))
     given = environment.spec.dialect
     inside = dialects.get(given) if isinstance(given, str) else TextDialect("inline", whole_row("inline", given))

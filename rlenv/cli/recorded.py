@@ -47,6 +47,6 @@ def environment_of(trajectories: list[Trajectory], *, spec: str | None, set: dic
 
         short = names[0].removeprefix("rlenv/").rpartition("-v")[0]
         if len(names) > 1 or short not in shipped():
-            raise UsageError(f"recorded in {', '.join(names)}; name the spec with --spec FILE")
+            raise UsageError(f"recorded in {', '.join(names)}", hint="name the spec with --spec FILE")
         spec = short
     return load(spec, set=set or None)

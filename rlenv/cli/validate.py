@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 where no fault was found and training will run and be exact with `--model`, 1 otherwise."""
     if args.model is None and (args.kwarg or args.history != "grow" or args.chat_template is not None):
-        raise UsageError("--history, --chat-template and --kwarg are for --model; name the model's folder")
+        raise UsageError("--history, --chat-template and --kwarg are for --model", hint="name the model's folder")
     found, lacking = [], []
     for file in args.files:
         try:

@@ -126,7 +126,8 @@ def recorded(
         for trajectory, at in zip(record.read(path), places, strict=False):
             if trajectory.environment.removeprefix("rlenv/") != environment.id.removeprefix("rlenv/"):
                 raise UsageError(
-                    f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}; give theirs"
+                    f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}",
+                    hint="give theirs",
                 )
             if split is None or trajectory.split == split:
                 yield trajectory, number, at

@@ -143,7 +143,7 @@ def collect(
 def _check_is_free(folder: Path) -> None:
     there = [name for name in (MANIFEST, ROWS, TRAJECTORIES) if (folder / name).exists()]
     if there:
-        raise UsageError(f"{folder} holds data already ({' and '.join(there)}); name another folder with -o")
+        raise UsageError(f"{folder} holds data already ({' and '.join(there)})", hint="name another folder with -o")
 
 
 class _Pool:
@@ -176,7 +176,7 @@ class _Pool:
         hint = did_you_mean(
             column, [*trajectory.task, "task"], otherwise=f"there are {', '.join(trajectory.task)}, and task"
         )
-        raise UsageError(f"--balance: row {trajectory.task_index} has no column '{column}'; {hint}")
+        raise UsageError(f"--balance: row {trajectory.task_index} has no column '{column}'", hint=hint)
 
 
 def _content(trajectory: Trajectory) -> bytes:

@@ -51,7 +51,7 @@ def template_text(given: str | Path) -> str:
     if str(given) in known:
         return (resources.files(__package__) / "templates" / f"{given}.jinja").read_text(encoding="utf-8")
     hint = did_you_mean(str(given), known, otherwise=f"give a file, or one that ships: {', '.join(known)}")
-    raise UsageError(f"there is no chat template {given}; {hint}")
+    raise UsageError(f"there is no chat template {given}", hint=hint)
 
 
 def with_template(place: str, given: str | Path, keep: Path | None = None) -> Path:
@@ -82,7 +82,9 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
     keep = keep.absolute()
     if read_manifest(keep).get("digest") != digest:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())) and not read_manifest(keep):
-            raise UsageError(f"{keep} holds something else already; the model with its template needs a new folder")
+            raise UsageError(
+                f"{keep} holds something else already", hint="the model with its template needs a new folder"
+            )
         (keep / "rlenv_model.json").unlink(missing_ok=True)
     elif is_whole(keep):
         return keep

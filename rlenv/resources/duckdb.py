@@ -290,15 +290,17 @@ def compile_duckdb(name: str, spec: DuckdbSpec, context: CompileContext) -> Duck
         UsageError: the path does not compile, or that of a shared database depends on the task.
     """
     if spec.access == "copy" and spec.scope == "process":
-        raise UsageError("scope: one copy for all episodes would carry writes from one to the next; use scope: episode")
+        raise UsageError(
+            "one copy for all episodes would carry writes from one to the next", key="scope", hint="use scope: episode"
+        )
     try:
         template = compile_template(spec.path)
     except TemplateError as error:
-        raise UsageError(f"path: {error}") from error
+        raise UsageError(f"{error}", key="path") from error
     if unknown := template.names - {"task", "vars"}:
-        raise UsageError(f"path: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+        raise UsageError(f"there is no '{sorted(unknown)[0]}' here; expected task or vars", key="path")
     if spec.scope == "process" and "task" in template.names:
-        raise UsageError("path: a resource of scope process is opened once and cannot depend on the task")
+        raise UsageError("a resource of scope process is opened once and cannot depend on the task", key="path")
     try:
         import duckdb  # noqa: F401
     except ImportError as error:

@@ -178,7 +178,9 @@ def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext)
     function = import_function(spec.factory, base=context.bases.get("factory", context.base))
     names = named_parameters(function, key="factory", offered=_OFFERED)
     if "task" in names and spec.scope == "process":
-        raise UsageError("factory: a resource of scope process is made once and has no task; use scope: episode")
+        raise UsageError(
+            "a resource of scope process is made once and has no task", key="factory", hint="use scope: episode"
+        )
     return PythonResource(
         name, scope=spec.scope, function=function, parameters=names, in_thread=spec.run_in == "thread"
     )

@@ -582,19 +582,23 @@ def compile_sqlite(name: str, spec: SqliteSpec, context: CompileContext) -> Sqli
     if (spec.path is None) == (spec.init is None):
         raise UsageError("expected either path or init")
     if spec.isolation is not None and spec.access != "copy":
-        raise UsageError("isolation: a database that is read only needs none; write access: copy, or remove it")
+        raise UsageError(
+            "a database that is read only needs none", key="isolation", hint="write access: copy, or remove it"
+        )
     if spec.access == "copy" and spec.scope == "process":
-        raise UsageError("scope: one copy for all episodes would carry writes from one to the next; use scope: episode")
+        raise UsageError(
+            "one copy for all episodes would carry writes from one to the next", key="scope", hint="use scope: episode"
+        )
     key, written = ("path", spec.path) if spec.path is not None else ("init", spec.init)
     assert written is not None
     try:
         template = compile_template(written)
     except TemplateError as error:
-        raise UsageError(f"{key}: {error}") from error
+        raise UsageError(f"{error}", key=key) from error
     if unknown := template.names - {"task", "vars"}:
-        raise UsageError(f"{key}: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+        raise UsageError(f"there is no '{sorted(unknown)[0]}' here; expected task or vars", key=key)
     if spec.scope == "process" and "task" in template.names:
-        raise UsageError(f"{key}: a resource of scope process is opened once and cannot depend on the task")
+        raise UsageError("a resource of scope process is opened once and cannot depend on the task", key=key)
     return SqliteResource(
         name,
         scope=spec.scope,

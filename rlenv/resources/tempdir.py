@@ -130,11 +130,13 @@ def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> Te
         try:
             source = compile_template(spec.copy_from)
         except TemplateError as error:
-            raise UsageError(f"copy_from: {error}") from error
+            raise UsageError(f"{error}", key="copy_from") from error
         if unknown := source.names - {"task", "vars"}:
-            raise UsageError(f"copy_from: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+            raise UsageError(f"there is no '{sorted(unknown)[0]}' here; expected task or vars", key="copy_from")
         if spec.scope == "process" and "task" in source.names:
-            raise UsageError("copy_from: a resource of scope process is opened once and cannot depend on the task")
+            raise UsageError(
+                "a resource of scope process is opened once and cannot depend on the task", key="copy_from"
+            )
     return TempdirResource(name, scope=spec.scope, source=source, context=context)
 
 

@@ -36,7 +36,7 @@ def load_function(target: str, *, key: str, gives: Sequence[str], context: Compi
         function = import_function(target, base=context.path(key, ""))
         check_positional(function, target=target, gives=gives)
     except UsageError as error:
-        raise UsageError(f"{key}: {error}") from error
+        raise UsageError(f"{error}", key=key) from error
     return function
 
 

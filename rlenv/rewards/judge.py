@@ -340,7 +340,7 @@ def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     low, high = spec.scale
     if not low < high:
-        raise UsageError(f"scale: {list(spec.scale)} is no range; the first number is the lower one")
+        raise UsageError(f"{list(spec.scale)} is no range", key="scale", hint="the first number is the lower one")
     if (spec.endpoint is None) == (not spec.judges):
         raise UsageError("give either endpoint or judges")
     listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
@@ -355,15 +355,18 @@ def _member(member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, contex
     try:
         template = compile_template(source)
     except TemplateError as error:
-        raise UsageError(f"prompt: {error}") from error
+        raise UsageError(f"{error}", key="prompt") from error
     if unknown := sorted(template.names - _NAMES):
         raise UsageError(
-            f"prompt: reads '{unknown[0]}', which is not known here; there are: {', '.join(sorted(_NAMES))}"
+            f"reads '{unknown[0]}', which is not known here",
+            key="prompt",
+            hint=f"there are: {', '.join(sorted(_NAMES))}",
         )
     if changed := _changed_material(source):
         raise UsageError(
-            f"prompt: it changes '{changed}', which is material and stands fenced, as JSON; write {{{{ {changed} }}}}"
-            " as it is, and say in words what the judge shall look at"
+            f"it changes '{changed}', which is material and stands fenced, as JSON",
+            key="prompt",
+            hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
     written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, _SYSTEM, sampling.model_dump()]

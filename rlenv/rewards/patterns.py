@@ -149,8 +149,8 @@ def compile_pattern(source: str, *, dot_all: bool = True, ignore_case: bool = Fa
         raise UsageError(f"pattern {source!r} does not compile: it holds half of a surrogate pair") from error
     if regexp.programsize > _MAX_PROGRAM:
         raise UsageError(
-            f"pattern {source[:80]!r} is too large ({regexp.programsize} instructions, {_MAX_PROGRAM} are allowed); "
-            "repeat less often, and ask for a length by `rule: length`"
+            f"pattern {source[:80]!r} is too large ({regexp.programsize} instructions, {_MAX_PROGRAM} are allowed)",
+            hint="repeat less often, and ask for a length by `rule: length`",
         )
     return Pattern(source, regexp, prefix="" if ignore_case else _prefix(source))
 

@@ -46,10 +46,12 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         try:
             template = compile_template(source)
         except TemplateError as error:
-            raise UsageError(f"{where}: {error}") from error
+            raise UsageError(f"{error}", key=where) from error
         if unknown := sorted(template.names - names):
             known = ", ".join(sorted(names))
-            raise UsageError(f"{where}: '{source}' reads '{unknown[0]}', which is not known here; there are: {known}")
+            raise UsageError(
+                f"'{source}' reads '{unknown[0]}', which is not known here", key=where, hint=f"there are: {known}"
+            )
         if "answer" in template.names:
             over_answer.append(template)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):

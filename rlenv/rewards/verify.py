@@ -210,19 +210,21 @@ def _constant(value: Any) -> Side:
 def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     tool = context.tools.get(spec.tool)
     if tool is None:
-        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+        raise UsageError(f"no tool is called '{spec.tool}'", hint=f"there are: {', '.join(context.tools) or 'none'}")
     expect = spec.expect if isinstance(spec.expect, ExpectSpec) else ExpectSpec(value=spec.expect)
     is_call = expect.arguments is not None
     if is_call == ("value" in expect.model_fields_set):
-        raise UsageError("expect: give either arguments or value")
+        raise UsageError("give either arguments or value", key="expect")
     if is_call and tool.mutates:
         raise UsageError(
-            f"the tool '{spec.tool}' changes state, so a gold call would disturb the policy's; expect a value"
+            f"the tool '{spec.tool}' changes state, so a gold call would disturb the policy's", hint="expect a value"
         )
     properties = tool.parameters.get("properties", {})
     for key, given in (("arguments", spec.arguments), ("expect.arguments", expect.arguments or {})):
         if unknown := [argument for argument in given if properties and argument not in properties]:
-            raise UsageError(f"{key}: '{spec.tool}' takes no '{unknown[0]}'; it takes: {', '.join(properties)}")
+            raise UsageError(
+                f"'{spec.tool}' takes no '{unknown[0]}'", key=key, hint=f"it takes: {', '.join(properties)}"
+            )
     names = frozenset(_NOT_GOLD if expect.any_of is not None else _NOT_GOLD[:-1])
     expected = compile_for_context(
         dict(expect.arguments) if expect.arguments is not None else expect.value,

@@ -18,7 +18,7 @@ __all__ = ["compile_term", "measure", "reward_context", "turn"]
 
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    raise UsageError(f"the term called the tool '{name}'; pass `call` to reward_context")
+    raise UsageError(f"the term called the tool '{name}'", hint="pass `call` to reward_context")
 
 
 def turn(

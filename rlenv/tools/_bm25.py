@@ -94,7 +94,7 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
         content = read_file(corpus, most=_MAX_CORPUS)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(f"corpus: cannot read {corpus}: {why}") from error
+        raise UsageError(f"cannot read {corpus}: {why}", key="corpus") from error
     parts = [_FORMAT, str(library.__version__), *(f"{key}={fields[key]}" for key in sorted(fields))]
     digest = hashlib.sha256(content + "\0".join(parts).encode()).hexdigest()[:32]
     with _lock:
@@ -115,14 +115,16 @@ def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise UsageError(f"corpus: {corpus.name}:{number}: not JSON: {error}") from error
+            raise UsageError(f"{corpus.name}:{number}: not JSON: {error}", key="corpus") from error
         text = row.get(fields["text"]) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            raise UsageError(f"corpus: {corpus.name}:{number}: expected an object with a text under '{fields['text']}'")
+            raise UsageError(
+                f"{corpus.name}:{number}: expected an object with a text under '{fields['text']}'", key="corpus"
+            )
         title = row.get(fields["title"])
         found.append(Document(str(row.get(fields["id"], number)), title if isinstance(title, str) else "", text))
     if not found:
-        raise UsageError(f"corpus: {corpus.name} has no documents")
+        raise UsageError(f"{corpus.name} has no documents", key="corpus")
     return found
 
 

@@ -54,15 +54,15 @@ def _check(text: str, *, where: str, parameters: Mapping[str, Any]) -> None:
     try:
         template = compile_template(text)
     except TemplateError as error:
-        raise UsageError(f"{where}: the template cannot be read: {error}") from error
+        raise UsageError(f"the template cannot be read: {error}", key=where) from error
     named = list(parameters.get("properties", {}))
     for name in sorted(template.names - set(_NAMES)):
         close = nearest(name, _NAMES)
         if close is None and name in named:
             close = f"args.{name}"
         hint = f"did you mean '{close}'?" if close else f"known names: {', '.join(_NAMES)}"
-        raise UsageError(f"{where}: '{name}' is not known here; {hint}")
+        raise UsageError(f"'{name}' is not known here", key=where, hint=hint)
     for path in sorted(template.paths):
         if path[0] == "args" and len(path) > 1 and path[1] not in named:
             hint = did_you_mean(path[1], named, otherwise="name it under 'parameters'", prefix="args.")
-            raise UsageError(f"{where}: there is no argument '{path[1]}'; {hint}")
+            raise UsageError(f"there is no argument '{path[1]}'", key=where, hint=hint)

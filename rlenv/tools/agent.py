@@ -66,7 +66,7 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
     """
     endpoint = endpoint_of(spec.endpoint, context)
     if context.nest is None:
-        raise UsageError("spec: an agent needs an environment to live in; compile it with rlenv.load")
+        raise UsageError("an agent needs an environment to live in", key="spec", hint="compile it with rlenv.load")
     row = spec.task
     written = {
         f"task.{key}": template_of(value, where=f"task.{key}", names=_NAMES)

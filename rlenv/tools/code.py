@@ -52,9 +52,13 @@ def _called(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Too
             close = nearest(wanted, context.tools)
             known = ", ".join(context.tools) or "none"
             hint = f"did you mean '{close}'?" if close else f"tools above '{name}': {known}"
-            raise UsageError(f"tools: there is no tool '{wanted}' above '{name}'; {hint}")
+            raise UsageError(f"there is no tool '{wanted}' above '{name}'", key="tools", hint=hint)
         if not wanted.isidentifier():
-            raise UsageError(f"tools: '{wanted}' cannot be called from Python; its name is no identifier")
+            raise UsageError(
+                f"'{wanted}' cannot be called from Python, since its name is no identifier",
+                key="tools",
+                hint="leave it out",
+            )
     return {wanted: context.tools[wanted] for wanted in spec.tools}
 
 
@@ -66,7 +70,7 @@ def _runner(name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> Run:
         return monty_runner(name, spec, called)
     for key in ("session", "tools"):
         if getattr(spec, key):
-            raise UsageError(f"{key}: only the sandbox monty has it; leave it out, or write sandbox: monty")
+            raise UsageError("only the sandbox monty has it", key=key, hint="leave it out, or write sandbox: monty")
     from rlenv.tools._sandbox import sandbox_runner
 
     return sandbox_runner(spec)

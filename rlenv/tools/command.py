@@ -74,21 +74,21 @@ class CommandSpec(ToolSpec):
 def _program(spec: CommandSpec, context: CompileContext) -> str:
     word = spec.argv[0]
     if is_dynamic(word):
-        raise UsageError(f"argv: the program '{word}' must not depend on the call; write it out")
+        raise UsageError(f"the program '{word}' must not depend on the call", key="argv", hint="write it out")
     word = str(compile_template(word).text(vars=context.vars))
     search = f"{os.environ.get('PATH', '')}:{_PATH}"
     if "/" in word:
         path = context.path("argv", word).absolute()
         if not path.is_file():
-            raise UsageError(f"argv: there is no program '{word}' beside the spec")
+            raise UsageError(f"there is no program '{word}' beside the spec", key="argv")
         if not os.access(path, os.X_OK):
-            raise UsageError(f"argv: '{word}' is not executable; run: chmod +x {word}")
+            raise UsageError(f"'{word}' is not executable", key="argv", hint=f"run: chmod +x {word}")
         return str(path)
     found = shutil.which(word, path=search)
     if found is None:
         close = get_close_matches(word, sorted(_programs(search)), n=1)
         hint = f"did you mean '{close[0]}'?" if close else "install it"
-        raise UsageError(f"argv: there is no program '{word}' on PATH; {hint}")
+        raise UsageError(f"there is no program '{word}' on PATH", key="argv", hint=hint)
     return found
 
 
@@ -221,10 +221,12 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
     if spec.sandbox == "bubblewrap":
         check_bubblewrap()
     elif not spec.processes:
-        raise UsageError("processes: only a sandbox can keep a program from starting others; add sandbox: bubblewrap")
+        raise UsageError(
+            "only a sandbox can keep a program from starting others", key="processes", hint="add sandbox: bubblewrap"
+        )
     cwd = None if spec.cwd == "temp" else context.path("cwd", spec.cwd).absolute()
     if cwd is not None and not cwd.is_dir():
-        raise UsageError(f"cwd: there is no folder '{spec.cwd}'; expected temp, or a folder beside the spec")
+        raise UsageError(f"there is no folder '{spec.cwd}'; expected temp, or a folder beside the spec", key="cwd")
 
     def filling(key: str, value: Any) -> Filling:
         return compile_filling(value, where=key, parameters=parameters, vars=context.vars)

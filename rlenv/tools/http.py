@@ -67,7 +67,7 @@ def _selector(expression: str) -> Callable[[Any], Any]:
         search: Callable[[Any], Any] = jmespath.compile(expression).search
     except jmespath.exceptions.JMESPathError as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"response: '{expression}' is not a JMESPath expression ({reason})") from error
+        raise UsageError(f"'{expression}' is not a JMESPath expression ({reason})", key="response") from error
     return search
 
 
@@ -75,8 +75,9 @@ def _check_url(url: str) -> None:
     """A call decides what is asked, never whom: up to the path there are only letters, constants and secrets."""
     if not _SERVER.match(url):
         raise UsageError(
-            f"url: '{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
-            "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task"
+            f"'{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
+            "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task",
+            key="url",
         )
 
 
@@ -203,7 +204,9 @@ def _search_r1(answer: Answer, max_bytes: int) -> ToolOutput:
 def _with_preset(spec: HttpSpec) -> HttpSpec:
     for key in ("query", "body", "parameters", "response", "method"):
         if getattr(spec, key):
-            raise UsageError(f"{key}: the preset '{spec.preset}' gives it; leave it out, or leave out the preset")
+            raise UsageError(
+                f"the preset '{spec.preset}' gives it", key=key, hint="leave it out, or leave out the preset"
+            )
     return spec.model_copy(
         update={
             "parameters": {"query": {"type": "string", "description": "What to look for."}},
@@ -223,7 +226,7 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
     if preset is not None:
         spec = _with_preset(spec)
     elif "top_k" in spec.model_fields_set:
-        raise UsageError("top_k: only a preset takes it")
+        raise UsageError("only a preset takes it", key="top_k")
     parameters = shorthand(spec.parameters)
     _check_url(spec.url)
     fillings: dict[str, Filling] = {

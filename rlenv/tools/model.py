@@ -57,7 +57,7 @@ def endpoint_of(name: str, context: CompileContext) -> Endpoint:
     if isinstance(endpoint, Endpoint):
         return endpoint
     hint = did_you_mean(name, context.endpoints, "endpoints")
-    raise UsageError(f"endpoint: there is no endpoint '{name}'; {hint}")
+    raise UsageError(f"there is no endpoint '{name}'", key="endpoint", hint=hint)
 
 
 def template_of(source: str, *, where: str, names: frozenset[str] = NAMES) -> Template:
@@ -69,10 +69,10 @@ def template_of(source: str, *, where: str, names: frozenset[str] = NAMES) -> Te
     try:
         template = compile_template(source)
     except TemplateError as error:
-        raise UsageError(f"{where}: the template cannot be read: {error}") from error
+        raise UsageError(f"the template cannot be read: {error}", key=where) from error
     for name in sorted(template.names - names):
         hint = did_you_mean(name, names, otherwise=f"known names: {', '.join(sorted(names))}")
-        raise UsageError(f"{where}: '{name}' is not known here; {hint}")
+        raise UsageError(f"'{name}' is not known here", key=where, hint=hint)
     return template
 
 
@@ -88,13 +88,13 @@ def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -
     try:
         schema = shorthand(given)
     except UsageError as error:
-        raise UsageError(f"parameters: {error}") from error
+        raise UsageError(f"{error}", key="parameters") from error
     known = schema.get("properties", {})
     for where, template in templates.items():
         for path in sorted(template.paths):
             if path[0] == "args" and len(path) > 1 and path[1] not in known:
                 hint = did_you_mean(path[1], known, "parameters", prefix="args.")
-                raise UsageError(f"{where}: there is no parameter '{path[1]}'; {hint}")
+                raise UsageError(f"there is no parameter '{path[1]}'", key=where, hint=hint)
     return schema
 
 

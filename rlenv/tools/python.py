@@ -95,7 +95,7 @@ def _shown_errors(
         else:
             kind = getattr(function, "__globals__", {}).get(name, getattr(builtins, name, None))
         if not isinstance(kind, type) or not issubclass(kind, Exception):
-            raise UsageError(f"errors: '{word}' is not an exception that '{spec.function}' knows")
+            raise UsageError(f"'{word}' is not an exception that '{spec.function}' knows", key="errors")
         found.append(kind)
     return tuple(found)
 
@@ -104,7 +104,7 @@ def _injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
     for name in spec.inject:
         if name not in context.resources and name not in ("task", "context"):
             known = ", ".join((*context.resources, "task", "context"))
-            raise UsageError(f"inject: there is no resource '{name}'; expected one of {known}")
+            raise UsageError(f"there is no resource '{name}'; expected one of {known}", key="inject")
     return spec.inject
 
 
@@ -116,7 +116,9 @@ def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
         return "async"
     if is_async:
         if spec.run_in == "thread":
-            raise UsageError(f"run_in: '{spec.function}' is a coroutine function and runs in the loop, not in a thread")
+            raise UsageError(
+                f"'{spec.function}' is a coroutine function and runs in the loop, not in a thread", key="run_in"
+            )
         return "async"
     return "inline" if spec.run_in == "loop" else "thread"
 
@@ -128,13 +130,17 @@ def _check_process(spec: PythonSpec) -> None:
     """
     if spec.run_in != "process":
         if spec.workers is not None:
-            raise UsageError("workers: only functions in processes have workers; leave it out, or run_in: process")
+            raise UsageError(
+                "only functions in processes have workers", key="workers", hint="leave it out, or run_in: process"
+            )
         return
     for name in spec.inject:
         if name != "task":
-            raise UsageError(f"inject: '{name}' cannot go to another process; with run_in: process only 'task' can")
+            raise UsageError(
+                f"'{name}' cannot go to another process", key="inject", hint="with run_in: process only 'task' can"
+            )
     if os.name != "posix" or not sys.executable:
-        raise UsageError("run_in: processes are started on Linux and macOS only; write run_in: thread")
+        raise UsageError("processes are started on Linux and macOS only", key="run_in", hint="write run_in: thread")
 
 
 def _depends_on(injected: tuple[str, ...]) -> DependsOn:

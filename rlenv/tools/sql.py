@@ -84,10 +84,10 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
     if resource is None:
         close = get_close_matches(spec.resource, list(context.resources), n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise UsageError(f"resource: there is no resource '{spec.resource}'{hint}")
+        raise UsageError(f"there is no resource '{spec.resource}'{hint}", key="resource")
     if not isinstance(resource, SqliteResource | DuckdbResource):
         found = type(resource).__name__
-        raise UsageError(f"resource: '{spec.resource}' is a {found}; expected one of kind sqlite or duckdb")
+        raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind sqlite or duckdb", key="resource")
     can_write = resource.access == "copy"
     max_rows = spec.max_rows
 

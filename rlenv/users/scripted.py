@@ -81,13 +81,15 @@ def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Script
         UsageError: nothing to say, a pattern that is none, or a template that reads an unknown name.
     """
     if not spec.cues and not spec.replies:
-        raise UsageError("the user has nothing to say; add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'")
+        raise UsageError(
+            "the user has nothing to say", hint="add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'"
+        )
     cues: list[tuple[Pattern, Template]] = []
     for index, cue in enumerate(spec.cues):
         try:
             pattern = compile_pattern(cue.when, dot_all=False, ignore_case=True)
         except UsageError as error:
-            raise UsageError(f"cues.{index}.when: {error}") from error
+            raise UsageError(f"{error}", key=f"cues.{index}.when") from error
         cues.append((pattern, template_of(cue.say, where=f"cues.{index}.say", names=_NAMES)))
     replies = [template_of(text, where=f"replies.{index}", names=_NAMES) for index, text in enumerate(spec.replies)]
     return _Scripted(spec.stop, tuple(cues), tuple(replies))

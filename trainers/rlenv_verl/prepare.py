@@ -103,12 +103,12 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
         first, *rest = path.split(".")[1:]
         if first not in run:
             hint = did_you_mean(first, run, otherwise=f"there are {', '.join(sorted(run))}", prefix="run.")
-            raise UsageError(f"no key '{path}' in the preset's own part; {hint}")
+            raise UsageError(f"no key '{path}' in the preset's own part", hint=hint)
         run[first] = _put(run[first], rest, yaml.safe_load(text))
         given.add(first)
         expected, fits = RUN_KEYS.get(first, ("", None))
         if fits is not None and first not in _OWN_WORDS and not fits(run[first]):
-            raise UsageError(f"run.{first}: expected {expected}, found {run[first]!r:.60}")
+            raise UsageError(f"expected {expected}, found {run[first]!r:.60}", key=f"run.{first}")
     preset = dataclasses.replace(preset, run=run)
     if "threads" not in given or run["threads"] is None:
         return preset, others
@@ -128,7 +128,7 @@ def history_of(given: Any) -> History:
     if given is None:
         return "grow"
     hint = did_you_mean(str(given), HISTORIES, otherwise=f"there are {', '.join(HISTORIES)}")
-    raise UsageError(f"run.history: no history '{given}'; {hint}")
+    raise UsageError(f"no history '{given}'", key="run.history", hint=hint)
 
 
 def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
@@ -222,7 +222,7 @@ def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
     known = dict.fromkeys(name for spec in settings.specs for name in spec.environment.spec.endpoints)
     if endpoint not in known:
         hint = did_you_mean(str(endpoint), known, otherwise=f"there are {', '.join(known) or 'none'}")
-        raise UsageError(f"run.reward_model: no endpoint '{endpoint}' in the specs; {hint}")
+        raise UsageError(f"no endpoint '{endpoint}' in the specs", key="run.reward_model", hint=hint)
     check_reward_model(config)
 
 
@@ -334,8 +334,8 @@ def measure_prompts(
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]}); set"
-            " run.max_prompt_length=N"
+            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]})",
+            hint="set run.max_prompt_length=N",
         ) from error
     shown = seeing(model) if environment.spec.prompt.images else {}
     encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)
@@ -364,7 +364,8 @@ def seeing(model: str) -> dict[str, Any]:
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(
             f"the prompts show images, and the processor of {model} cannot be loaded to measure them"
-            f" ({str(error).splitlines()[0]}); set run.max_prompt_length=N"
+            f" ({str(error).splitlines()[0]})",
+            hint="set run.max_prompt_length=N",
         ) from error
     if not getattr(processor, "image_token", None):
         return {}

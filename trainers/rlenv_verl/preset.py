@@ -115,7 +115,8 @@ def control_estimator(preset: Preset) -> str:
             name for name in algorithm_names() if read_shipped("algorithms", name, what="algorithm")["run"]["control"]
         ]
         raise UsageError(
-            f"--shuffle-rewards: the algorithm '{preset.algorithm}' has no control run; these have: {', '.join(able)}"
+            f"--shuffle-rewards: the algorithm '{preset.algorithm}' has no control run",
+            hint=f"these have: {', '.join(able)}",
         )
     return str(control)
 

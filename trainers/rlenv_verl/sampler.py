@@ -85,8 +85,8 @@ class _Sampling(ReplayBuffer):
         if not isinstance(self, ReplayBufferAsync):
             if metric is not None and options["train_batch_size"] is None:
                 raise UsageError(
-                    "sampler_kwargs.filter_groups_metric needs train_batch_size beside it; "
-                    "give trainer.v1.sampler.sampler_kwargs.train_batch_size the value of data.train_batch_size"
+                    "sampler_kwargs.filter_groups_metric needs train_batch_size beside it",
+                    hint="give trainer.v1.sampler.sampler_kwargs.train_batch_size the value of data.train_batch_size",
                 )
             taken |= {
                 "train_batch_size": options["train_batch_size"],
@@ -183,8 +183,8 @@ class _Sampling(ReplayBuffer):
         info = fields.get("reward_extra_info", {})
         if self.filter_groups_metric not in info:
             raise UsageError(
-                f"sampler_kwargs.filter_groups_metric: sample {key} has no '{self.filter_groups_metric}'; "
-                f"there are {FILTER_GROUPS_REWARD_METRIC}, {', '.join(info)}"
+                f"sampler_kwargs.filter_groups_metric: sample {key} has no '{self.filter_groups_metric}'",
+                hint=f"there are {FILTER_GROUPS_REWARD_METRIC}, {', '.join(info)}",
             )
         value = info[self.filter_groups_metric]
         return None if value is None else float(value)

@@ -134,7 +134,7 @@ def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -
 
 def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
-        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+        raise UsageError(f"no tool is called '{spec.tool}'", hint=f"there are: {', '.join(context.tools) or 'none'}")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
     tool = context.tools[spec.tool]

@@ -85,7 +85,7 @@ def read_solution(text: str) -> str | None:
 
 def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
-        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+        raise UsageError(f"no tool is called '{spec.tool}'", hint=f"there are: {', '.join(context.tools) or 'none'}")
     accepted = compile_accepted(spec.expect)
 
     async def measure(context: RewardContext) -> Measured:

@@ -118,7 +118,7 @@ def _shipped(folder: str, name: str, *, what: str) -> _Layer:
         close = nearest(name, known)
         hint = f"did you mean '{close}'? " if close else ""
         more = "; or give a file, such as ./mine.yaml" if what == "preset" else ""
-        raise UsageError(f"no {what} '{name}'; {hint}there are {', '.join(known)}{more}")
+        raise UsageError(f"no {what} '{name}'", hint=f"{hint}there are {', '.join(known)}{more}")
     text = (resources.files("rlenv_verl") / folder / f"{name}.yaml").read_text(encoding="utf-8")
     return _Layer(f"{folder}/{name}", name, parse_source(text, file=f"{folder}/{name}.yaml"), is_shipped=True)
 
@@ -133,7 +133,7 @@ def _file(path: Path, *, shown: str | None = None) -> _Layer:
             [other.name for other in path.parent.glob("*.y*ml")],
             otherwise=f"presets that ship: {', '.join(preset_names())}",
         )
-        raise UsageError(f"--preset {shown}: there is no such file; {hint}") from None
+        raise UsageError(f"--preset {shown}: there is no such file", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--preset {shown}: the file cannot be read: {error}") from error
     return _Layer(str(path.resolve()), shown, parse_source(text, file=shown, base=path.parent))

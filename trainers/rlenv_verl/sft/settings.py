@@ -54,7 +54,7 @@ class SftPreset:
             if name not in run:
                 close = nearest(name, run)
                 hint = f"did you mean run.{close}?" if close else f"there are {', '.join(f'run.{one}' for one in run)}"
-                raise UsageError(f"{item}: no such key; {hint}")
+                raise UsageError(f"{item}: no such key", hint=hint)
             run[name] = yaml.safe_load(value)
         return SftPreset(self.name, self.environment, run, self.verl, self.verl_add), rest
 
@@ -89,7 +89,7 @@ def _read(name: str) -> dict[str, Any]:
     if name not in known:
         close = nearest(name, known)
         hint = f"did you mean '{close}'? " if close else ""
-        raise UsageError(f"no preset '{name}' for supervised training; {hint}there are {', '.join(known)}")
+        raise UsageError(f"no preset '{name}' for supervised training", hint=f"{hint}there are {', '.join(known)}")
     data: dict[str, Any] = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     base = data.pop("extends", None)
     return data if base is None else _laid_over(_read(base), data)

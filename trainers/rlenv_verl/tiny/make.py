@@ -87,7 +87,8 @@ def make_tiny_policy(
         if environment.spec.dialect != "hermes":
             raise UsageError(
                 f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
-                f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
+                f"'{environment.spec.dialect}'",
+                hint="set `dialect: hermes`, or train a model of your own with --model PATH",
             )
     started = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
