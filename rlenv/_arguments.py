@@ -24,6 +24,7 @@ _TYPES = {
     "object": "an object",
     "string": "a text",
 }
+_SEE = "see https://json-schema.org"
 _MAX_SHOWN = 60
 _MAX_LISTED = 1_000
 # Comparing words takes the product of their lengths.
@@ -60,13 +61,17 @@ class ArgumentCheck:
     def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
         strict = dict(schema)
         if strict.setdefault("type", "object") != "object":
-            raise UsageError(f"the parameters of tool '{tool}' have type {schema['type']!r}; expected 'object'")
+            raise UsageError(
+                f"the parameters of tool '{tool}' have type {schema['type']!r}; expected 'object'", hint=_SEE
+            )
         if not _OPEN & strict.keys():
             strict["additionalProperties"] = False
         try:
             self._validator = BoundedValidator(strict)
         except ValueError as error:
-            raise UsageError(f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}") from error
+            raise UsageError(
+                f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}", hint=_SEE
+            ) from error
         self._schema = strict
         self.fits: Callable[[Any], bool] = self._validator.is_valid
 

@@ -147,14 +147,24 @@ class UnknownEntry(UsageError):
         name: what was named.
         known: what could have been.
         key: the key that names it.
+        message: what is said in place of `there is no tool 'NAME'`.
+        hint: what is said in place of the nearest of `known`.
     """
 
-    def __init__(self, group: str, name: str, known: Iterable[str], *, key: str) -> None:
+    def __init__(
+        self, group: str, name: str, known: Iterable[str], *, key: str, message: str = "", hint: str = ""
+    ) -> None:
         self.group = group
         self.name = name
         self.known = tuple(known)
-        hint = did_you_mean(name, self.known, group)
-        super().__init__(f"there is no {group.removesuffix('s')} '{name}'", key=key, hint=hint)
+        self._own_hint = hint
+        said = message or f"there is no {group.removesuffix('s')} '{name}'"
+        super().__init__(said, key=key, hint=hint or did_you_mean(name, self.known, group))
+
+    def knowing(self, more: Iterable[str]) -> UnknownEntry:
+        """The same mistake, where `more` could have been named too."""
+        known = dict.fromkeys((*self.known, *more))
+        return UnknownEntry(self.group, self.name, known, key=self.key, message=self.message, hint=self._own_hint)
 
 
 class MissingVariable(UsageError):

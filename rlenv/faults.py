@@ -82,11 +82,12 @@ def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> F
 
 @dataclass(slots=True)
 class _Expectation:
-    """All that was expected of one value: a union names several things."""
+    """All that was expected of one value: a union names several things. `said` is what a validator said, in words."""
 
     value: Any
     wanted: list[str]
     hints: list[str]
+    said: str = ""
 
 
 def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, model: type[Spec]) -> list[Fault]:
@@ -110,6 +111,9 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
             faults.append(unknown_key(document, path, keys_of(owner) if owner is not None else ()))
         else:
             entry = wrong.setdefault(path, _Expectation(document.get(path), [], []))
+            if kind in ("value_error", "assertion_error"):
+                entry.said = entry.said or str(detail.get("ctx", {}).get("error", detail["msg"]))
+                continue
             wanted, hint = _expected(detail, entry.value)
             if (
                 not hint
@@ -127,9 +131,8 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
         dotted = ".".join(map(str, path))
         if isinstance(entry.value, (Mapping, list)) and any(other.startswith(f"{dotted}.") for other in deeper):
             continue  # it may be a mapping: what is wrong in it is said
-        own = [text for text in entry.wanted if text.startswith("=")]
-        if own:
-            faults.append(document.fault(path, own[0][1:], entry.hints[entry.wanted.index(own[0])]))
+        if entry.said:
+            faults.append(document.fault(path, entry.said))
             continue
         message = f"found {found(entry.value)}; expected {' or '.join(entry.wanted)}"
         faults.append(document.fault(path, message, next((hint for hint in entry.hints if hint), "")))
@@ -183,7 +186,7 @@ def _specs_in(annotation: Any) -> list[type[Spec]]:
 
 
 def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
-    """What was expected and the nearest fix; a text that starts with '=' is a whole message."""
+    """What was expected, and the nearest fix."""
     kind = detail["type"]
     context = detail.get("ctx", {})
     if kind in _EXPECTED:
@@ -213,9 +216,6 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
     if kind in ("too_long", "string_too_long"):
         most = context.get("max_length")
         return f"at most {most} {'characters' if kind.startswith('string') else 'entries'}", "remove some"
-    if kind in ("value_error", "assertion_error"):
-        message, _, hint = str(context.get("error", detail["msg"])).partition("; ")
-        return "=" + message, hint
     return detail["msg"][:1].lower() + detail["msg"][1:], ""
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from rlenv._nearest import did_you_mean
 from rlenv._neighbours import file_module
-from rlenv.errors import UsageError
+from rlenv.errors import UnknownEntry, UsageError
 
 __all__ = ["check_positional", "failure", "import_function", "named_parameters"]
 
 _MAX_FAILURE = 500
+_MEND = "check the file's content"
 _GUARD = "put what runs as a script under: if __name__ == '__main__':"
 
 
@@ -30,18 +31,22 @@ def import_function(target: str, *, base: Path) -> Callable[..., Any]:
     """
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name.isidentifier():
-        raise UsageError(f"found '{target}'; expected module:function or file.py:function")
+        raise UsageError(
+            f"found '{target}'; expected module:function or file.py:function", hint="write file.py:function"
+        )
     module = _from_file(base, where) if where.endswith(".py") else _from_name(where)
     try:
         function = getattr(module, name, None)
     except Exception as error:  # a module may have a __getattr__ of its own
-        raise UsageError(f"'{name}' of '{where}' cannot be read: {failure(error)}") from error
+        raise UsageError(f"'{name}' of '{where}' cannot be read: {failure(error)}", hint=_MEND) from error
     if function is None:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         hint = did_you_mean(name, known, otherwise=f"it has: {', '.join(known) or 'no functions'}")
         raise UsageError(f"'{where}' has no function '{name}'", hint=hint)
     if not callable(function):
-        raise UsageError(f"'{name}' of '{where}' is a {type(function).__name__}; expected a function")
+        raise UsageError(
+            f"'{name}' of '{where}' is a {type(function).__name__}; expected a function", hint="name a function of it"
+        )
     assert not inspect.ismodule(function)
     return function  # type: ignore[no-any-return]
 
@@ -106,7 +111,8 @@ def named_parameters(function: Callable[..., Any], *, key: str, offered: Sequenc
         if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and not needed):
             continue
         if name not in offered:
-            raise UsageError(f"nothing gives '{name}'", key=key, hint=f"it may take: {', '.join(offered)}")
+            hint = f"it may take: {', '.join(offered)}"
+            raise UnknownEntry("resources", name, offered, key=key, message=f"nothing gives '{name}'", hint=hint)
         names.append(name)
     return tuple(names)
 
@@ -128,7 +134,9 @@ def _from_file(base: Path, where: str) -> ModuleType:
         path = (base / where).resolve()
         is_file = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
-        raise UsageError(f"there is no file '{where[:80]}': {failure(error)[:200]}") from error
+        raise UsageError(
+            f"there is no file '{where[:80]}': {failure(error)[:200]}", hint="name a file that is there"
+        ) from error
     if not is_file:
         others = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = did_you_mean(path.name, others, otherwise="the path is relative to the file that names it")
@@ -138,7 +146,7 @@ def _from_file(base: Path, where: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's file may fail in any way while it runs
-        raise UsageError(f"'{path.name}' cannot be imported: {_import_failure(error)}") from error
+        raise _not_imported(f"'{path.name}'", error) from error
 
 
 def _from_name(name: str) -> ModuleType:
@@ -147,14 +155,15 @@ def _from_name(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UsageError(f"there is no module '{name}'", hint="for a file write file.py:function") from error
-        raise UsageError(f"module '{name}' cannot be imported: {failure(error)}") from error
+        raise _not_imported(f"module '{name}'", error) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's module may fail in any way while it runs
-        raise UsageError(f"module '{name}' cannot be imported: {_import_failure(error)}") from error
+        raise _not_imported(f"module '{name}'", error) from error
 
 
-def _import_failure(error: BaseException) -> str:
+def _not_imported(what: str, error: BaseException) -> UsageError:
     if isinstance(error, SystemExit):
-        return f"it ends the program while it is imported ({failure(error)}); {_GUARD}"
-    return failure(error)
+        message = f"{what} cannot be imported: it ends the program while it is imported ({failure(error)})"
+        return UsageError(message, hint=_GUARD)
+    return UsageError(f"{what} cannot be imported: {failure(error)}", hint=_MEND)

@@ -270,7 +270,7 @@ def _named(
             faults.append(document.fault((*path, key), message, hint))
             return None
         except UsageError as error:
-            faults.append(document.fault((*path, key), str(error), "reinstall or remove that distribution"))
+            faults.append(document.fault((*path, key), error.message, "reinstall or remove that distribution"))
             return None
     faults.append(document.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}"))
     return None

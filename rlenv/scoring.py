@@ -96,7 +96,7 @@ class Scorer:
                 try:
                     gate = compile_expression(spec.gate, names=[name for name in names if name != term.name])
                 except ExpressionError as error:
-                    raise UsageError(f"{error}", key=f"rewards.{term.name}.gate") from error
+                    raise UsageError(error.message, key=f"rewards.{term.name}.gate", hint=error.hint) from error
             # What earns nothing decides nothing, unless the spec says that it has to be there.
             required = spec.required and (spec.weight != 0 or "required" in spec.model_fields_set)
             plans[term.name] = _Plan(
@@ -105,7 +105,7 @@ class Scorer:
         try:
             self._success = None if success is None else compile_expression(success, names=names)
         except ExpressionError as error:
-            raise UsageError(f"{error}", key="success") from error
+            raise UsageError(error.message, key="success", hint=error.hint) from error
         self.names: tuple[str, ...] = tuple(names)
         self._ordered = _by_dependency(plans)
         self._turn_plans = tuple(plan for plan in plans.values() if plan.per_turn)

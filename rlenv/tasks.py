@@ -358,23 +358,15 @@ def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], 
     return read, table.num_rows
 
 
-def _split(text: str) -> tuple[str, str]:
-    message, _, hint = text.partition("; ")
-    return message, hint
-
-
 def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) -> list[Row]:
     def refuse(message: str, hint: str) -> SpecError:
         return SpecError([loaded.document.fault(key, message, hint)])
 
     try:
         function = import_function(target, base=loaded.base_of(key))
-    except UsageError as error:
-        raise refuse(*_split(str(error))) from error
-    try:
         check_positional(function, target=target, gives=())
     except UsageError as error:
-        raise refuse(*_split(str(error))) from error
+        raise refuse(error.message, error.hint) from error
     rows: list[Row] = []
     failed: list[BaseException] = []
     is_given_up = threading.Event()

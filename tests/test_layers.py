@@ -69,6 +69,7 @@ LAYERS: dict[str, int] = {
     "rlenv._coercion": 2,
     "rlenv.executor": 3,
     "rlenv.scoring": 3,
+    "rlenv.weighing": 3,
     "rlenv.compile": 4,
     "rlenv.nested": 4,
     "rlenv.drive": 4,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from rlenv import dialects
 from rlenv._nearest import did_you_mean
 from rlenv.checks.sites import Stub
-from rlenv.checks.subject import Subject, split_message
+from rlenv.checks.subject import Subject
 from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.built_in import whole_row
 from rlenv.dialects.findings import Finding, calls_of, fault_of, place_of_form
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Fault
 from rlenv.messages import Message
 from rlenv.templates import TemplateError, compile_template
 
@@ -20,20 +20,14 @@ __all__ = ["check_dialect"]
 
 
 def check_dialect(subject: Subject) -> Iterator[Fault]:
-    """Faults of `dialect`."""
+    """Faults of a dialect that the spec defines itself."""
     given = subject.loaded.spec.dialect
+    if isinstance(given, str):
+        return
     try:
-        if isinstance(given, str):
-            dialects.get(given)
-            return
         row = whole_row("inline", given)
-    except KeyError as error:
-        place = "dialect" if isinstance(given, str) else "dialect.base"
-        yield subject.document.fault(place, *dialects.unknown(error.args[0], is_base=place != "dialect"))
-        return
-    except UsageError as error:
-        yield subject.document.fault("dialect", *split_message(str(error)))
-        return
+    except KeyError:
+        return  # reported where it is compiled
     for finding in _findings(subject, given, row):
         yield fault_of(subject.document, finding)
 

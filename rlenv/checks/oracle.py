@@ -72,7 +72,7 @@ def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> I
         for path, name, arguments in _calls(index, step):
             tool = subject.tools.get(name)
             if tool is None:
-                if subject.tools_are_known or name not in subject.loaded.spec.tools:
+                if not subject.lacks("tools", name):
                     hint = did_you_mean(name, subject.tool_names, "tools")
                     yield subject.document.fault(path, f"there is no tool '{name}'", hint, at="key")
                 continue
@@ -127,12 +127,7 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
 def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Split) -> Iterator[Fault]:
     """Renders the script for each row and checks what does not depend on results; the first fault of a step ends it."""
     document, spec = subject.document, subject.loaded.spec
-    checks: dict[str, ArgumentCheck] = {}
-    for name, tool in subject.tools.items():
-        try:
-            checks[name] = ArgumentCheck(tool.parameters, tool=name)
-        except UsageError:
-            continue  # reported with the tool
+    checks = {name: ArgumentCheck(tool.parameters, tool=name) for name, tool in subject.tools.items()}
     for number, row in enumerate(split.rows):
         where = f"row {number + 1} of split '{split.name}'"
         turns = calls = 0

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlenv import dialects
-from rlenv._arguments import ArgumentCheck
 from rlenv._nearest import did_you_mean
-from rlenv.checks.subject import Subject, split_message
+from rlenv.checks.subject import Subject
 from rlenv.errors import Fault, UsageError
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
@@ -22,7 +21,7 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def check_surface(subject: Subject) -> Iterator[Fault]:
-    """Faults of tool names and schemas, `answer` and `observation`."""
+    """Faults of tool names, `answer` and `observation`."""
     yield from _tools(subject)
     yield from _answer(subject)
     yield from _observation(subject)
@@ -36,12 +35,6 @@ def _tools(subject: Subject) -> Iterator[Fault]:
             message = f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'"
             hint = f"write '{re.sub(r'[^a-zA-Z0-9_-]+', '_', name)[:64].strip('_') or 'tool'}'"
             yield subject.document.fault(("tools", name), message, hint, at="key")
-    for name, tool in subject.tools.items():
-        try:
-            ArgumentCheck(tool.parameters, tool=name)
-        except UsageError as error:
-            place = f"tools.{name}.parameters" if subject.document.has(f"tools.{name}.parameters") else f"tools.{name}"
-            yield subject.document.fault(place, str(error), "see https://json-schema.org", at="key")
 
 
 def _answer(subject: Subject) -> Iterator[Fault]:
@@ -56,11 +49,7 @@ def _answer(subject: Subject) -> Iterator[Fault]:
     try:
         answers.check(spec)
     except UsageError as error:
-        key = {"regex": "pattern", "tag": "tag", "tool": "tool"}.get(rule, "from")
-        message, hint = split_message(str(error).removeprefix("answer.tag: ").removeprefix("answer: "))
-        if key == "pattern" and not hint:
-            hint = "put a backslash before a character that is meant as it stands"
-        yield document.fault(f"answer.{key}", message, hint)
+        yield document.fault(error.key, error.message, error.hint)
         return
     if rule == "tag":
         yield from _answer_tag(subject, spec.tag)
@@ -116,7 +105,7 @@ def _delays(subject: Subject) -> Iterator[Fault]:
 
 def _answer_tool(subject: Subject) -> Iterator[Fault]:
     spec, document = subject.loaded.spec.answer, subject.document
-    if spec.tool is None or (not subject.tools_are_known and spec.tool in subject.loaded.spec.tools):
+    if spec.tool is None or subject.lacks("tools", spec.tool):
         return
     tool = subject.tools.get(spec.tool)
     if tool is None:

@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             found.append(find(file))
         except UsageError as error:  # the others are checked all the same
-            message, _, hint = str(error).partition("; ")
-            lacking.append(Fault(file, 0, 0, "", message, hint))
+            lacking.append(Fault(file, 0, 0, "", error.message, error.hint))
     with contextlib.redirect_stdout(sys.stderr):  # what files print that are imported is no part of the report
         report = validate(found, set=overrides(args.set))
     report = replace(report, files=len(args.files), faults=(*lacking, *report.faults))

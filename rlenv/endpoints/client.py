@@ -71,9 +71,8 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
     """
     base_url = resolve(spec.base_url).rstrip("/")
     if not base_url.startswith(("http://", "https://")) and not names_in(base_url):
-        raise UsageError(
-            f"found '{redact(base_url)}'; expected an address such as http://127.0.0.1:8000/v1", key="base_url"
-        )
+        found, hint = redact(base_url), "write one such as http://127.0.0.1:8000/v1"
+        raise UsageError(f"found '{found}'; expected an address", key="base_url", hint=hint)
     if base_url.endswith("/completions"):
         raise UsageError(
             "expected the address without /completions or /chat/completions", key="base_url", hint="end it with /v1"

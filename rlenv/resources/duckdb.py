@@ -28,7 +28,7 @@ from rlenv.resources._sql_workers import Answer, SqlWorkers, cores, encoded, lim
 from rlenv.resources._sqlite import MAX_SIZE, MAX_SQL, Rows
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "DuckdbDatabase", "DuckdbResource", "DuckdbSpec"]
@@ -293,14 +293,13 @@ def compile_duckdb(name: str, spec: DuckdbSpec, context: CompileContext) -> Duck
         raise UsageError(
             "one copy for all episodes would carry writes from one to the next", key="scope", hint="use scope: episode"
         )
-    try:
-        template = compile_template(spec.path)
-    except TemplateError as error:
-        raise UsageError(f"{error}", key="path") from error
-    if unknown := template.names - {"task", "vars"}:
-        raise UsageError(f"there is no '{sorted(unknown)[0]}' here; expected task or vars", key="path")
+    template = template_of(spec.path, key="path", names=("task", "vars"))
     if spec.scope == "process" and "task" in template.names:
-        raise UsageError("a resource of scope process is opened once and cannot depend on the task", key="path")
+        raise UsageError(
+            "a resource of scope process is opened once and cannot depend on the task",
+            key="path",
+            hint="set scope: episode",
+        )
     try:
         import duckdb  # noqa: F401
     except ImportError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, under
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.spec import AnswerSpec
@@ -57,12 +57,13 @@ def check(spec: AnswerSpec) -> None:
     if spec.from_ == "regex":
         if spec.pattern is None:
             raise UsageError(
-                "from is regex but there is no pattern", key="answer", hint="add `pattern:` with one group"
+                "from is regex but there is no pattern", key="answer.pattern", hint="add `pattern:` with one group"
             )
-        compile_pattern(spec.pattern)
+        with under("answer.pattern"):
+            compile_pattern(spec.pattern)
     if spec.from_ == "tool" and spec.tool is None:
         raise UsageError(
-            "from is tool but no tool is named", key="answer", hint="add `tool:` with the submit tool's name"
+            "from is tool but no tool is named", key="answer.tool", hint="add `tool:` with the submit tool's name"
         )
     if spec.from_ == "tag" and not re.fullmatch(r"[^\s<>/]+", spec.tag):
         raise UsageError(
@@ -100,7 +101,7 @@ def _read(spec: AnswerSpec, action: ParsedAction) -> str | None:
             return _boxed(action.content)
         case "regex":
             if spec.pattern is None:
-                raise UsageError("from is regex but there is no pattern", key="answer")
+                raise UsageError("from is regex but there is no pattern", key="answer.pattern")
             return _matched(action.content, spec.pattern)
         case "tool":
             return _submitted(action, spec)

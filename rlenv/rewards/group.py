@@ -57,7 +57,7 @@ def relative(values: Sequence[float], *, by: By) -> list[float]:
 
 def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
     if (spec.of is None) == (spec.python is None):
-        raise UsageError("give either of or python")
+        raise UsageError("give either of or python", hint="name one of them")
     if spec.of == name:
         raise UsageError(f"'{name}' cannot be compared with itself", key="of", hint="name another term")
     if spec.python is not None:

@@ -56,7 +56,7 @@ def check_range(least: Any, most: Any, *, keys: str) -> None:
     if least is None and most is None:
         raise UsageError("nothing is asked for", hint=f"give {keys} or both")
     if least is not None and most is not None and least > most:
-        raise UsageError(f"the least ({least}) is above the most ({most})")
+        raise UsageError(f"the least ({least}) is above the most ({most})", key="min", hint="the least comes first")
 
 
 def gold_text(value: Any) -> str:

@@ -13,6 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.json_schema import JsonSchemaMode
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.tools._docstring import read_docstring
 
@@ -62,7 +63,8 @@ def shorthand(parameters: Mapping[str, Any]) -> dict[str, Any]:
             properties[name] = {"type": _WORDS[given.rstrip("?")]}
         else:
             known = ", ".join(dict.fromkeys(_WORDS.values()))
-            raise UsageError(f"parameter '{name}' has type {given!r}; expected one of {known}, or a JSON Schema")
+            message = f"parameter '{name}' has type {given!r}; expected one of {known}, or a JSON Schema"
+            raise UsageError(message, key=name, hint=did_you_mean(str(given), _WORDS, otherwise="write string"))
     required = [
         name
         for name, given in parameters.items()

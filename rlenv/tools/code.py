@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._nearest import nearest
-from rlenv.errors import ToolFailed, UsageError
+from rlenv._nearest import did_you_mean
+from rlenv.errors import ToolFailed, UnknownEntry, UsageError
 from rlenv.registry import Kind
 from rlenv.spec import Bool, Float, Int, Text, ToolSpec
 from rlenv.tools._cell import Outcome
@@ -49,10 +49,9 @@ Run = Callable[[str, ToolContext], Awaitable[Outcome]]
 def _called(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Tool]:
     for wanted in spec.tools:
         if wanted not in context.tools:
-            close = nearest(wanted, context.tools)
-            known = ", ".join(context.tools) or "none"
-            hint = f"did you mean '{close}'?" if close else f"tools above '{name}': {known}"
-            raise UsageError(f"there is no tool '{wanted}' above '{name}'", key="tools", hint=hint)
+            hint = did_you_mean(wanted, context.tools, f"tools above '{name}'")
+            message = f"there is no tool '{wanted}' above '{name}'"
+            raise UnknownEntry("tools", wanted, context.tools, key="tools", message=message, hint=hint)
         if not wanted.isidentifier():
             raise UsageError(
                 f"'{wanted}' cannot be called from Python, since its name is no identifier",

@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field
 
 from rlenv._json_limits import TooMuchJson, read_json
-from rlenv.errors import MissingExtra, ToolFailed, UsageError
+from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
 from rlenv.registry import Kind
 from rlenv.spec import Bool, Int, Text, ToolSpec
 from rlenv.tools._filling import Filling, compile_filling, read_parameters
@@ -227,10 +227,11 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
         spec = _with_preset(spec)
     elif "top_k" in spec.model_fields_set:
         raise UsageError("only a preset takes it", key="top_k")
-    parameters = shorthand(spec.parameters)
+    with under("parameters"):
+        parameters = shorthand(spec.parameters)
     _check_url(spec.url)
     fillings: dict[str, Filling] = {
-        key: compile_filling(getattr(spec, key), where=key, parameters=parameters, vars=context.vars)
+        key: compile_filling(getattr(spec, key), key=key, parameters=parameters, vars=context.vars)
         for key in ("url", "headers", "query", "body")
     }
     method = spec.method or ("GET" if spec.body is None else "POST")

@@ -24,7 +24,7 @@ from rlenv.registry import Kind
 from rlenv.requirements import Requirement, program
 from rlenv.secrets import resolve
 from rlenv.spec import Float, Int, Text, ToolSpec
-from rlenv.templates import TemplateError, compile_template
+from rlenv.templates import TemplateError, template_of
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
@@ -88,11 +88,11 @@ def _server(name: str, spec: McpSpec, context: CompileContext) -> Server:
 
     return Server(
         name,
-        command=tuple(_filled("command", word, context) for word in spec.command or ()),
+        command=tuple(_filled(f"command.{i}", word, context) for i, word in enumerate(spec.command or ())),
         url=_filled("url", spec.url, context) if spec.url is not None else None,
         transport=spec.transport,
-        env={key: _filled("env", value, context) for key, value in spec.env.items()},
-        headers={key: _filled("headers", value, context) for key, value in spec.headers.items()},
+        env={key: _filled(f"env.{key}", value, context) for key, value in spec.env.items()},
+        headers={key: _filled(f"headers.{key}", value, context) for key, value in spec.headers.items()},
         cwd=_folder(context),
         start_timeout_s=spec.start_timeout_s,
     )
@@ -102,10 +102,7 @@ def _filled(key: str, text: str, context: CompileContext) -> str:
     """The text with its constants and secrets; a server is one for all tasks, so nothing else can be read."""
     if "{{" in text or "{%" in text:
         try:
-            template = compile_template(text)
-            for name in sorted(template.names - {"vars"}):
-                raise UsageError(f"'{name}' is not known here; only vars are", key=key)
-            text = template.text(vars=context.vars)
+            text = template_of(text, key=key, names=("vars",)).text(vars=context.vars)
         except TemplateError as error:
             raise UsageError(f"the template cannot be filled: {error}", key=key) from error
     return resolve(text)
@@ -207,7 +204,7 @@ def _parameters(tool: ListedTool, server: Server) -> Mapping[str, Any]:
         ArgumentCheck(parameters, tool=tool.name)
     except UsageError as error:
         raise UsageError(
-            f"the server '{server.name}': {error}",
+            f"the server '{server.name}': {error.message}",
             hint=f"leave the tool out with 'exclude: [{tool.name}]', or mend the server",
         ) from error
     return parameters

@@ -16,7 +16,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from rlenv._quick import quick
-from rlenv.errors import EpisodeError, ToolFailed, UsageError
+from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
 from rlenv.functions import import_function
 from rlenv.registry import Kind
 from rlenv.secrets import redact_within
@@ -91,11 +91,14 @@ def _shown_errors(
     for word in spec.errors:
         place, _, name = word.rpartition(":")
         if place:
-            kind: Any = import_function(word, base=context.bases.get("errors", context.base))
+            with under("errors"):
+                kind: Any = import_function(word, base=context.bases.get("errors", context.base))
         else:
             kind = getattr(function, "__globals__", {}).get(name, getattr(builtins, name, None))
         if not isinstance(kind, type) or not issubclass(kind, Exception):
-            raise UsageError(f"'{word}' is not an exception that '{spec.function}' knows", key="errors")
+            raise UsageError(
+                f"'{word}' is not an exception that '{spec.function}' knows", key="errors", hint="write MODULE:NAME"
+            )
         found.append(kind)
     return tuple(found)
 
@@ -103,8 +106,7 @@ def _shown_errors(
 def _injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
     for name in spec.inject:
         if name not in context.resources and name not in ("task", "context"):
-            known = ", ".join((*context.resources, "task", "context"))
-            raise UsageError(f"there is no resource '{name}'; expected one of {known}", key="inject")
+            raise UnknownEntry("resources", name, (*context.resources, "task", "context"), key="inject")
     return spec.inject
 
 
@@ -117,7 +119,9 @@ def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
     if is_async:
         if spec.run_in == "thread":
             raise UsageError(
-                f"'{spec.function}' is a coroutine function and runs in the loop, not in a thread", key="run_in"
+                f"'{spec.function}' is a coroutine function and runs in the loop, not in a thread",
+                key="run_in",
+                hint="leave it out",
             )
         return "async"
     return "inline" if spec.run_in == "loop" else "thread"
@@ -166,11 +170,13 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
     Raises:
         UsageError: the function, its types, an exception or a resource does not fit the spec.
     """
-    function = import_function(spec.function, base=context.bases.get("function", context.base))
+    with under("function"):
+        function = import_function(spec.function, base=context.bases.get("function", context.base))
     injected = _injections(spec, context)
     _check_process(spec)
     shown_errors = _shown_errors(spec, function, context)
-    signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
+    with under("parameters" if spec.parameters is not None else "function"):
+        signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
     convert = signature.convert
     mode = _mode(spec, function)
 

@@ -193,7 +193,9 @@ def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]
         elif key in ("failures", "stragglers"):
             try:
                 failure_policy(value) if key == "failures" else stragglers(value)
-            except (UsageError, TypeError, ValueError) as error:
+            except UsageError as error:
+                yield document.fault((*at, *error.key.split(".")), error.message, error.hint)
+            except (TypeError, ValueError) as error:
                 yield document.fault(place, str(error))
 
 
