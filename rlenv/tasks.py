@@ -130,8 +130,8 @@ def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tup
         folder = dataset_folder(name, base=loaded.base_of(f"{key}.dataset"), revision=spec.revision)
         files = dataset_files(folder, config=spec.config, split=split)
     except DatasetFault as error:
-        given = error.part if getattr(spec, error.part) is not None else "dataset"
-        raise SpecError([loaded.document.fault(f"{key}.{given}", str(error), error.hint)]) from error
+        given = error.key if getattr(spec, error.key) is not None else "dataset"
+        raise SpecError([loaded.document.fault(f"{key}.{given}", error.message, error.hint)]) from error
     opened = [_open(loaded, f"{key}.dataset", path) for path in files]
     ends = list(itertools.accumulate(count for _, count in opened))
     total = ends[-1] if ends else 0
