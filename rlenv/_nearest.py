@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["all_known", "did_you_mean", "nearest"]
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
@@ -32,3 +32,9 @@ def did_you_mean(word: str, options: Iterable[str], what: str = "", *, prefix: s
     if close is not None:
         return f"did you mean '{prefix}{close}'?"
     return otherwise or (f"{what}: {', '.join(known) or 'none'}" if what else "")
+
+
+def all_known(word: str, options: Iterable[str], what: str = "there are") -> str:
+    """A hint that lists all options behind the one that is near, if one is: `did you mean 'near'? WHAT a, b`."""
+    known = tuple(options)
+    return " ".join(part for part in (did_you_mean(word, known), f"{what} {', '.join(known)}") if part)

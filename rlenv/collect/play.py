@@ -14,6 +14,7 @@ from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.groups import score_groups
 from rlenv.observe import Cut
+from rlenv.paths import names_in
 from rlenv.policies.base import Policy
 from rlenv.rollout import Job, together
 from rlenv.trajectory import Trajectory
@@ -105,9 +106,9 @@ def files_of(names: Sequence[str]) -> list[Path]:
         elif inside := sorted((path / "trajectories").glob("step-*.jsonl")):
             found += inside  # the validations of `rlenv train`
         else:
-            close = nearest(path.name, [one.name for one in path.parent.glob("*")]) if path.parent.is_dir() else ""
-            hint = f"; did you mean {path.parent / close}?" if close else ""
-            raise UsageError(f"there are no recorded episodes at {path}{hint}")
+            close = nearest(path.name, names_in(path.parent))
+            hint = f"did you mean {path.parent / close}?" if close else ""
+            raise UsageError(f"there are no recorded episodes at {path}", hint=hint)
     return found
 
 

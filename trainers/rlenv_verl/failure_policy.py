@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from rlenv._nearest import all_known
 from rlenv.errors import UsageError
 from rlenv.trajectory import Trajectory
 
@@ -100,11 +100,8 @@ def failure_policy(given: Mapping[str, str] | None) -> FailurePolicy:
     for reason, choice in (given or {}).items():
         if reason not in _ALL and reason not in FAULTS and reason not in TRUNCATIONS:
             known = [*_ALL, *FAULTS, *TRUNCATIONS]
-            near = difflib.get_close_matches(str(reason), known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise UsageError(
-                "no episode ends for this reason", key=f"failures.{reason}", hint=f"{hint}Known: {', '.join(known)}"
-            )
+            hint = all_known(str(reason), known, "known:")
+            raise UsageError("no episode ends for this reason", key=f"failures.{reason}", hint=hint)
         if choice not in _CHOICES:
             raise UsageError(f"'{choice}' is none of {', '.join(_CHOICES)}", key=f"failures.{reason}")
         if choice == "keep" and (reason == "faults" or reason in FAULTS):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rlenv._nearest import did_you_mean, nearest
+from rlenv._nearest import all_known, did_you_mean
 from rlenv.errors import Fault, UsageError
 from rlenv.source import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
@@ -141,9 +141,7 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
 def _no_such(
     document: SourceDocument, place: tuple[str, ...], given: str, known: list[str], what: str, *, at: str
 ) -> Fault:
-    close = nearest(given, known)
-    hint = f"did you mean '{close}'? " if close else ""
-    return document.fault(place, f"no {what} '{given}'", f"{hint}there are {', '.join(known)}", at=at)
+    return document.fault(place, f"no {what} '{given}'", all_known(given, known), at=at)
 
 
 def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Fault]:
@@ -226,10 +224,7 @@ def _instead(key: str, known: Mapping[str, Any]) -> str:
     if "." in key:
         first, rest = key.split(".", 1)
         return f"keys are nested in a preset: write {first}: {{{rest}: …}}"
-    close = nearest(key, known)
-    if close:
-        return f"did you mean '{close}'?"
-    return "a key that veRL reads without listing it stands under verl_add"
+    return did_you_mean(key, known, otherwise="a key that veRL reads without listing it stands under verl_add")
 
 
 def _expected(known: Any, value: Any) -> str:
