@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlenv._bounded import cut_end
 from rlenv._nearest import did_you_mean
 from rlenv._neighbours import file_module
 from rlenv.errors import UnknownEntry, UsageError
@@ -57,8 +58,7 @@ def failure(error: BaseException) -> str:
         text = str(error)
     except Exception:  # an exception of the author's may fail to say what it is
         text = ""
-    text = text if len(text) <= _MAX_FAILURE else text[: _MAX_FAILURE - 1] + "…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {cut_end(text, _MAX_FAILURE)}" if text else type(error).__name__
 
 
 def check_positional(function: Callable[..., Any], *, target: str, gives: Sequence[str]) -> None:

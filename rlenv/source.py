@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlenv._bounded import abridged
 from rlenv._nearest import did_you_mean
 from rlenv.errors import Fault, SpecError
 from rlenv.paths import is_file, is_folder, names_in, read_file
@@ -105,7 +106,8 @@ class SourceDocument:
         span = self.key_span(keys) if at == "key" else self.value_span(keys)
         number, column = span.inside(find, line) if at == "value" else (span.line, span.column)
         dotted = ".".join(map(str, keys)) if shown is None else shown
-        return Fault(span.file, number, column, _short(dotted), _short(message), _short(hint), span.quote(number))
+        dotted, message, hint = (abridged(text, _MAX_WORDS) for text in (dotted, message, hint))
+        return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
 
     def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
         """This document with `data`, in which nothing stands at or below `paths` any more."""
@@ -143,11 +145,6 @@ class SourceDocument:
         return (*self._resolve(head), tail) if head else (path,) if path else ()
 
 
-def _short(text: str) -> str:
-    """A text of a fault, without the middle of what a long value adds to it."""
-    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS // 2]} … {text[-_MAX_WORDS // 2 :]}"
-
-
 def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
     keys: dict[tuple[str | int, ...], Span] = {}
     values: dict[tuple[str | int, ...], Span] = {}
@@ -168,7 +165,8 @@ def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
 
 
 def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
-    return SpecError([Fault(span.file, span.line, span.column, path, _short(message), hint, span.quote(span.line))])
+    said = abridged(message, _MAX_WORDS)
+    return SpecError([Fault(span.file, span.line, span.column, path, said, hint, span.quote(span.line))])
 
 
 def _read_text(path: Path, shown: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field
 
+from rlenv._bounded import cut_end
 from rlenv._quick import quick
 from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
 from rlenv.functions import import_function
@@ -255,8 +256,7 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
 
 
 def _message(error: Exception) -> str:
-    text = redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__
-    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
+    return cut_end(redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__, _MAX_MESSAGE)
 
 
 KIND = Kind(PythonSpec, compile_python)
