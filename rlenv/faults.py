@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlenv._nearest import did_you_mean, nearest
+from rlenv._nearest import did_you_mean
 from rlenv.errors import Fault
 from rlenv.source import SourceDocument
 from rlenv.spec import Spec
@@ -199,8 +199,8 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
         if not options:
             wanted = str(context.get("expected", detail["msg"]))
             return wanted, f"write {wanted}"
-        close = nearest(value, options) if isinstance(value, str) else None
-        return listed(options, most=30), f"did you mean '{close}'?" if close else f"write {options[0]}"
+        near = did_you_mean(value, options) if isinstance(value, str) else ""
+        return listed(options, most=30), near or f"write {options[0]}"
     if kind == "string_pattern_mismatch":
         pattern = str(context.get("pattern", ""))
         slug = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")

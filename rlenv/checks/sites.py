@@ -159,9 +159,8 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fau
             continue
         options, word = known[path[0]]
         if path[1] not in options:
-            close = nearest(path[1], options)
             named = f"known: {listed_names(list(options))}" if options else f"add it under '{path[0]}:'"
-            hint = f"did you mean '{path[0]}.{close}'?" if close else named
+            hint = did_you_mean(path[1], options, prefix=f"{path[0]}.", otherwise=named)
             found = ".".join(path[:2])
             yield subject.document.fault(site.path, f"there is no {word} '{path[1]}'", hint, find=found)
             continue
@@ -207,11 +206,10 @@ def _columns(subject: Subject, site: Site, template: Template, split: Split) -> 
         if path[0] != "task" or len(path) < 2 or split.columns.get(path[1], 0) == total:
             continue
         count = split.columns.get(path[1], 0)
-        close = nearest(path[1], (column for column in split.columns if column != path[1]))
         if count == 0:
             message = f"split '{split.name}' has no column '{path[1]}'"
             known = f"its columns: {listed_names(list(split.columns))}"
-            hint = f"did you mean 'task.{close}'?" if close else known
+            hint = did_you_mean(path[1], split.columns, prefix="task.", otherwise=known)
         else:
             first = next(index for index, row in enumerate(split.rows) if path[1] not in row)
             message = f"{total - count} of {total} rows of split '{split.name}' lack the column '{path[1]}'"
