@@ -112,7 +112,7 @@ class Manifest:
             if (folder / TRAJECTORIES).is_file():
                 raise UsageError(
                     f"{folder} is not whole: its `rlenv collect` was ended before it wrote {MANIFEST}. What it played "
-                    f"is kept",
+                    "is kept",
                     hint=f"go on with: rlenv collect SPEC --from {folder / TRAJECTORIES} -o ANOTHER",
                 )
             raise UsageError(

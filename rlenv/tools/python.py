@@ -22,7 +22,7 @@ from rlenv.functions import import_function
 from rlenv.registry import Kind
 from rlenv.secrets import redact_within
 from rlenv.spec import Int, Text, ToolSpec
-from rlenv.tools._signature import read_signature
+from rlenv.tools._signature import Signature, read_signature
 from rlenv.tools.base import CompileContext, DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 
 if TYPE_CHECKING:
@@ -111,6 +111,15 @@ def _injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
     return spec.inject
 
 
+def _function(
+    spec: PythonSpec, context: CompileContext, injected: Sequence[str]
+) -> tuple[Callable[..., Any], Signature]:
+    with under("function"):
+        function = import_function(spec.function, base=context.bases.get("function", context.base))
+    with under("parameters" if spec.parameters is not None else "function"):
+        return function, read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
+
+
 def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
     is_async = inspect.iscoroutinefunction(function) or (
         not inspect.isroutine(function) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
@@ -171,15 +180,10 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
     Raises:
         UsageError: the function, its types, an exception or a resource does not fit the spec.
     """
-    with under("function"):
-        function = import_function(spec.function, base=context.bases.get("function", context.base))
     injected = _injections(spec, context)
+    function, signature = _function(spec, context, injected)
     _check_process(spec)
-    shown_errors = _shown_errors(spec, function, context)
-    with under("parameters" if spec.parameters is not None else "function"):
-        signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
-    convert = signature.convert
-    mode = _mode(spec, function)
+    shown_errors, convert, mode = _shown_errors(spec, function, context), signature.convert, _mode(spec, function)
 
     def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
         values = convert(arguments)
