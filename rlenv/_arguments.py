@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
+from rlenv._bounded import cut_end
 from rlenv._schemas import BoundedValidator
 from rlenv.errors import UsageError
 
@@ -24,6 +25,7 @@ _TYPES = {
     "object": "an object",
     "string": "a text",
 }
+_SEE = "see https://json-schema.org"
 _MAX_SHOWN = 60
 _MAX_LISTED = 1_000
 # Comparing words takes the product of their lengths.
@@ -60,13 +62,17 @@ class ArgumentCheck:
     def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
         strict = dict(schema)
         if strict.setdefault("type", "object") != "object":
-            raise UsageError(f"the parameters of tool '{tool}' have type {schema['type']!r}; expected 'object'")
+            raise UsageError(
+                f"the parameters of tool '{tool}' have type {schema['type']!r}; expected 'object'", hint=_SEE
+            )
         if not _OPEN & strict.keys():
             strict["additionalProperties"] = False
         try:
             self._validator = BoundedValidator(strict)
         except ValueError as error:
-            raise UsageError(f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}") from error
+            raise UsageError(
+                f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}", hint=_SEE
+            ) from error
         self._schema = strict
         self.fits: Callable[[Any], bool] = self._validator.is_valid
 
@@ -96,9 +102,12 @@ class ArgumentCheck:
         place = _place(list(error.instance_path))
         keyword = str(error.schema_path[-1]) if error.schema_path else ""
         if not error.instance_path and keyword == "additionalProperties":
-            listed = f"expected: {_short(', '.join(known), _MAX_LISTED)}" if known else "the tool takes no arguments"
+            listed = f"expected: {cut_end(', '.join(known), _MAX_LISTED)}" if known else "the tool takes no arguments"
             extra = islice((name for name in arguments if name not in known), _MAX_FAULTS)
-            return [f"unknown argument '{_short(name)}'{nearest(name, known) or f'; {listed}'}" for name in extra]
+            return [
+                f"unknown argument '{cut_end(name, _MAX_SHOWN)}'{nearest(name, known) or f'; {listed}'}"
+                for name in extra
+            ]
         if keyword == "required":
             missing = str(getattr(error.kind, "property", "?"))
             inside = f" in {place}" if place else ""
@@ -109,8 +118,8 @@ class ArgumentCheck:
         if keyword == "enum":
             options = getattr(error.kind, "options", None) or []
             words = " or ".join(_shown(option) for option in options[:_MAX_OPTIONS])
-            return [f"{found}, expected {_short(words, 200)}" if words else f"{found}: {_short(error.message, 160)}"]
-        return [f"{found}: {_short(error.message, 160)}"]
+            return [f"{found}, expected {cut_end(words, 200)}" if words else f"{found}: {cut_end(error.message, 160)}"]
+        return [f"{found}: {cut_end(error.message, 160)}"]
 
     def _expected_of(self, name: str) -> str:
         schema = self._schema.get("properties", {}).get(name, {})
@@ -136,21 +145,17 @@ def _place(path: list[Any]) -> str:
     if not path:
         return ""
     name, *rest = path
-    return f"argument '{_short(str(name))}'" + _short("".join(f"[{step!r}]" for step in rest), 200)
-
-
-def _short(text: str, limit: int = _MAX_SHOWN) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return f"argument '{cut_end(str(name), _MAX_SHOWN)}'" + cut_end("".join(f"[{step!r}]" for step in rest), 200)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):  # cut before rendering: a model may send megabytes
-        value = _short(value)
+        value = cut_end(value, _MAX_SHOWN)
     elif isinstance(value, list):
         return f"a list of {len(value)}"
     elif isinstance(value, dict):
         return "an object"
     try:
-        return _short(orjson.dumps(value).decode())
+        return cut_end(orjson.dumps(value).decode(), _MAX_SHOWN)
     except TypeError:
-        return _short(repr(value))
+        return cut_end(repr(value), _MAX_SHOWN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["bounded", "cut_middle", "encodable", "size"]
+__all__ = ["abridged", "bounded", "cut_end", "cut_middle", "encodable", "size"]
 
 _PLAIN = (int, float, type(None))  # bool is an int
 _MAX_DEPTH = 100
@@ -21,6 +21,16 @@ def cut_middle(text: str, limit: int) -> str:
     keep = max(limit - len(gap), 0)
     tail = keep // 2
     return text[: keep - tail] + gap + (text[-tail:] if tail else "")
+
+
+def cut_end(text: str, limit: int) -> str:
+    """`text` within `limit` characters: its head, and "…" in place of what is left out."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def abridged(text: str, limit: int) -> str:
+    """`text` without the middle where it is longer than `limit` characters: its head, " … " and its tail."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
 def encodable(text: str) -> str:

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlenv import dialects, registry
+from rlenv._arguments import ArgumentCheck
 from rlenv.calls.attach import governed
+from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import fault_of
 from rlenv.endpoints import Endpoint, compile_endpoint
-from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UsageError
+from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
 from rlenv.functions import failure
+from rlenv.loader import in_order
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
 from rlenv.scoring import Scorer
 from rlenv.secrets import redact
-from rlenv.spec import EnvSpec
-from rlenv.templates import Template, compile_template
+from rlenv.spec import EnvSpec, Spec, ToolSpec
+from rlenv.templates import Template, UnfitTemplate, template_of
 from rlenv.tools.base import CompileContext, Tool
 from rlenv.users.base import User
+from rlenv.weighing import weighing_faults
 
 if TYPE_CHECKING:
     from rlenv.loader import LoadedSpec
     from rlenv.source import SourceDocument
 
-__all__ = ["Parts", "compile_parts", "missing_variable", "nester"]
+__all__ = ["Compiled", "Parts", "bases_of", "compile_entries", "compile_parts", "entry_fault", "missing_variable"]
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,94 +55,219 @@ class Parts:
     """The templates of the prompt's images."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What compiles of a spec, and every fault of the rest, in order of place.
+
+    `broken` holds the dotted places (`tools.add`) of what does not compile, and of what was lost before. What only
+    lacks a broken entry is broken too, and no fault. `parts` is None where anything is broken.
+    """
+
+    resources: Mapping[str, Resource]
+    tools: Mapping[str, Tool]
+    terms: tuple[Term, ...]
+    faults: tuple[Fault, ...]
+    broken: frozenset[str]
+    parts: Parts | None
+
+    def lacks(self, group: str, name: str) -> bool:
+        """True for an entry that is itself at fault: what names it is not."""
+        return _lacks(self.broken, group, name)
+
+
 def compile_parts(loaded: LoadedSpec) -> Parts:
     """Compiles every entry of a spec.
 
     Raises:
         SpecError: with every entry that cannot be compiled, each at its place.
     """
-    spec = loaded.spec
-    faults: list[Fault] = []
+    compiled = compile_entries(loaded)
+    if compiled.parts is None:
+        raise SpecError(compiled.faults)
+    return compiled.parts
 
-    def attempt(path: str, build: Callable[[], Any]) -> Any:
-        try:
-            return build()
-        except (UsageError, RlenvError) as error:
-            if isinstance(error, SpecError):
-                faults.extend(error.faults)
-            elif isinstance(error, MissingVariable):
-                faults.append(missing_variable(loaded.document, path, error))
-            else:
-                faults.append(loaded.document.fault(path, redact(str(error))))
-        except Exception as error:  # a factory of a plug-in may fail in any way
-            faults.append(loaded.document.fault(path, f"it cannot be compiled: {redact(failure(error))}"))
-        return None
 
-    def bases(path: str, entry: Any) -> dict[str, Path]:
-        return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
+def compile_entries(loaded: LoadedSpec, *, lost: Iterable[str] = ()) -> Compiled:
+    """Compiles every entry of a spec by itself, so that one that is at fault does not hide the others.
 
-    endpoints: dict[str, Endpoint] = {}
-    for name, endpoint_spec in spec.endpoints.items():
-        endpoint = attempt(f"endpoints.{name}", partial(compile_endpoint, name, endpoint_spec))
-        if endpoint is not None:
-            endpoints[name] = endpoint
-
-    more: dict[str, Any] = {"endpoints": endpoints, "nest": nester(loaded.path), "roots": loaded.roots}
-    resources: dict[str, Resource] = {}
-    for name, entry in spec.resources.items():
-        path = f"resources.{name}"
-        context = CompileContext(loaded.base_of(path), spec.vars, {}, bases(path, entry), **more)
-        kind = registry.get("resources", entry.kind)
-        built = attempt(path, partial(kind.factory, name, entry, context))
-        if built is not None:
-            resources[name] = built
-
-    tools: dict[str, Tool] = {}
-    for name, tool_entry in spec.tools.items():
-        path = f"tools.{name}"
-        context = CompileContext(
-            loaded.base_of(path), spec.vars, resources, bases(path, tool_entry), tools=dict(tools), **more
-        )
-        kind = registry.get("tools", tool_entry.kind)
-        made = attempt(path, partial(kind.factory, name, tool_entry, context))
-        made = attempt(path, partial(governed, made, name, tool_entry, loaded)) if made else made
-        for tool in made or ():
-            if tool.name in tools:
-                faults.append(loaded.document.fault(path, f"two tools are called '{tool.name}'"))
-            tools[tool.name] = tool
-
-    terms: list[Term] = []
-    for name, reward_entry in spec.rewards.items():
-        path = f"rewards.{name}"
-        term_context = TermCompileContext(
-            loaded.base_of(path), spec.vars, resources, bases(path, reward_entry), tools, spec.answer, **more
-        )
-        kind = registry.get("rewards", reward_entry.kind)
-        term = attempt(path, partial(kind.factory, name, reward_entry, term_context))
-        if term is not None:
-            terms.append(term)
-
-    simulated: User | None = None
-    if spec.user is not None:
-        user_context = CompileContext(loaded.base_of("user"), spec.vars, resources, bases("user", spec.user), **more)
-        simulated = attempt("user", partial(registry.get("users", spec.user.kind).factory, spec.user, user_context))
-
-    dialect = attempt("dialect", lambda: _dialect(loaded, has_tools=bool(tools), has_user=spec.user is not None))
-    prompt = spec.prompt
-    system = attempt("prompt.system", lambda: compile_template(prompt.system)) if prompt.system is not None else None
-    user = attempt("prompt.user", lambda: compile_template(prompt.user))
-    images = [attempt(f"prompt.images.{i}", partial(compile_template, text)) for i, text in enumerate(prompt.images)]
-    shown = spec.observation.template
-    observation = attempt("observation.template", lambda: compile_template(shown)) if shown is not None else None
-    scorer = attempt("success" if spec.success else "rewards", lambda: Scorer(terms, success=spec.success))
-    if faults:
-        raise SpecError(faults)
-    return Parts(
-        spec, dialect, tools, resources, tuple(terms), scorer, system, user, observation, simulated, tuple(images)
+    Args:
+        lost: the dotted places of what was taken out of the spec, since it is at fault itself.
+    """
+    work = _Work(loaded, lost)
+    work.endpoints()
+    work.resources()
+    work.tools()
+    work.terms()
+    user = work.user()
+    dialect = work.attempt("dialect", work.dialect)
+    spec, prompt = loaded.spec, loaded.spec.prompt
+    system = work.template("prompt.system", prompt.system)
+    asked = work.template("prompt.user", prompt.user)
+    images = [work.template(f"prompt.images.{index}", text) for index, text in enumerate(prompt.images)]
+    observation = work.template("observation.template", spec.observation.template)
+    scorer = work.scorer()
+    parts: Parts | None = None
+    if not work.broken and dialect is not None and asked is not None and scorer is not None:
+        shown = tuple(image for image in images if image is not None)
+        made, terms = (work.tools_made, work.resources_made), tuple(work.terms_made)
+        parts = Parts(spec, dialect, *made, terms, scorer, system, asked, observation, user, shown)
+    return Compiled(
+        work.resources_made,
+        work.tools_made,
+        tuple(work.terms_made),
+        tuple(in_order(work.faults, loaded.document)),
+        frozenset(work.broken),
+        parts,
     )
 
 
-def nester(outer: Path) -> Callable[..., Any]:
+class _Work:
+    """One compilation: what it has made, and what is in the way of the rest. Entries read those of earlier groups."""
+
+    def __init__(self, loaded: LoadedSpec, lost: Iterable[str]) -> None:
+        self.loaded = loaded
+        self.spec = loaded.spec
+        self.lost = frozenset(lost)
+        self.broken: set[str] = set(lost)
+        self.faults: list[Fault] = []
+        self.resources_made: dict[str, Resource] = {}
+        self.tools_made: dict[str, Tool] = {}
+        self.terms_made: list[Term] = []
+        self._endpoints: dict[str, Endpoint] = {}
+        self._shared: dict[str, Any] = {
+            "endpoints": self._endpoints,
+            "nest": _nester(loaded.path),
+            "roots": loaded.roots,
+        }
+
+    def attempt(self, path: str, build: Callable[[], Made]) -> Made | None:
+        """What `build` makes of the entry at `path`, None where it is broken."""
+        try:
+            return build()
+        except UnknownEntry as error:
+            if not _lacks(self.broken, error.group, error.name):
+                entries = getattr(self.spec, error.group)
+                broken = [name for name in entries if f"{error.group}.{name}" in self.broken]
+                self.faults.append(entry_fault(self.loaded.document, path, error.knowing(broken)))
+        except RlenvError as error:
+            self.faults.extend(_faults_of(self.loaded.document, path, error))
+        except Exception as error:  # a factory of a plug-in may fail in any way
+            message = f"it cannot be compiled: {redact(failure(error))}"
+            self.faults.append(self.loaded.document.fault(path, message, "look at its values", at="key"))
+        self.broken.add(path)
+        return None
+
+    def endpoints(self) -> None:
+        for name, entry in self.spec.endpoints.items():
+            endpoint = self.attempt(f"endpoints.{name}", partial(compile_endpoint, name, entry))
+            if endpoint is not None:
+                self._endpoints[name] = endpoint
+
+    def resources(self) -> None:
+        for name, entry in self.spec.resources.items():
+            path = f"resources.{name}"
+            context = self._context(path, entry, {})
+            made = self.attempt(path, partial(registry.get("resources", entry.kind).factory, name, entry, context))
+            if made is not None:
+                self.resources_made[name] = made
+
+    def tools(self) -> None:
+        for name, entry in self.spec.tools.items():
+            path = f"tools.{name}"
+            context = self._context(path, entry, self.resources_made, tools=dict(self.tools_made))
+            made = self.attempt(path, partial(registry.get("tools", entry.kind).factory, name, entry, context))
+            if made:
+                made = self.attempt(path, partial(self._governed, made, name, entry))
+            for tool in made or ():
+                if tool.name in self.tools_made:
+                    message = f"two tools are called '{tool.name}'"
+                    self.faults.append(self.loaded.document.fault(path, message, "rename one", at="key"))
+                    self.broken.add(path)
+                self.tools_made[tool.name] = tool
+
+    def _governed(self, made: Sequence[Tool], name: str, entry: ToolSpec) -> tuple[Tool, ...]:
+        with under("parameters"):
+            for tool in made:
+                ArgumentCheck(tool.parameters, tool=tool.name)
+        return governed(made, name, entry, self.loaded)
+
+    def terms(self) -> None:
+        for name, entry in self.spec.rewards.items():
+            path = f"rewards.{name}"
+            context = TermCompileContext(
+                self.loaded.base_of(path),
+                self.spec.vars,
+                self.resources_made,
+                bases_of(self.loaded, path, entry),
+                self.tools_made,
+                self.spec.answer,
+                **self._shared,
+            )
+            term = self.attempt(path, partial(registry.get("rewards", entry.kind).factory, name, entry, context))
+            if term is not None:
+                self.terms_made.append(term)
+
+    def user(self) -> User | None:
+        entry = self.spec.user
+        if entry is None:
+            return None
+        context = self._context("user", entry, self.resources_made)
+        return self.attempt("user", partial(registry.get("users", entry.kind).factory, entry, context))
+
+    def template(self, path: str, source: str | None) -> Template | None:
+        return None if source is None else self.attempt(path, partial(template_of, source, key=""))
+
+    def scorer(self) -> Scorer | None:
+        """The terms together; where one of them is missing, only what their entries say of each other is looked at."""
+        found = list(weighing_faults(self.loaded.document, self.spec, lost=self.lost))
+        self.faults += found
+        self.broken.update(fault.path for fault in found)
+        if any(path.partition(".")[0] in ("rewards", "success") for path in self.broken):
+            return None
+        return self.attempt("", partial(Scorer, self.terms_made, success=self.spec.success))
+
+    def dialect(self) -> Dialect:
+        """The dialect of the spec; one that it defines itself is refused where its keys contradict each other."""
+        given = self.spec.dialect
+        try:
+            return dialects.get(given) if isinstance(given, str) else self._own_dialect(given)
+        except KeyError as error:
+            message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
+            place = "dialect" if isinstance(given, str) else "dialect.base"
+            raise SpecError([self.loaded.document.fault(place, message, hint)]) from error
+
+    def _own_dialect(self, given: DialectSpec) -> Dialect:
+        findings = dialects.contradictions(given)
+        dialect = dialects.inline(given) if not findings else None
+        if given.chat_template is not None and dialect is not None:
+            from rlenv.tokens.declared import declared_template, roles_that_answer
+
+            declared = declared_template(self.loaded, dialect)
+            assert declared is not None
+            findings = list(declared.findings)
+            if declared.dialect is not None:
+                dialect = declared.dialect
+                roles = roles_that_answer(has_tools=bool(self.spec.tools), has_user=self.spec.user is not None)
+                findings = findings or list(declared.answered(roles))
+        if findings or dialect is None:
+            raise SpecError([fault_of(self.loaded.document, finding) for finding in findings])
+        return dialect
+
+    def _context(self, path: str, entry: Spec, resources: Mapping[str, Resource], **more: Any) -> CompileContext:
+        bases = bases_of(self.loaded, path, entry)
+        return CompileContext(self.loaded.base_of(path), self.spec.vars, resources, bases, **self._shared, **more)
+
+
+def _lacks(broken: Set[str], group: str, name: str) -> bool:
+    return not broken.isdisjoint((group, f"{group}.{name}"))
+
+
+def bases_of(loaded: LoadedSpec, path: str, entry: Spec) -> dict[str, Path]:
+    """For each key of an entry, the folder that a relative path under it refers to."""
+    return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
+
+
+def _nester(outer: Path) -> Callable[..., Any]:
     """What compiles the specs that the one at `outer` plays as agents."""
 
     def compile_nested(path: Path, overrides: Mapping[str, Any]) -> Any:
@@ -147,35 +278,31 @@ def nester(outer: Path) -> Callable[..., Any]:
     return compile_nested
 
 
-def _dialect(loaded: LoadedSpec, *, has_tools: bool, has_user: bool) -> Dialect:
-    """The dialect of a spec; one that it defines itself is refused where its keys contradict each other."""
-    given = loaded.spec.dialect
-    try:
-        if isinstance(given, str):
-            return dialects.get(given)
-        findings = dialects.contradictions(given)
-        dialect = dialects.inline(given) if not findings else None
-    except KeyError as error:
-        message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
-        raise UsageError(f"{message}; {hint}") from error
-    if given.chat_template is not None and dialect is not None:
-        from rlenv.tokens.declared import declared_template, roles_that_answer
+def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[Fault, ...]:
+    if isinstance(error, SpecError):
+        return error.faults
+    if isinstance(error, MissingVariable):
+        return (missing_variable(document, path, error),)
+    if isinstance(error, UsageError):
+        return (entry_fault(document, path, error),)
+    return (document.fault(path, redact(str(error)), at="key"),)
 
-        declared = declared_template(loaded, dialect)
-        assert declared is not None
-        findings = list(declared.findings)
-        if declared.dialect is not None:
-            dialect = declared.dialect
-            findings = findings or list(declared.answered(roles_that_answer(has_tools=has_tools, has_user=has_user)))
-    if findings or dialect is None:
-        raise SpecError([fault_of(loaded.document, finding) for finding in findings])
-    return dialect
+
+def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Fault:
+    """What a factory refused in the entry at `path`: at the value of the key that it names, at the entry's own key
+    where it names none."""
+    place = ".".join(part for part in (path, error.key) if part)
+    message, hint = redact(error.message), redact(error.hint)
+    if (not error.key and not isinstance(error, UnfitTemplate)) or not document.has(place):
+        return document.fault(place, message, hint, at="key")
+    if isinstance(error, UnfitTemplate):
+        return document.fault(place, message, hint, line=error.line, find=error.find)
+    return document.fault(place, message, hint)
 
 
 def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:
     """The fault of a variable that is not set, at the first text under `path` that names it."""
     wanted = f"${{env:{error.name}}}"
-    message, _, hint = str(error).partition("; ")
 
     def search(value: Any, at: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
         if isinstance(value, str):
@@ -186,4 +313,4 @@ def missing_variable(document: SourceDocument, path: str, error: MissingVariable
         return next((found for key, item in items if (found := search(item, (*at, key))) is not None), None)
 
     place = search(document.get(path), tuple(path.split(".")))
-    return document.fault(place if place is not None else path, message, hint, find=wanted)
+    return document.fault(place if place is not None else path, error.message, error.hint, find=wanted)

@@ -144,7 +144,7 @@ class Environment:
         rows = self._tasks.get(split)
         if rows is None:
             if split not in self.spec.tasks:
-                raise UsageError(f"no split '{split}' in {self.spec.name}; it has {', '.join(self.spec.tasks)}")
+                raise UsageError(f"no split '{split}' in {self.spec.name}", hint=f"it has {', '.join(self.spec.tasks)}")
             rows = self._tasks[split] = load_tasks(self.loaded, split)
         return rows
 

@@ -115,7 +115,7 @@ class Episode:
     async def open(self) -> None:
         """Opens the resources and renders the prompt. Where a resource fails, the episode has ended on return."""
         if self._is_open:
-            raise UsageError("the episode is open already; start a new one with environment.start()")
+            raise UsageError("the episode is open already", hint="start a new one with environment.start()")
         self._is_open = True
         self._started = time.monotonic()
         environment = self.environment
@@ -180,7 +180,7 @@ class Episode:
             UsageError: the episode has not ended.
         """
         if self._trajectory is None:
-            raise UsageError("the episode has not ended; step until step.is_last, or call truncate()")
+            raise UsageError("the episode has not ended", hint="step until step.is_last, or call truncate()")
         return self._trajectory
 
     @property
@@ -249,7 +249,7 @@ class Episode:
         """
         self._check_can_step()
         if self.turns:
-            raise UsageError("this episode has turns of its own; start a new one for each recorded trajectory")
+            raise UsageError("this episode has turns of its own", hint="start a new one for each recorded trajectory")
         failure = recorded.failure
         if self._trajectory is None and failure is not None and failure.reason != "reward":
             self.messages, self.turns = recorded.messages, list(recorded.turns)
@@ -296,10 +296,10 @@ class Episode:
 
     def _check_can_step(self) -> None:
         if not self._is_open:
-            raise UsageError("the episode is not open; use `async with environment.start(...) as episode`")
+            raise UsageError("the episode is not open", hint="use `async with environment.start(...) as episode`")
         if self._is_stepping:
             ended = "the episode has ended" if self._trajectory is not None else "another step is still running"
-            raise UsageError(f"{ended}; start a new one with environment.start()")
+            raise UsageError(ended, hint="start a new one with environment.start()")
 
     async def _step(self, action: str | Message) -> Step:
         environment = self.environment

@@ -4,6 +4,7 @@ RlenvError
 ├── SpecError              the author's: a spec that cannot be compiled; carries every fault with its place
 ├── UsageError             the caller's: an API used out of order or with arguments that do not fit
 │   ├── MissingExtra       an optional part is not installed; names the extra
+│   ├── UnknownEntry       an entry of a spec names another that is not there
 │   └── MissingVariable    an environment variable that a spec names is not set
 ├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
 ├── InvalidReward          a term with `on_invalid: raise` could not be measured; stops the run
@@ -20,9 +21,11 @@ Anything else that escapes is a bug and propagates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rlenv._nearest import did_you_mean
 from rlenv._visible import visible
 from rlenv.reasons import Whose
 from rlenv.reasons import whose as whose_failure
@@ -40,8 +43,10 @@ __all__ = [
     "RlenvError",
     "SpecError",
     "ToolFailed",
+    "UnknownEntry",
     "UnsupportedTemplate",
     "UsageError",
+    "under",
 ]
 
 
@@ -91,7 +96,32 @@ class SpecError(RlenvError):
 
 
 class UsageError(RlenvError):
-    """An API was used out of order, or with arguments that do not fit; the message names the fix."""
+    """An API was used out of order, or with arguments that do not fit. As text it reads `key: message; hint`.
+
+    Args:
+        message: what was found and what was expected.
+        key: the dotted key whose value is at fault, below the entry that is compiled; "" where it is no key's.
+        hint: the nearest fix; "" where there is none.
+    """
+
+    def __init__(self, message: str, *, key: str = "", hint: str = "") -> None:
+        self.message = message
+        self.key = key
+        self.hint = hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.key}{': ' if self.key else ''}{self.message}{'; ' if self.hint else ''}{self.hint}"
+
+
+@contextmanager
+def under(key: str) -> Iterator[None]:
+    """Lets a UsageError through with `key` before its own: what is at fault stands in the value of `key`."""
+    try:
+        yield
+    except UsageError as error:
+        error.key = f"{key}.{error.key}" if error.key else key
+        raise
 
 
 class MissingExtra(UsageError):
@@ -104,15 +134,45 @@ class MissingExtra(UsageError):
 
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
-        super().__init__(f"{feature} needs an optional part of rlenv; install it with: pip install 'rlenv[{extra}]'")
+        super().__init__(
+            f"{feature} needs an optional part of rlenv", hint=f"install it with: pip install 'rlenv[{extra}]'"
+        )
+
+
+class UnknownEntry(UsageError):
+    """An entry of a spec names another that is not there.
+
+    Args:
+        group: the key that holds such entries: `tools`, `resources`, `endpoints`.
+        name: what was named.
+        known: what could have been.
+        key: the key that names it.
+        message: what is said in place of `there is no tool 'NAME'`.
+        hint: what is said in place of the nearest of `known`.
+    """
+
+    def __init__(
+        self, group: str, name: str, known: Iterable[str], *, key: str, message: str = "", hint: str = ""
+    ) -> None:
+        self.group = group
+        self.name = name
+        self.known = tuple(known)
+        self._own_hint = hint
+        said = message or f"there is no {group.removesuffix('s')} '{name}'"
+        super().__init__(said, key=key, hint=hint or did_you_mean(name, self.known, group))
+
+    def knowing(self, more: Iterable[str]) -> UnknownEntry:
+        """The same mistake, where `more` could have been named too."""
+        known = dict.fromkeys((*self.known, *more))
+        return UnknownEntry(self.group, self.name, known, key=self.key, message=self.message, hint=self._own_hint)
 
 
 class MissingVariable(UsageError):
     """A spec names an environment variable that is not set; `name` is the variable's."""
 
-    def __init__(self, message: str, *, name: str) -> None:
+    def __init__(self, message: str, *, name: str, hint: str = "") -> None:
         self.name = name
-        super().__init__(message)
+        super().__init__(message, hint=hint)
 
 
 class UnsupportedTemplate(RlenvError):

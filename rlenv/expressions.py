@@ -15,8 +15,8 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import UsageError
 
 __all__ = ["Expression", "ExpressionError", "compile_expression"]
@@ -46,9 +46,9 @@ _MAX_CHARS = 4_000
 class ExpressionError(UsageError):
     """An expression cannot be read. `position` is the 0-based character where it goes wrong."""
 
-    def __init__(self, message: str, *, source: str, position: int) -> None:
+    def __init__(self, message: str, *, source: str, position: int, hint: str = "") -> None:
         self.position = position
-        super().__init__(f"{message}, at character {position + 1} of '{source}'")
+        super().__init__(f"{message}, at character {position + 1} of '{source}'", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class _Parser:
             if match is None:
                 place = position + len(source[position:]) - len(source[position:].lstrip())
                 found = source[place : place + 2] if source[place] in "&|=" else source[place]
-                hint = {"&&": "; write and", "||": "; write or", "= ": "; write =="}.get(found, "")
-                raise self._error(f"cannot read '{found.strip()}'{hint}", place)
+                hint = {"&&": "write and", "||": "write or", "= ": "write =="}.get(found, "")
+                raise self._error(f"cannot read '{found.strip()}'", place, hint)
             kind = match.lastgroup or ""
             self.tokens.append((kind, match[kind], match.start(kind)))
             position = match.end()
@@ -150,9 +150,7 @@ class _Parser:
         if kind != "name" or text in _WORDS:
             raise self._unexpected("a number or the name of a term")
         if self.names is not None and text not in self.names:
-            close = get_close_matches(text, self.names, 1)
-            known = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(self.names) or 'none'}"
-            raise self._error(f"no term is called '{text}'; {known}", position)
+            raise self._error(f"no term is called '{text}'", position, did_you_mean(text, self.names, "there are"))
         self.index += 1
         self.seen[text] = None
         return lambda values: values.get(text)
@@ -172,8 +170,8 @@ class _Parser:
         kind, text, position = self.tokens[self.index]
         return self._error(f"expected {expected}, found {'the end' if kind == 'end' else repr(text)}", position)
 
-    def _error(self, message: str, position: int) -> ExpressionError:
-        return ExpressionError(message, source=self.source, position=position)
+    def _error(self, message: str, position: int, hint: str = "") -> ExpressionError:
+        return ExpressionError(message, source=self.source, position=position, hint=hint)
 
 
 def _comparison(compare: Callable[[float, float], bool], left: _Side, right: _Side) -> _Node:

@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import Fault
-from rlenv.source import SourceDocument, nearest
+from rlenv.source import SourceDocument
 from rlenv.spec import Spec
 
 __all__ = ["found", "from_pydantic", "keys_of", "listed", "unknown_key"]
@@ -75,18 +76,18 @@ def keys_of(model: type[Spec]) -> tuple[str, ...]:
 def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Fault:
     """A fault at a key that its mapping does not take."""
     names = tuple(known)
-    close = nearest(str(path[-1]), names)
-    hint = f"did you mean '{close}'?" if close else f"known keys: {listed(names, most=20)}"
+    hint = did_you_mean(str(path[-1]), names, otherwise=f"known keys: {listed(names, most=20)}")
     return document.fault(path, "unknown key", hint, at="key")
 
 
 @dataclass(slots=True)
 class _Expectation:
-    """All that was expected of one value: a union names several things."""
+    """All that was expected of one value: a union names several things. `said` is what a validator said, in words."""
 
     value: Any
     wanted: list[str]
     hints: list[str]
+    said: str = ""
 
 
 def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, model: type[Spec]) -> list[Fault]:
@@ -110,6 +111,9 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
             faults.append(unknown_key(document, path, keys_of(owner) if owner is not None else ()))
         else:
             entry = wrong.setdefault(path, _Expectation(document.get(path), [], []))
+            if kind in ("value_error", "assertion_error"):
+                entry.said = entry.said or str(detail.get("ctx", {}).get("error", detail["msg"]))
+                continue
             wanted, hint = _expected(detail, entry.value)
             if (
                 not hint
@@ -127,9 +131,8 @@ def from_pydantic(error: ValidationError, document: SourceDocument, base: Path, 
         dotted = ".".join(map(str, path))
         if isinstance(entry.value, (Mapping, list)) and any(other.startswith(f"{dotted}.") for other in deeper):
             continue  # it may be a mapping: what is wrong in it is said
-        own = [text for text in entry.wanted if text.startswith("=")]
-        if own:
-            faults.append(document.fault(path, own[0][1:], entry.hints[entry.wanted.index(own[0])]))
+        if entry.said:
+            faults.append(document.fault(path, entry.said))
             continue
         message = f"found {found(entry.value)}; expected {' or '.join(entry.wanted)}"
         faults.append(document.fault(path, message, next((hint for hint in entry.hints if hint), "")))
@@ -183,7 +186,7 @@ def _specs_in(annotation: Any) -> list[type[Spec]]:
 
 
 def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
-    """What was expected and the nearest fix; a text that starts with '=' is a whole message."""
+    """What was expected, and the nearest fix."""
     kind = detail["type"]
     context = detail.get("ctx", {})
     if kind in _EXPECTED:
@@ -196,8 +199,8 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
         if not options:
             wanted = str(context.get("expected", detail["msg"]))
             return wanted, f"write {wanted}"
-        close = nearest(value, options) if isinstance(value, str) else None
-        return listed(options, most=30), f"did you mean '{close}'?" if close else f"write {options[0]}"
+        near = did_you_mean(value, options) if isinstance(value, str) else ""
+        return listed(options, most=30), near or f"write {options[0]}"
     if kind == "string_pattern_mismatch":
         pattern = str(context.get("pattern", ""))
         slug = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")
@@ -213,9 +216,6 @@ def _expected(detail: ErrorDetails, value: Any) -> tuple[str, str]:
     if kind in ("too_long", "string_too_long"):
         most = context.get("max_length")
         return f"at most {most} {'characters' if kind.startswith('string') else 'entries'}", "remove some"
-    if kind in ("value_error", "assertion_error"):
-        message, _, hint = str(context.get("error", detail["msg"])).partition("; ")
-        return "=" + message, hint
     return detail["msg"][:1].lower() + detail["msg"][1:], ""
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlenv._bounded import cut_end
+from rlenv._nearest import did_you_mean
 from rlenv._neighbours import file_module
-from rlenv.errors import UsageError
-from rlenv.source import nearest
+from rlenv.errors import UnknownEntry, UsageError
 
 __all__ = ["check_positional", "failure", "import_function", "named_parameters"]
 
 _MAX_FAILURE = 500
+_MEND = "check the file's content"
 _GUARD = "put what runs as a script under: if __name__ == '__main__':"
 
 
@@ -30,19 +32,22 @@ def import_function(target: str, *, base: Path) -> Callable[..., Any]:
     """
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name.isidentifier():
-        raise UsageError(f"found '{target}'; expected module:function or file.py:function")
+        raise UsageError(
+            f"found '{target}'; expected module:function or file.py:function", hint="write file.py:function"
+        )
     module = _from_file(base, where) if where.endswith(".py") else _from_name(where)
     try:
         function = getattr(module, name, None)
     except Exception as error:  # a module may have a __getattr__ of its own
-        raise UsageError(f"'{name}' of '{where}' cannot be read: {failure(error)}") from error
+        raise UsageError(f"'{name}' of '{where}' cannot be read: {failure(error)}", hint=_MEND) from error
     if function is None:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        close = nearest(name, known)
-        hint = f"did you mean '{close}'?" if close else f"it has: {', '.join(known) or 'no functions'}"
-        raise UsageError(f"'{where}' has no function '{name}'; {hint}")
+        hint = did_you_mean(name, known, otherwise=f"it has: {', '.join(known) or 'no functions'}")
+        raise UsageError(f"'{where}' has no function '{name}'", hint=hint)
     if not callable(function):
-        raise UsageError(f"'{name}' of '{where}' is a {type(function).__name__}; expected a function")
+        raise UsageError(
+            f"'{name}' of '{where}' is a {type(function).__name__}; expected a function", hint="name a function of it"
+        )
     assert not inspect.ismodule(function)
     return function  # type: ignore[no-any-return]
 
@@ -53,8 +58,7 @@ def failure(error: BaseException) -> str:
         text = str(error)
     except Exception:  # an exception of the author's may fail to say what it is
         text = ""
-    text = text if len(text) <= _MAX_FAILURE else text[: _MAX_FAILURE - 1] + "…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {cut_end(text, _MAX_FAILURE)}" if text else type(error).__name__
 
 
 def check_positional(function: Callable[..., Any], *, target: str, gives: Sequence[str]) -> None:
@@ -78,8 +82,8 @@ def check_positional(function: Callable[..., Any], *, target: str, gives: Sequen
         name = target.rpartition(":")[2]
         count = f"{len(gives)} argument{'s' if len(gives) != 1 else ''}" if gives else "nothing"
         raise UsageError(
-            f"'{target}' takes {_shown(signature)}, and is called with {count} by position; "
-            f"write def {name}({', '.join(gives)})"
+            f"'{target}' takes {_shown(signature)}, and is called with {count} by position",
+            hint=f"write def {name}({', '.join(gives)})",
         ) from None
 
 
@@ -96,16 +100,19 @@ def named_parameters(function: Callable[..., Any], *, key: str, offered: Sequenc
     """
     signature = _signature(function)
     if signature is None:
-        raise UsageError(f"{key}: the parameters of this function cannot be read; write a function around it")
+        raise UsageError("the parameters of this function cannot be read", key=key, hint="write a function around it")
     names: list[str] = []
     for name, one in signature.parameters.items():
         needed = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
         if one.kind is one.POSITIONAL_ONLY and (needed or name in offered):
-            raise UsageError(f"{key}: '{name}' can be given by position only; remove the '/' of its parameters")
+            raise UsageError(
+                f"'{name}' can be given by position only", key=key, hint="remove the '/' of its parameters"
+            )
         if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and not needed):
             continue
         if name not in offered:
-            raise UsageError(f"{key}: nothing gives '{name}'; it may take: {', '.join(offered)}")
+            hint = f"it may take: {', '.join(offered)}"
+            raise UnknownEntry("resources", name, offered, key=key, message=f"nothing gives '{name}'", hint=hint)
         names.append(name)
     return tuple(names)
 
@@ -127,18 +134,19 @@ def _from_file(base: Path, where: str) -> ModuleType:
         path = (base / where).resolve()
         is_file = path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
-        raise UsageError(f"there is no file '{where[:80]}': {failure(error)[:200]}") from error
+        raise UsageError(
+            f"there is no file '{where[:80]}': {failure(error)[:200]}", hint="name a file that is there"
+        ) from error
     if not is_file:
         others = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = nearest(path.name, others)
-        hint = f"did you mean '{close}'?" if close else "the path is relative to the file that names it"
-        raise UsageError(f"there is no file '{path.name}' in {path.parent}; {hint}")
+        hint = did_you_mean(path.name, others, otherwise="the path is relative to the file that names it")
+        raise UsageError(f"there is no file '{path.name}' in {path.parent}", hint=hint)
     try:
         return file_module(path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's file may fail in any way while it runs
-        raise UsageError(f"'{path.name}' cannot be imported: {_import_failure(error)}") from error
+        raise _not_imported(f"'{path.name}'", error) from error
 
 
 def _from_name(name: str) -> ModuleType:
@@ -146,15 +154,16 @@ def _from_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f"there is no module '{name}'; for a file write file.py:function") from error
-        raise UsageError(f"module '{name}' cannot be imported: {failure(error)}") from error
+            raise UsageError(f"there is no module '{name}'", hint="for a file write file.py:function") from error
+        raise _not_imported(f"module '{name}'", error) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an author's module may fail in any way while it runs
-        raise UsageError(f"module '{name}' cannot be imported: {_import_failure(error)}") from error
+        raise _not_imported(f"module '{name}'", error) from error
 
 
-def _import_failure(error: BaseException) -> str:
+def _not_imported(what: str, error: BaseException) -> UsageError:
     if isinstance(error, SystemExit):
-        return f"it ends the program while it is imported ({failure(error)}); {_GUARD}"
-    return failure(error)
+        message = f"{what} cannot be imported: it ends the program while it is imported ({failure(error)})"
+        return UsageError(message, hint=_GUARD)
+    return UsageError(f"{what} cannot be imported: {failure(error)}", hint=_MEND)

@@ -148,7 +148,7 @@ class TextEnv(gymnasium.Env[str, str]):
     def trajectory(self) -> Trajectory:
         """The record of the episode that ended last; UsageError while it runs."""
         if self._episode is None:
-            raise UsageError("no episode yet; call reset()")
+            raise UsageError("no episode yet", hint="call reset()")
         return self._episode.trajectory
 
     def render(self) -> Any:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import MissingExtra, SpecError, UsageError
 from rlenv.paths import is_file, leads_out, read_file
-from rlenv.source import nearest
 from rlenv.yamltree import Node, parse_text
 
 __all__ = ["DatasetFault", "dataset_files", "dataset_folder"]
@@ -34,12 +34,7 @@ _WORDS = {
 
 
 class DatasetFault(UsageError):
-    """A dataset that cannot be read as asked. `part` is the key that is wrong; `hint` is the nearest fix."""
-
-    def __init__(self, part: str, message: str, hint: str) -> None:
-        self.part = part
-        self.hint = hint
-        super().__init__(message)
+    """A dataset that cannot be read as asked; `key` is the one of `hf` that is wrong."""
 
 
 def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
@@ -59,7 +54,9 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
         return local
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise DatasetFault(
-            "dataset", f"there is no folder '{name}'", "name a folder, or a dataset of the hub as organisation/name"
+            f"there is no folder '{name}'",
+            key="dataset",
+            hint="name a folder, or a dataset of the hub as organisation/name",
         )
     try:
         import httpx  # what huggingface_hub speaks with; its errors come through
@@ -74,7 +71,7 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
         except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, FileNotFoundError) as error:
             what = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
             hint = f"download it where there is a network: hf download {name} --repo-type dataset"
-            raise DatasetFault("dataset", f"{what} is not in the hub's cache, and {why}", hint) from error
+            raise DatasetFault(f"{what} is not in the hub's cache, and {why}", key="dataset", hint=hint) from error
 
     if constants.HF_HUB_OFFLINE:
         return cached("HF_HUB_OFFLINE is set")
@@ -83,10 +80,12 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
         kept = [file for file in files if file.endswith(_KINDS) or file == "README.md"]
         return Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=kept))
     except errors.RevisionNotFoundError as error:
-        raise DatasetFault("revision", f"'{name}' has no revision '{revision}'", "leave it out for main") from error
+        raise DatasetFault(
+            f"'{name}' has no revision '{revision}'", key="revision", hint="leave it out for main"
+        ) from error
     except errors.RepositoryNotFoundError as error:
         hint = "check the name; a private one needs HF_TOKEN"
-        raise DatasetFault("dataset", f"the hub has no dataset '{name}'", hint) from error
+        raise DatasetFault(f"the hub has no dataset '{name}'", key="dataset", hint=hint) from error
     except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
         return cached(f"the hub cannot be reached ({type(error).__name__})")
 
@@ -108,17 +107,20 @@ def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]
         scripts = [path.name for path in folder.glob("*.py")]
         hint = "the hub keeps a converted copy of many: add 'revision: refs/convert/parquet'"
         what = f"only a script ({scripts[0]}), which is not run" if scripts else "no data files"
-        raise DatasetFault("dataset", f"'{folder.name}' has {what}; expected {', '.join(_KINDS)}", hint)
+        raise DatasetFault(f"'{folder.name}' has {what}; expected {', '.join(_KINDS)}", key="dataset", hint=hint)
     configs = _configs(folder)
     splits = _declared(configs, config, listed) if configs else _by_name(listed, config)
     if split not in splits:
-        close = nearest(split, splits)
-        hint = f"did you mean '{close}'?" if close else f"write 'split: {next(iter(splits), 'NAME')}'"
-        raise DatasetFault("split", f"there is no split '{split}'; there are {', '.join(splits) or 'none'}", hint)
+        hint = did_you_mean(split, splits, otherwise=f"write 'split: {next(iter(splits), 'NAME')}'")
+        raise DatasetFault(
+            f"there is no split '{split}'; there are {', '.join(splits) or 'none'}", key="split", hint=hint
+        )
     allowed = _folders(folder)
     for name in splits[split]:
         if leads_out(folder / name, allowed):
-            raise DatasetFault("dataset", f"its file '{name}' is a link that leads out of it", "copy the file there")
+            raise DatasetFault(
+                f"its file '{name}' is a link that leads out of it", key="dataset", hint="copy the file there"
+            )
     return [folder / name for name in splits[split]]
 
 
@@ -156,7 +158,9 @@ def _configs(folder: Path) -> list[_Config]:
 
 
 def _unreadable(why: str) -> DatasetFault:
-    return DatasetFault("dataset", f"its README.md cannot be read: {why}", "mend the list under 'configs:' in it")
+    return DatasetFault(
+        f"its README.md cannot be read: {why}", key="dataset", hint="mend the list under 'configs:' in it"
+    )
 
 
 def _front_matter(folder: Path) -> str:
@@ -313,10 +317,9 @@ def _choose(names: list[str], config: str | None, *, default: list[str]) -> str:
         if named:
             return named[0]
         hint = f"write 'config: {names[0]}'" if names else "leave it out"
-        raise DatasetFault("dataset", f"the dataset has several configurations: {', '.join(names)}", hint)
+        raise DatasetFault(f"the dataset has several configurations: {', '.join(names)}", key="dataset", hint=hint)
     if config in names:
         return config
-    close = nearest(config, names)
-    hint = f"did you mean '{close}'?" if close else "leave it out"
+    hint = did_you_mean(config, names, otherwise="leave it out")
     shown = f"there are {', '.join(names)}" if names else "the dataset has none"
-    raise DatasetFault("config", f"there is no configuration '{config}'; {shown}", hint)
+    raise DatasetFault(f"there is no configuration '{config}'; {shown}", key="config", hint=hint)

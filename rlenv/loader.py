@@ -17,10 +17,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlenv import registry
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.dialect_spec import CallSpec, ChatTemplateSpec, DialectSpec
 from rlenv.errors import Fault, SpecError, UsageError
 from rlenv.faults import found, from_pydantic, keys_of, listed
-from rlenv.source import SourceDocument, nearest, read_source
+from rlenv.source import SourceDocument, read_source
 from rlenv.spec import EnvSpec, OracleCall, OracleSay, ResourceSpec, RewardSpec, Spec, ToolSpec, UserSpec
 
 __all__ = ["LoadedSpec", "load_document", "load_spec", "loaded_of", "type_document"]
@@ -264,13 +265,12 @@ def _named(
         try:
             return registry.get(group, name)
         except KeyError:
-            close = nearest(name, known)
-            hint = f"did you mean '{close}'?" if close else f"known: {listed(known, most=30)}"
+            hint = did_you_mean(name, known, otherwise=f"known: {listed(known, most=30)}")
             message = f"found '{name}'; expected a known {key}"
             faults.append(document.fault((*path, key), message, hint))
             return None
         except UsageError as error:
-            faults.append(document.fault((*path, key), str(error), "reinstall or remove that distribution"))
+            faults.append(document.fault((*path, key), error.message, "reinstall or remove that distribution"))
             return None
     faults.append(document.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}"))
     return None
@@ -289,8 +289,7 @@ def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> S
     if "call" not in step and "say" not in step:
         known = dict.fromkeys((*keys_of(OracleCall), *keys_of(OracleSay)))
         first = next(iter(step), "")
-        close = nearest(first, known)
-        hint = f"did you mean '{close}'?" if close else "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"
+        hint = did_you_mean(first, known, otherwise="write {say: …} or {call: {TOOL: {ARGUMENT: …}}}")
         if document.has(("tools", first)):
             hint = f"write {{call: {{{first}: {{ARGUMENT: …}}}}}}"
         target = (*path, first) if step else path

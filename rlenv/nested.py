@@ -35,9 +35,13 @@ def nest(outer: Path, path: Path, overrides: Mapping[str, Any]) -> NestedSpec:
     target = path.resolve()
     if target in chain:
         circle = " -> ".join(file.name for file in (*chain[chain.index(target) :], target))
-        raise UsageError(f"spec: the specs call each other in a circle: {circle}; remove one of the agents")
+        raise UsageError(
+            f"the specs call each other in a circle: {circle}", key="spec", hint="remove one of the agents"
+        )
     if not path.is_file():
-        raise UsageError(f"spec: there is no file '{path.name}' in {path.parent}; the path is relative to the spec")
+        raise UsageError(
+            f"there is no file '{path.name}' in {path.parent}", key="spec", hint="the path is relative to the spec"
+        )
     token = _chain.set((*chain, target))
     try:
         return NestedSpec(Environment(load_spec(path, set=overrides)))

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from rlenv._bounded import cut_end
 from rlenv._plain import plain
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation, ToolResult
@@ -162,7 +163,7 @@ def _said(error: Exception) -> str:
     if listed := getattr(error, "errors", None):  # pydantic's, which says each on lines of its own
         first = listed(include_url=False, include_input=False, include_context=False)[0]
         text = f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
-    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"
+    return cut_end(text, _MAX_ERROR_CHARS)
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> None:

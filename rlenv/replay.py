@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv._bounded import cut_end
 from rlenv._plain import plain
 from rlenv.environment import Environment
 from rlenv.messages import Sampled, ToolResult
@@ -136,5 +137,4 @@ def _difference(place: str, old: object, new: object) -> list[str]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 160 else f"{text[:157]}…"
+    return cut_end(repr(value), 160)

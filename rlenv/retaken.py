@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rlenv._bounded import cut_end
 from rlenv.errors import EpisodeError, RewardError
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.observe import without_note
@@ -159,7 +160,7 @@ def _difference(name: str, then: ToolResult, now: ToolResult) -> str:
 
 
 def _short(text: str | None) -> str:
-    return "nothing" if text is None else repr(text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…")
+    return "nothing" if text is None else repr(cut_end(text, _SHORT))
 
 
 def _user_changes_state(environment: Environment) -> bool:

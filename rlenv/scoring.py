@@ -86,17 +86,17 @@ class Scorer:
             spec = term.spec
             measures = (term.measure, term.measure_async, term.measure_group)
             if sum(measure is not None for measure in measures) != 1:
-                raise UsageError(f"rewards.{term.name}: exactly one of its measures must be set")
+                raise UsageError("exactly one of its measures must be set", key=f"rewards.{term.name}")
             if term.measure_group is not None and spec.when == "turn":
-                raise UsageError(f"rewards.{term.name}.when: a term over all answers to a task is measured once")
+                raise UsageError("a term over all answers to a task is measured once", key=f"rewards.{term.name}.when")
             if not isfinite(spec.weight):
-                raise UsageError(f"rewards.{term.name}.weight: {spec.weight} is not a finite number")
+                raise UsageError(f"{spec.weight} is not a finite number", key=f"rewards.{term.name}.weight")
             gate = None
             if spec.gate is not None:
                 try:
                     gate = compile_expression(spec.gate, names=[name for name in names if name != term.name])
                 except ExpressionError as error:
-                    raise UsageError(f"rewards.{term.name}.gate: {error}") from error
+                    raise UsageError(error.message, key=f"rewards.{term.name}.gate", hint=error.hint) from error
             # What earns nothing decides nothing, unless the spec says that it has to be there.
             required = spec.required and (spec.weight != 0 or "required" in spec.model_fields_set)
             plans[term.name] = _Plan(
@@ -105,7 +105,7 @@ class Scorer:
         try:
             self._success = None if success is None else compile_expression(success, names=names)
         except ExpressionError as error:
-            raise UsageError(f"success: {error}") from error
+            raise UsageError(error.message, key="success", hint=error.hint) from error
         self.names: tuple[str, ...] = tuple(names)
         self._ordered = _by_dependency(plans)
         self._turn_plans = tuple(plan for plan in plans.values() if plan.per_turn)
@@ -114,10 +114,14 @@ class Scorer:
         for plan in self._groups:
             if unknown := [name for name in plan.term.reads if name not in plans or name in grouped]:
                 known = ", ".join(name for name in plans if name not in grouped)
-                raise UsageError(f"rewards.{plan.name}.of: no term '{unknown[0]}' to compare; there are: {known}")
+                raise UsageError(
+                    f"no term '{unknown[0]}' to compare", key=f"rewards.{plan.name}.of", hint=f"there are: {known}"
+                )
         for plan in plans.values():
             if plan.gate is not None and (late := sorted(grouped.intersection(plan.gate.names))):
-                raise UsageError(f"rewards.{plan.name}.gate: '{late[0]}' is known only once all answers are; drop it")
+                raise UsageError(
+                    f"'{late[0]}' is known only once all answers are", key=f"rewards.{plan.name}.gate", hint="drop it"
+                )
         self._raising = tuple(plan.name for plan in plans.values() if plan.term.spec.on_invalid == "raise")
         self._episode_async = any(plan.term.measure_async and not plan.per_turn for plan in plans.values())
         self._has_gates = any(plan.gate is not None for plan in plans.values())
@@ -184,7 +188,9 @@ class Scorer:
             UsageError: there are turn terms and `turn_values` does not fit the turns.
         """
         if self._turn_plans and len(turn_values) != len(context.turns):
-            raise UsageError(f"{len(context.turns)} turns but readings for {len(turn_values)}; call score_turn on each")
+            raise UsageError(
+                f"{len(context.turns)} turns but readings for {len(turn_values)}", hint="call score_turn on each"
+            )
         results: dict[str, TermResult] = {}
         if self._episode_async:
             await self._score_concurrently(context, turn_values, results, limit_s)

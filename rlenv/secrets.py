@@ -246,8 +246,8 @@ def _value(match: re.Match[str]) -> str:
     missing = _missing.get()
     if missing is None:
         state = "is empty" if name in os.environ else "is not set"
-        message = f"the environment variable {name} {state}; export {name}=… before the start"
-        raise MissingVariable(message, name=name)
+        message = f"the environment variable {name} {state}"
+        raise MissingVariable(message, name=name, hint=f"export {name}=… before the start")
     missing[name] = None
     return match[0]
 

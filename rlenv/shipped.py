@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import UsageError
 from rlenv.paths import is_file, is_folder
 
@@ -36,6 +36,5 @@ def find(name: str | Path) -> Path:
     if str(name) in known:
         return known[str(name)]
     nearby = [str(item) for item in path.parent.glob("*.y*ml")] if is_folder(path.parent) else []
-    close = difflib.get_close_matches(str(name), [*nearby, *known], n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'?" if close else f"shipped: {', '.join(known)}"
-    raise UsageError(f"no spec at '{str(name)[:200]}'; {hint}")
+    hint = did_you_mean(str(name), [*nearby, *known], otherwise=f"shipped: {', '.join(known)}")
+    raise UsageError(f"no spec at '{str(name)[:200]}'", hint=hint)

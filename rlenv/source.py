@@ -7,7 +7,6 @@ on another one (`extends`) and be overridden key by key; each value keeps the fi
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -15,31 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlenv._bounded import abridged
+from rlenv._nearest import did_you_mean
 from rlenv.errors import Fault, SpecError
 from rlenv.paths import is_file, is_folder, names_in, read_file
 from rlenv.yamltree import MAX_DEPTH, Node, Span, parse_text
 
-__all__ = ["SourceDocument", "Span", "nearest", "override_value", "parse_override", "parse_source", "read_source"]
+__all__ = ["SourceDocument", "Span", "override_value", "parse_override", "parse_source", "read_source"]
 
 PathLike = str | tuple[str | int, ...]
 
 _MAX_EXTENDS = 64
 _MAX_WORDS = 2_000
 _LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
-
-
-def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option that a person most likely meant by `word`, None where nothing is near."""
-    known = list(dict.fromkeys(options))
-    folded = {option.lower().replace("-", "_"): option for option in reversed(known)}
-    key = word.lower().replace("-", "_")
-    if key in folded:
-        return folded[key]
-    close = difflib.get_close_matches(key, folded, n=1, cutoff=0.6)
-    if close:
-        return folded[close[0]]
-    starts = [option for name, option in folded.items() if len(key) >= 3 and (name.startswith(key) or key in name)]
-    return min(starts, key=len) if starts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +106,8 @@ class SourceDocument:
         span = self.key_span(keys) if at == "key" else self.value_span(keys)
         number, column = span.inside(find, line) if at == "value" else (span.line, span.column)
         dotted = ".".join(map(str, keys)) if shown is None else shown
-        return Fault(span.file, number, column, _short(dotted), _short(message), _short(hint), span.quote(number))
+        dotted, message, hint = (abridged(text, _MAX_WORDS) for text in (dotted, message, hint))
+        return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
 
     def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
         """This document with `data`, in which nothing stands at or below `paths` any more."""
@@ -157,11 +145,6 @@ class SourceDocument:
         return (*self._resolve(head), tail) if head else (path,) if path else ()
 
 
-def _short(text: str) -> str:
-    """A text of a fault, without the middle of what a long value adds to it."""
-    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS // 2]} … {text[-_MAX_WORDS // 2 :]}"
-
-
 def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
     keys: dict[tuple[str | int, ...], Span] = {}
     values: dict[tuple[str | int, ...], Span] = {}
@@ -182,7 +165,8 @@ def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
 
 
 def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
-    return SpecError([Fault(span.file, span.line, span.column, path, _short(message), hint, span.quote(span.line))])
+    said = abridged(message, _MAX_WORDS)
+    return SpecError([Fault(span.file, span.line, span.column, path, said, hint, span.quote(span.line))])
 
 
 def _read_text(path: Path, shown: str) -> str:
@@ -206,8 +190,7 @@ def _read_text(path: Path, shown: str) -> str:
 
 
 def _near_file(path: Path) -> str:
-    close = nearest(path.name, names_in(path.parent))
-    return f"did you mean '{close}'?" if close else ""
+    return did_you_mean(path.name, names_in(path.parent))
 
 
 def parse_source(text: str, *, file: str = "<text>", base: Path | None = None) -> SourceDocument:

@@ -23,12 +23,12 @@ from typing import Any, overload
 import orjson
 
 from rlenv._bounded import size
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
 from rlenv.functions import check_positional, failure, import_function
 from rlenv.hub import DatasetFault, dataset_files, dataset_folder
 from rlenv.loader import LoadedSpec
 from rlenv.paths import is_file, is_folder, names_in
-from rlenv.source import nearest
 from rlenv.spec import DatasetSpec
 from rlenv.templates import Template, TemplateError, compile_template
 
@@ -130,16 +130,15 @@ def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tup
         folder = dataset_folder(name, base=loaded.base_of(f"{key}.dataset"), revision=spec.revision)
         files = dataset_files(folder, config=spec.config, split=split)
     except DatasetFault as error:
-        given = error.part if getattr(spec, error.part) is not None else "dataset"
-        raise SpecError([loaded.document.fault(f"{key}.{given}", str(error), error.hint)]) from error
+        given = error.key if getattr(spec, error.key) is not None else "dataset"
+        raise SpecError([loaded.document.fault(f"{key}.{given}", error.message, error.hint)]) from error
     opened = [_open(loaded, f"{key}.dataset", path) for path in files]
     ends = list(itertools.accumulate(count for _, count in opened))
     total = ends[-1] if ends else 0
     first = opened[0][0](0) if total and opened[0][1] else {}
     for column, theirs in spec.columns.items():
         if first and theirs not in first:
-            close = nearest(theirs, first)
-            hint = f"did you mean '{close}'?" if close else f"its columns are {', '.join(first)}"
+            hint = did_you_mean(theirs, first, otherwise=f"its columns are {', '.join(first)}")
             message = f"the dataset has no column '{theirs}'"
             raise SpecError([loaded.document.fault(f"{key}.columns.{column}", message, hint)])
 
@@ -193,8 +192,7 @@ def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fa
         yield loaded.document.fault(key, f"'{name}' is not known here", "a path may read vars only", find=name)
     for path in sorted(template.paths):
         if path[0] == "vars" and len(path) > 1 and path[1] not in loaded.spec.vars:
-            close = nearest(path[1], loaded.spec.vars)
-            hint = f"did you mean 'vars.{close}'?" if close else "add it under 'vars:'"
+            hint = did_you_mean(path[1], loaded.spec.vars, otherwise="add it under 'vars:'", prefix="vars.")
             found = ".".join(path[:2])
             yield loaded.document.fault(key, f"there is no constant '{path[1]}'", hint, find=found)
 
@@ -360,23 +358,15 @@ def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], 
     return read, table.num_rows
 
 
-def _split(text: str) -> tuple[str, str]:
-    message, _, hint = text.partition("; ")
-    return message, hint
-
-
 def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) -> list[Row]:
     def refuse(message: str, hint: str) -> SpecError:
         return SpecError([loaded.document.fault(key, message, hint)])
 
     try:
         function = import_function(target, base=loaded.base_of(key))
-    except UsageError as error:
-        raise refuse(*_split(str(error))) from error
-    try:
         check_positional(function, target=target, gives=())
     except UsageError as error:
-        raise refuse(*_split(str(error))) from error
+        raise refuse(error.message, error.hint) from error
     rows: list[Row] = []
     failed: list[BaseException] = []
     is_given_up = threading.Event()

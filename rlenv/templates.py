@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,9 +17,20 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlenv.errors import RlenvError
+from rlenv._nearest import did_you_mean
+from rlenv.errors import RlenvError, UsageError
 
-__all__ = ["Template", "TemplateError", "compile_template", "compile_value", "expression", "texts_in"]
+__all__ = [
+    "Template",
+    "TemplateError",
+    "UnfitTemplate",
+    "compile_template",
+    "compile_value",
+    "expression",
+    "template_of",
+    "texts_at",
+    "texts_in",
+]
 
 _OWN = frozenset(("vars", "resources"))  # what no row, model or server says
 _SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
@@ -69,6 +80,18 @@ class TemplateError(RlenvError):
     def __init__(self, message: str, *, line: int = 1) -> None:
         self.line = line
         super().__init__(message)
+
+
+class UnfitTemplate(UsageError):
+    """A template of a spec cannot be read, or reads what is not there.
+
+    `line` (1-based) and `find`, a text inside the template, say where in it ("" where the line alone is known).
+    """
+
+    def __init__(self, message: str, *, key: str, hint: str, line: int = 1, find: str = "") -> None:
+        self.line = line
+        self.find = find
+        super().__init__(message, key=key, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +366,26 @@ def compile_template(source: str) -> Template:
         raise TemplateError(_reason(error)) from error
 
 
+def template_of(source: str, *, key: str, names: Collection[str] | None = None) -> Template:
+    """The template that stands under `key` of a spec.
+
+    Args:
+        names: what it may read; None where that is not looked at here.
+
+    Raises:
+        UnfitTemplate: it does not compile, or reads another name.
+    """
+    try:
+        template = compile_template(source)
+    except TemplateError as error:
+        hint = "write {{ name }} for a value and {% if … %} for a condition"
+        raise UnfitTemplate(f"the template cannot be read: {error}", key=key, hint=hint, line=error.line) from error
+    for name in sorted(template.names.difference(template.names if names is None else names)):
+        hint = did_you_mean(name, sorted(names or ()), "known names")
+        raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
+    return template
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, jinja2.TemplateError):
         return str(error)
@@ -385,11 +428,16 @@ def compile_value(value: Any) -> Callable[..., Any]:
 
 def texts_in(value: Any) -> Iterator[str]:
     """Every text of a JSON-like value, keys left out, in order."""
+    return (text for _, text in texts_at("", value))
+
+
+def texts_at(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Every text of a JSON-like value that stands under `key`, with its own dotted key, in order."""
     if isinstance(value, str):
-        yield value
+        yield key, value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from texts_in(item)
+        for name, item in value.items():
+            yield from texts_at(f"{key}.{name}", item)
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from texts_in(item)
+        for index, item in enumerate(value):
+            yield from texts_at(f"{key}.{index}", item)

@@ -112,8 +112,6 @@ def validate_loaded(loaded: LoadedSpec) -> Report:
         # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
         if not faults:
             faults.extend(_checked(check_gold, subject))
-        if not faults:
-            faults.extend(_checked(_compiled_whole, subject))
     subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
     return Report(1, tuple(in_order(faults, loaded.document)), tuple(subject.not_checked))
 
@@ -124,21 +122,11 @@ def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple
     if rest is None:
         return faults
     with leave_open():
-        subject = subject_of(rest.loaded)
+        subject = subject_of(rest.loaded, lost=rest.removed)
         more = list(subject.faults)
         for check in _CHECKS:
             more.extend(_checked(check, subject))
     return tuple(in_order([*faults, *(fault for fault in more if not rest.concerns(fault))], document))
-
-
-def _compiled_whole(subject: Subject) -> Iterator[Fault]:
-    """What is only refused when all parts come together."""
-    from rlenv.compile import compile_parts
-
-    try:
-        compile_parts(subject.loaded)
-    except SpecError as error:
-        yield from error.faults
 
 
 def _checked(check: Callable[[Subject], Iterator[Fault]], subject: Subject) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv._bounded import bounded, cut_middle, encodable, size
+from rlenv._bounded import abridged, bounded, cut_end, cut_middle, encodable, size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -84,3 +84,17 @@ def test_only_lone_surrogates_are_replaced() -> None:
     assert encodable("a\ud800b ü 😀") == "a\ufffdb ü 😀"
     same = "plain ü 😀"
     assert encodable(same) is same
+
+
+@given(st.text(max_size=40), st.integers(min_value=1, max_value=30))
+def test_what_is_cut_at_its_end_is_within_its_limit(text: str, limit: int) -> None:
+    cut = cut_end(text, limit)
+    assert len(cut) <= limit
+    assert cut == text or (cut.endswith("…") and text.startswith(cut[:-1]))
+
+
+@given(st.text(max_size=40), st.integers(min_value=2, max_value=30))
+def test_what_is_abridged_keeps_both_ends(text: str, limit: int) -> None:
+    short = abridged(text, limit)
+    head, _, tail = short.rpartition(" … ")
+    assert short == text or (text.startswith(head) and text.endswith(tail) and len(head) + len(tail) <= limit + 1)

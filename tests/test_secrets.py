@@ -191,7 +191,7 @@ def test_a_missing_variable_is_a_fault_at_the_text_that_names_it(tmp_path: Path)
     file = tmp_path / "spec.yaml"
     file.write_text(SPEC.replace("name: leaky", 'name: leaky\nvars: {a: [{b: "x ${env:GONE}"}]}'), encoding="utf-8")
     document = load_spec(file).document
-    error = MissingVariable("the environment variable GONE is not set; export GONE=…", name="GONE")
+    error = MissingVariable("the environment variable GONE is not set", name="GONE", hint="export GONE=…")
     fault = missing_variable(document, "vars", error)
     assert (fault.path, fault.line, fault.column) == ("vars.a.0.b", 4, 19)
     assert fault.hint == "export GONE=…"

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rlenv._nearest import nearest
 from rlenv.errors import SpecError
-from rlenv.source import nearest, override_value, parse_override, parse_source, read_source
+from rlenv.source import override_value, parse_override, parse_source, read_source
 from rlenv.yamltree import MAX_DEPTH
 
 

@@ -10,6 +10,11 @@ import pytest
 
 from rlenv.checks import subject
 from rlenv.cli.main import main
+from rlenv.compile import compile_entries
+from rlenv.environment import load
+from rlenv.errors import Fault, SpecError
+from rlenv.loader import load_spec
+from rlenv.secrets import leave_open
 from rlenv.validate import validate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "faults"
@@ -57,6 +62,86 @@ def test_a_planted_fault_is_reported_at_its_place_with_a_fix(file: Path, monkeyp
 
 def test_every_expected_file_has_its_spec() -> None:
     assert {file.stem for file in GOLDEN.glob("*.expected")} == {file.stem for file in PLANTED}
+
+
+def _refused(file: str | Path) -> tuple[Fault, ...]:
+    with leave_open():  # a spec is checked where its secrets need not be
+        try:
+            load(file)
+        except SpecError as error:
+            return error.faults
+    return ()
+
+
+@pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
+def test_what_loading_refuses_is_reported_alike_by_validation(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN)
+    refused = _refused(file.name)
+    assert set(refused) <= set(validate([file.name]).faults)
+
+
+# Each line breaks an entry, or names one that is broken: `broken` of each group is.
+BROKEN = """
+resources:
+  broken: {kind: sqlite, path: "{{ row.db }}"}
+  shared: {kind: sqlite, path: "{{ task.db }}", scope: process}
+  both: {kind: sqlite, path: a.sqlite, init: b.sql}
+endpoints:
+  broken: {base_url: here, model: m}
+tools:
+  broken: {kind: python, function: "none.py:none"}
+  also: {kind: sql, resource: broken}
+  wrong: {kind: sql, resource: brokn}
+  asks: {kind: model, endpoint: broken, prompt: "{{ args.a }}", parameters: {a: string}}
+  reads: {kind: command, argv: [echo, "{{ arg.a }}"], parameters: {a: string}}
+  open: {kind: http, url: "http://h/{{ args.a", parameters: {a: string}}
+  typed: {kind: http, url: "http://h/", parameters: {a: strong}}
+  schema: {kind: http, url: "http://h/", parameters: {type: object, properties: {a: {type: strong}}}}
+rewards:
+  correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}", gate: used > 0 && used < 2}
+  used: {kind: rule, rule: tool_called, tool: broken}
+  unused: {kind: rule, rule: tool_called, tool: brokn, weight: .nan}
+  shown: {kind: rule, rule: exact_match, expect: "{{ tsk.answer }}", range: [1, 0]}
+  verified: {kind: verify, tool: calculate, arguments: {}, expect: 1, gate: nobody > 0}
+  matched: {kind: rule, rule: regex, pattern: "("}
+success: correct
+dialect: herms
+observation: {format: template, template: "{{ result"}
+"""
+
+
+def test_every_fault_of_compiling_is_one_fault_at_one_place(write: Write) -> None:
+    file = write(HEAD.partition("rewards:")[0] + BROKEN)
+    refused, reported = _refused(file), validate([file]).faults
+    assert refused == compile_entries(load_spec(file)).faults
+    assert set(refused) <= set(reported)
+    assert [fault.path for fault in refused] == [
+        "resources.broken.path",
+        "resources.shared.path",
+        "resources.both",
+        "endpoints.broken.base_url",
+        "tools.broken.function",
+        "tools.wrong.resource",
+        "tools.reads.argv.1",
+        "tools.open.url",
+        "tools.typed.parameters.a",
+        "tools.schema.parameters",
+        "rewards.correct.gate",
+        "rewards.unused.tool",
+        "rewards.unused.weight",
+        "rewards.shown.expect",
+        "rewards.shown.range",
+        "rewards.verified.tool",
+        "rewards.verified.gate",
+        "rewards.matched.pattern",
+        "success",
+        "dialect",
+        "observation.template",
+    ]
+    # One mistake is one fault: what validation adds stands elsewhere.
+    assert not {fault.path for fault in set(reported) - set(refused)} & {fault.path for fault in refused}
+    for fault in refused:
+        assert fault.hint, f"no fix is offered for: {fault}"
 
 
 @pytest.mark.parametrize("file", sorted(SPECS.glob("*.yaml")), ids=lambda file: file.stem)

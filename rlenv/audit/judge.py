@@ -237,7 +237,7 @@ def _earlier(before: Mapping[str, Any], scale: tuple[float, float], count: int) 
     """
     scores, scaled = before.get("scores"), before.get("scale")
     if not isinstance(scores, (list, tuple)) or len(scores) != count:
-        raise UsageError("the earlier report has other anchors; drift needs the same ones in the same order")
+        raise UsageError("the earlier report has other anchors", hint="drift needs the same ones in the same order")
     if scaled is not None and (not isinstance(scaled, (list, tuple)) or list(scaled) != list(scale)):
         raise UsageError(f"the earlier report is of the scale {scaled!r:.60}, and this judge's is {list(scale)}")
     low, high = scale
@@ -256,8 +256,8 @@ def _check_prompt(before: Mapping[str, Any], digests: Mapping[str, None]) -> Non
     known = before.get("prompt_sha256")
     if isinstance(known, (list, tuple)) and known and digests and set(map(str, known)) != set(digests):
         raise UsageError(
-            "the earlier report is of another prompt, rubric, schema or sampling (prompt_sha256 differs); drift is "
-            "a change of the judge's under the same ones: leave out --before, or give the spec of that report"
+            "the earlier report is of another prompt, rubric, schema or sampling (prompt_sha256 differs)",
+            hint="drift is a change of the judge's under the same ones: leave out --before, or give that report's spec",
         )
 
 

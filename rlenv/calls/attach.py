@@ -63,7 +63,9 @@ def _example(
     names = [one.name for one in made]
     for key, arguments in example.items():
         if key not in names or not isinstance(arguments, Mapping):
-            raise UsageError(f"example: expected arguments by tool, such as {{{names[0]}: {{…}}}}; found '{key}'")
+            raise UsageError(
+                f"found '{key}'; expected arguments by tool", key="example", hint=f"such as {{{names[0]}: {{…}}}}"
+            )
     found: Mapping[str, Any] | None = example.get(tool.name, tool.example)
     return found
 

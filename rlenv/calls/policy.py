@@ -65,14 +65,15 @@ def policy_of(
     own = entry if entry is not None else ToolSpec.model_construct(kind="")
     if not idempotent and own.retries:
         raise UsageError(
-            "retries: calls of this tool may not be repeated; add 'idempotent: true' if that does no harm, "
-            "or remove retries"
+            "calls of this tool may not be repeated",
+            key="retries",
+            hint="add 'idempotent: true' if that does no harm, or remove retries",
         )
     can_keep = idempotent and not mutates
     if not can_keep and own.cache is not None and own.cache.scope != "none":
         why = "its calls change state" if mutates else "calls of this tool may not be repeated"
         hint = "" if mutates else "add 'idempotent: true' if equal calls give equal results, or "
-        raise UsageError(f"cache: results cannot be kept, since {why}; {hint}remove cache")
+        raise UsageError(f"results cannot be kept, since {why}", key="cache", hint=f"{hint}remove cache")
     retries = own.retries if own.retries is not None else calls.retries or 0
     cache = calls.cache if own.cache is None else own.cache
     breaker = calls.breaker if own.breaker is None else own.breaker

@@ -5,35 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlenv import dialects
+from rlenv._nearest import did_you_mean
 from rlenv.checks.sites import Stub
-from rlenv.checks.subject import Subject, split_message
+from rlenv.checks.subject import Subject
 from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.built_in import whole_row
 from rlenv.dialects.findings import Finding, calls_of, fault_of, place_of_form
-from rlenv.errors import Fault, UsageError
+from rlenv.errors import Fault
 from rlenv.messages import Message
-from rlenv.source import nearest
 from rlenv.templates import TemplateError, compile_template
 
 __all__ = ["check_dialect"]
 
 
 def check_dialect(subject: Subject) -> Iterator[Fault]:
-    """Faults of `dialect`."""
+    """Faults of a dialect that the spec defines itself."""
     given = subject.loaded.spec.dialect
+    if isinstance(given, str):
+        return
     try:
-        if isinstance(given, str):
-            dialects.get(given)
-            return
         row = whole_row("inline", given)
-    except KeyError as error:
-        place = "dialect" if isinstance(given, str) else "dialect.base"
-        yield subject.document.fault(place, *dialects.unknown(error.args[0], is_base=place != "dialect"))
-        return
-    except UsageError as error:
-        yield subject.document.fault("dialect", *split_message(str(error)))
-        return
+    except KeyError:
+        return  # reported where it is compiled
     for finding in _findings(subject, given, row):
         yield fault_of(subject.document, finding)
 
@@ -56,15 +50,13 @@ def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
         path = place_of_form(row, index)
         tool = subject.tools.get(form.tool)
         if tool is None:
-            close = nearest(form.tool, subject.tool_names)
-            hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
+            hint = did_you_mean(form.tool, subject.tool_names, "tools")
             yield Finding((*path, "tool"), f"there is no tool '{form.tool}'", hint)
             continue
         takes = list(tool.parameters.get("properties", {}))
         required = list(tool.parameters.get("required", ()))
         if form.argument and form.argument not in takes:
-            close = nearest(form.argument, takes)
-            hint = f"did you mean '{close}'?" if close else f"it takes: {', '.join(takes) or 'none'}"
+            hint = did_you_mean(form.argument, takes, "it takes")
             yield Finding((*path, "argument"), f"'{form.tool}' takes no '{form.argument}'", hint)
         elif not form.argument and len(takes) != 1 and len(required) != 1:
             message = f"'{form.tool}' takes {', '.join(takes) or 'nothing'}: it is not said which one the text is"

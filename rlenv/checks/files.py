@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlenv._nearest import nearest
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
 from rlenv.paths import RefusedPath, finder, is_file, is_folder, names_in
-from rlenv.source import nearest
 from rlenv.templates import Template, TemplateError, compile_template
 
 __all__ = ["check_files"]

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlenv._arguments import ArgumentCheck
+from rlenv._nearest import did_you_mean
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault, UsageError
 from rlenv.messages import ParsedAction
 from rlenv.rewards import answer as answers
-from rlenv.source import nearest
 from rlenv.spec import OracleCall, OracleSay
 from rlenv.templates import TemplateError, compile_template, compile_value, expression
 
@@ -72,16 +72,14 @@ def _calls_exist(subject: Subject, steps: Sequence[OracleCall | OracleSay]) -> I
         for path, name, arguments in _calls(index, step):
             tool = subject.tools.get(name)
             if tool is None:
-                if subject.tools_are_known or name not in subject.loaded.spec.tools:
-                    close = nearest(name, subject.tool_names)
-                    hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
+                if not subject.lacks("tools", name):
+                    hint = did_you_mean(name, subject.tool_names, "tools")
                     yield subject.document.fault(path, f"there is no tool '{name}'", hint, at="key")
                 continue
             properties = tool.parameters.get("properties", {})
             for argument in arguments:
                 if properties and argument not in properties:
-                    close = nearest(argument, properties)
-                    hint = f"did you mean '{close}'?" if close else f"it takes: {', '.join(properties)}"
+                    hint = did_you_mean(argument, properties, otherwise=f"it takes: {', '.join(properties)}")
                     yield subject.document.fault((*path, argument), f"'{name}' takes no '{argument}'", hint, at="key")
             for needed in tool.parameters.get("required", ()):
                 if needed not in arguments:
@@ -129,12 +127,7 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
 def _play(subject: Subject, steps: Sequence[OracleCall | OracleSay], split: Split) -> Iterator[Fault]:
     """Renders the script for each row and checks what does not depend on results; the first fault of a step ends it."""
     document, spec = subject.document, subject.loaded.spec
-    checks: dict[str, ArgumentCheck] = {}
-    for name, tool in subject.tools.items():
-        try:
-            checks[name] = ArgumentCheck(tool.parameters, tool=name)
-        except UsageError:
-            continue  # reported with the tool
+    checks = {name: ArgumentCheck(tool.parameters, tool=name) for name, tool in subject.tools.items()}
     for number, row in enumerate(split.rows):
         where = f"row {number + 1} of split '{split.name}'"
         turns = calls = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlenv.checks.subject import Subject, split_message
+from rlenv.checks.subject import Subject
+from rlenv.compile import bases_of, entry_fault
 from rlenv.errors import Fault, UsageError
 from rlenv.secrets import redact
 from rlenv.tools.base import CompileContext
@@ -20,15 +21,16 @@ def check_servers(subject: Subject) -> Iterator[Fault]:
     """
     loaded = subject.loaded
     for name, spec in loaded.spec.tools.items():
-        if not isinstance(spec, McpSpec) or spec.pin is None or not subject.tools_are_known:
+        if not isinstance(spec, McpSpec) or spec.pin is None or subject.lacks("tools", name):
             continue
         path = f"tools.{name}"
-        bases = {key: loaded.base_of(f"{path}.{key}") for key in type(spec).model_fields}
-        context = CompileContext(loaded.base_of(path), loaded.spec.vars, subject.resources, bases)
+        context = CompileContext(
+            loaded.base_of(path), loaded.spec.vars, subject.resources, bases_of(loaded, path, spec)
+        )
         try:
             found = changes(name, spec, context)
         except UsageError as error:
-            yield subject.document.fault(path, *split_message(redact(str(error))), at="key")
+            yield entry_fault(subject.document, path, error)
             continue
         if found is not None:
             message = f"the server of '{name}' is not as it was pinned: {redact(found)}"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault
-from rlenv.source import nearest
 from rlenv.spec import Spec
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, UnfitTemplate, template_of
 
 __all__ = ["Site", "Stub", "check_site", "check_templates", "listed_names"]
 
@@ -105,14 +105,17 @@ def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str 
 
 
 def check_site(subject: Subject, site: Site) -> Iterator[Fault]:
-    """Faults of one template."""
+    """Faults of one template; none where it does not compile in its entry, which is reported."""
     document = subject.document
-    try:
-        template = compile_template(site.source)
-    except TemplateError as error:
-        hint = "write {{ name }} for a value and {% if … %} for a condition"
-        yield document.fault(site.path, f"the template cannot be read: {error}", hint, line=error.line)
+    if subject.does_not_compile(site.path):
         return
+    try:
+        template = template_of(site.source, key="")
+    except UnfitTemplate as error:
+        yield document.fault(site.path, error.message, error.hint, line=error.line)
+        return
+    if any(_is_lost(subject, path) for path in template.paths):
+        return  # it reads what is at fault itself
     broken = [*_unknown_names(subject, site, template), *_constants(subject, template, site)]
     yield from broken
     if broken:
@@ -120,6 +123,12 @@ def check_site(subject: Subject, site: Site) -> Iterator[Fault]:
     if site.names and "task" in site.names:
         for split in subject.splits.values():
             yield from _rows(subject, site, template, split)
+
+
+def _is_lost(subject: Subject, path: tuple[str, ...]) -> bool:
+    spec = subject.loaded.spec
+    known: dict[str, Mapping[str, Any]] = {"vars": spec.vars, "resources": spec.resources}
+    return path[0] in known and len(path) > 1 and path[1] not in known[path[0]] and subject.lacks(path[0], path[1])
 
 
 def _unknown_names(subject: Subject, site: Site, template: Template) -> Iterator[Fault]:
@@ -150,16 +159,14 @@ def _constants(subject: Subject, template: Template, site: Site) -> Iterator[Fau
             continue
         options, word = known[path[0]]
         if path[1] not in options:
-            close = nearest(path[1], options)
             named = f"known: {listed_names(list(options))}" if options else f"add it under '{path[0]}:'"
-            hint = f"did you mean '{path[0]}.{close}'?" if close else named
+            hint = did_you_mean(path[1], options, prefix=f"{path[0]}.", otherwise=named)
             found = ".".join(path[:2])
             yield subject.document.fault(site.path, f"there is no {word} '{path[1]}'", hint, find=found)
             continue
         published = getattr(subject.resources.get(path[1]), "template_attributes", None)
         if path[0] == "resources" and published is not None and len(path) > 2 and path[2] not in published:
-            close = nearest(path[2], published)
-            hint = f"did you mean '{close}'?" if close else f"it has: {listed_names(sorted(published))}"
+            hint = did_you_mean(path[2], published, otherwise=f"it has: {listed_names(sorted(published))}")
             message = f"the resource '{path[1]}' shows no '{path[2]}'"
             yield subject.document.fault(site.path, message, hint, find=".".join(path[:3]))
 
@@ -169,7 +176,6 @@ def _rows(subject: Subject, site: Site, template: Template, split: Split) -> Ite
     is_gold = site.path[0] == "rewards" and "expect" in site.path
     render: Callable[..., Any] = template.value if site.path[0] == "rewards" else template.text
     constants = {"vars": subject.loaded.spec.vars, **site.stand_ins}
-    lost: set[str] = set()
     for index, row in enumerate(split.rows):
         try:
             value = render(task=row, **constants)
@@ -183,11 +189,9 @@ def _rows(subject: Subject, site: Site, template: Template, split: Split) -> Ite
             return
         if is_gold and not _needs_episode(template) and (value is None or value == [] or value == ()):
             shown = "an empty list" if value is not None else "null"
-            lost.add(f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value")
+            message = f"row {index + 1} of split '{split.name}' gives {shown}; expected a gold value"
+            yield document.fault(site.path, message, "drop such rows, or fill the column")
             break
-    for message in lost:
-        found, _, wanted = message.partition("; ")
-        yield document.fault(site.path, f"{found}; {wanted}", "drop such rows, or fill the column")
     yield from _shadowed(subject, site, template, split)
 
 
@@ -202,11 +206,10 @@ def _columns(subject: Subject, site: Site, template: Template, split: Split) -> 
         if path[0] != "task" or len(path) < 2 or split.columns.get(path[1], 0) == total:
             continue
         count = split.columns.get(path[1], 0)
-        close = nearest(path[1], (column for column in split.columns if column != path[1]))
         if count == 0:
             message = f"split '{split.name}' has no column '{path[1]}'"
             known = f"its columns: {listed_names(list(split.columns))}"
-            hint = f"did you mean 'task.{close}'?" if close else known
+            hint = did_you_mean(path[1], split.columns, prefix="task.", otherwise=known)
         else:
             first = next(index for index, row in enumerate(split.rows) if path[1] not in row)
             message = f"{total - count} of {total} rows of split '{split.name}' lack the column '{path[1]}'"

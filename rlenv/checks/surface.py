@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlenv import dialects
-from rlenv._arguments import ArgumentCheck
-from rlenv.checks.subject import Subject, split_message
+from rlenv._nearest import did_you_mean
+from rlenv.checks.subject import Subject
 from rlenv.errors import Fault, UsageError
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.source import nearest
 
 __all__ = ["check_surface"]
 
@@ -22,7 +21,7 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def check_surface(subject: Subject) -> Iterator[Fault]:
-    """Faults of tool names and schemas, `answer` and `observation`."""
+    """Faults of tool names, `answer` and `observation`."""
     yield from _tools(subject)
     yield from _answer(subject)
     yield from _observation(subject)
@@ -36,12 +35,6 @@ def _tools(subject: Subject) -> Iterator[Fault]:
             message = f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'"
             hint = f"write '{re.sub(r'[^a-zA-Z0-9_-]+', '_', name)[:64].strip('_') or 'tool'}'"
             yield subject.document.fault(("tools", name), message, hint, at="key")
-    for name, tool in subject.tools.items():
-        try:
-            ArgumentCheck(tool.parameters, tool=name)
-        except UsageError as error:
-            place = f"tools.{name}.parameters" if subject.document.has(f"tools.{name}.parameters") else f"tools.{name}"
-            yield subject.document.fault(place, str(error), "see https://json-schema.org", at="key")
 
 
 def _answer(subject: Subject) -> Iterator[Fault]:
@@ -56,11 +49,7 @@ def _answer(subject: Subject) -> Iterator[Fault]:
     try:
         answers.check(spec)
     except UsageError as error:
-        key = {"regex": "pattern", "tag": "tag", "tool": "tool"}.get(rule, "from")
-        message, hint = split_message(str(error).removeprefix("answer.tag: ").removeprefix("answer: "))
-        if key == "pattern" and not hint:
-            hint = "put a backslash before a character that is meant as it stands"
-        yield document.fault(f"answer.{key}", message, hint)
+        yield document.fault(error.key, error.message, error.hint)
         return
     if rule == "tag":
         yield from _answer_tag(subject, spec.tag)
@@ -96,8 +85,9 @@ def _report_by(subject: Subject) -> Iterator[Fault]:
         lacking = len(split.rows) - split.columns.get(source.report_by, 0)
         if lacking:
             others = [column for column in split.columns if column != source.report_by]
-            close = nearest(source.report_by, others)
-            hint = f"did you mean '{close}'?" if close else f"fill it in, or name one of: {', '.join(others) or 'none'}"
+            hint = did_you_mean(
+                source.report_by, others, otherwise=f"fill it in, or name one of: {', '.join(others) or 'none'}"
+            )
             message = f"{lacking} of {len(split.rows)} rows of split '{name}' lack the column '{source.report_by}'"
             yield subject.document.fault(f"tasks.{name}.report_by", message, hint)
 
@@ -115,12 +105,11 @@ def _delays(subject: Subject) -> Iterator[Fault]:
 
 def _answer_tool(subject: Subject) -> Iterator[Fault]:
     spec, document = subject.loaded.spec.answer, subject.document
-    if spec.tool is None or (not subject.tools_are_known and spec.tool in subject.loaded.spec.tools):
+    if spec.tool is None or subject.lacks("tools", spec.tool):
         return
     tool = subject.tools.get(spec.tool)
     if tool is None:
-        close = nearest(spec.tool, subject.tool_names)
-        hint = f"did you mean '{close}'?" if close else f"tools: {', '.join(subject.tool_names) or 'none'}"
+        hint = did_you_mean(spec.tool, subject.tool_names, "tools")
         yield document.fault("answer.tool", f"there is no tool '{spec.tool}'", hint)
         return
     properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
@@ -129,8 +118,7 @@ def _answer_tool(subject: Subject) -> Iterator[Fault]:
         hint = f"add 'argument: {next(iter(properties), 'NAME')}'"
         yield document.fault("answer.tool", found, hint)
     elif spec.argument is not None and spec.argument not in properties:
-        close = nearest(spec.argument, properties)
-        hint = f"did you mean '{close}'?" if close else f"it takes: {', '.join(properties) or 'none'}"
+        hint = did_you_mean(spec.argument, properties, "it takes")
         yield document.fault("answer.argument", f"'{spec.tool}' takes no '{spec.argument}'", hint)
 
 

@@ -124,7 +124,7 @@ def _judge(args: argparse.Namespace, environment: Environment) -> int:
         report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
     except TimeoutError:
         message = f"the judge has not scored all anchors within {args.time_limit:g} s"
-        raise UsageError(f"{message}; raise --time-limit or give fewer anchors") from None
+        raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
     if not _written(args, report.as_dict()):
         _show_judge(Console(highlight=False), report)
     return 0 if report.passes else 1

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 
+from rlenv._bounded import cut_end
 from rlenv.cli.console import Console
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_json
@@ -71,7 +72,7 @@ async def _check(args: argparse.Namespace, environment: Environment) -> list[_Ch
             )
             (result,) = await environment.executor.run((ToolCall(name, tool.example),), context)
             first = result.text.strip().partition("\n")[0]
-            shown = first if len(first) <= _SHOWN else first[: _SHOWN - 1] + "…"
+            shown = cut_end(first, _SHOWN)
             note = shown if not result.is_error else f"{result.outcome}: {shown}"
             checked.append(_Checked(name, not result.is_error, note, result.seconds))
     return checked

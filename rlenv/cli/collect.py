@@ -138,7 +138,7 @@ def _check_source(args: argparse.Namespace) -> None:
             _option(name) for name in ("policy", "n", "k", "concurrency", *own) if getattr(args, name) not in (None, [])
         ]
         if given:
-            raise UsageError(f"--from reads recorded episodes and plays none; leave out {', '.join(given)}")
+            raise UsageError("--from reads recorded episodes and plays none", hint=f"leave out {', '.join(given)}")
     args.policy, args.k, args.concurrency = args.policy or "oracle", args.k or 1, args.concurrency or 64
     if args.policy == "openai" and not (args.base_url and args.policy_model):
         raise UsageError("--policy openai needs --base-url and --policy-model; --model is what trains on the data")

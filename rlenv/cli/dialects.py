@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlenv import dialects, registry
+from rlenv._nearest import nearest
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write_json
@@ -22,7 +23,7 @@ from rlenv.dialects.roundtrip import TOOLS
 from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv.messages import Message, ToolCall
-from rlenv.shipped import find
+from rlenv.shipped import find, shipped
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,9 +81,9 @@ def _chosen(args: argparse.Namespace) -> tuple[Dialect, Sequence[Mapping[str, An
         spec = find(args.name)
     except UsageError as error:
         message, hint = dialects.unknown(args.name)
-        no_spec, _, near = str(error).partition("; ")
-        hint = near if near.startswith("did you mean") and "did you mean" not in hint else hint
-        raise UsageError(f"{message}, and {no_spec}; {hint}") from error
+        if nearest(args.name, registry.names("dialects")) is None and nearest(args.name, shipped()) is not None:
+            hint = error.hint
+        raise UsageError(f"{message}, and {error.message}", hint=hint) from error
     environment = load(spec, set=overrides(args.set))
     given = environment.spec.dialect
     inside = dialects.get(given) if isinstance(given, str) else TextDialect("inline", whole_row("inline", given))

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Lists what the spec needs and the model lacks; exit code 1 where something is lacking."""
     if args.model is None and (args.chat_template is not None or args.kwarg):
-        raise UsageError("--chat-template and --kwarg are for a model; name it with --model")
+        raise UsageError("--chat-template and --kwarg are for a model", hint="name it with --model")
     found = [*asyncio.run(diagnose(find(args.spec), set=overrides(args.set)))]
     if args.model is not None:
         found += _model(args, is_whole=all(finding.is_met for finding in found))

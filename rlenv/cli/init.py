@@ -80,11 +80,11 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-")
     if not name:
-        raise UsageError(f"'{args.folder}' gives no name; use letters and digits")
+        raise UsageError(f"'{args.folder}' gives no name", hint="use letters and digits")
     files = _files(name) if args.source is None else _files_from(name, Path(args.source))
     taken = [file for file in files if (folder / file).exists()]
     if taken:
-        raise UsageError(f"{folder / taken[0]} exists already; choose another folder")
+        raise UsageError(f"{folder / taken[0]} exists already", hint="choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlenv._bounded import cut_end
 from rlenv.trajectory import Trajectory
 
 __all__ = ["invalid_lines"]
@@ -30,7 +31,7 @@ def invalid_lines(trajectories: Sequence[Trajectory]) -> list[str]:
 def _line(reason: str, message: str, trajectories: Sequence[Trajectory]) -> str:
     first = trajectories[0]
     more = f" and {len(trajectories) - 1} more" if len(trajectories) > 1 else ""
-    text = message if len(message) <= _SHOWN_CHARS else f"{message[:_SHOWN_CHARS]}…"
+    text = cut_end(message, _SHOWN_CHARS)
     line = f"{first.split}/{first.task_index} seed {first.seed}{more}: {reason}: {text}"
     return line.replace("\n", " ")
 

@@ -33,7 +33,7 @@ def pin(loaded: LoadedSpec) -> int:
     if not found:
         names = ", ".join(servers)
         where = f"add 'pin: tools.lock.json' to {names}" if servers else "it has no tools of kind mcp"
-        raise UsageError(f"{loaded.path.name} names no file to pin its tools in; {where}")
+        raise UsageError(f"{loaded.path.name} names no file to pin its tools in", hint=where)
     for file, entries in found.items():
         write_pin(file, entries)
         counts = ", ".join(f"{name} ({len(listing.tools)} tools)" for name, listing in entries.items())

@@ -85,7 +85,9 @@ def check_options(args: argparse.Namespace) -> None:
             if name == "policy_chat_template":
                 option = f"--{args.of_policy}chat-template"
             whose = " and ".join("hf:MODEL" if one == "hf" else one for one in kinds)
-            raise UsageError(f"{option} is for --policy {whose}; --policy {kind} does nothing with it: leave it out")
+            raise UsageError(
+                f"{option} is for --policy {whose}", hint=f"--policy {kind} does nothing with it: leave it out"
+            )
 
 
 def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlenv import record
+from rlenv._nearest import nearest
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.source import nearest
+from rlenv.paths import names_in
 from rlenv.trajectory import Trajectory
 
 __all__ = ["environment_of", "read_recorded"]
@@ -22,13 +23,13 @@ def read_recorded(name: str) -> list[Trajectory]:
     path = Path(name)
     if path.is_dir() and not (path / "trajectories.jsonl").is_file():
         inside = sorted(str(item.relative_to(path)) for item in path.glob("**/*.jsonl"))
-        hint = f"; name one of its files, such as {path / inside[0]}" if inside else ""
-        raise UsageError(f"{path} has no trajectories.jsonl{hint}")
+        hint = f"name one of its files, such as {path / inside[0]}" if inside else ""
+        raise UsageError(f"{path} has no trajectories.jsonl", hint=hint)
     path = path / "trajectories.jsonl" if path.is_dir() else path
     if not path.is_file():
-        close = nearest(path.name, [item.name for item in path.parent.glob("*.jsonl")]) if path.parent.is_dir() else ""
-        hint = f"; did you mean {path.parent / close}?" if close else ""
-        raise UsageError(f"there are no recorded trajectories at {path}{hint}")
+        close = nearest(path.name, [name for name in names_in(path.parent) if name.endswith(".jsonl")])
+        hint = f"did you mean {path.parent / close}?" if close else ""
+        raise UsageError(f"there are no recorded trajectories at {path}", hint=hint)
     found = list(record.read(path))
     if not found:
         raise UsageError(f"{path} holds no trajectory")
@@ -47,6 +48,6 @@ def environment_of(trajectories: list[Trajectory], *, spec: str | None, set: dic
 
         short = names[0].removeprefix("rlenv/").rpartition("-v")[0]
         if len(names) > 1 or short not in shipped():
-            raise UsageError(f"recorded in {', '.join(names)}; name the spec with --spec FILE")
+            raise UsageError(f"recorded in {', '.join(names)}", hint="name the spec with --spec FILE")
         spec = short
     return load(spec, set=set or None)

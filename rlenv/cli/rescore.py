@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
     if args.out and (Path(args.out) / "trajectories.jsonl").resolve() == path.resolve():
-        raise UsageError(f"-o {args.out} would overwrite the recorded run; name another folder")
+        raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
     before = list(record.read(path))
     environment = load(args.spec, set=overrides(args.set))
 

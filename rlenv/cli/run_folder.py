@@ -35,7 +35,7 @@ class RunFolder:
         there = [name for name in _FILES if (self.path / name).exists()]
         if there and not overwrite:
             raise UsageError(
-                f"{folder} holds a run already ({' and '.join(there)}); name another folder, or add --overwrite"
+                f"{folder} holds a run already ({' and '.join(there)})", hint="name another folder, or add --overwrite"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         asyncio.run(main())
     except OSError as error:
         raise UsageError(
-            f"--port {args.port}: cannot listen at {args.host}: {error.strerror}; choose another, or 0 for a free one"
+            f"--port {args.port}: cannot listen at {args.host}: {error.strerror}",
+            hint="choose another, or 0 for a free one",
         ) from error
     return 0

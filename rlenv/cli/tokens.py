@@ -110,7 +110,7 @@ def _check(args: argparse.Namespace) -> int:
 def _explain(args: argparse.Namespace) -> int:
     trajectory = next((item for index, item in enumerate(record.read(args.trajectories)) if index == args.index), None)
     if trajectory is None:
-        raise UsageError(f"{args.trajectories} has no trajectory {args.index}; lines are counted from 0")
+        raise UsageError(f"{args.trajectories} has no trajectory {args.index}", hint="lines are counted from 0")
     tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)
     environment = _environment_of(trajectory, args)
     options: dict[str, Any] = {"template_kwargs": keywords(args.kwarg), "stop": args.stop, "history": args.history}
@@ -133,7 +133,9 @@ def _environment_of(trajectory: Trajectory, args: argparse.Namespace) -> Environ
     if args.spec is not None:
         environment = load(args.spec, set=overrides(args.set))
         if environment.id.removeprefix("rlenv/") != played:
-            raise UsageError(f"the trajectory is one of {played}, and {args.spec} is {environment.id}; give its spec")
+            raise UsageError(
+                f"the trajectory is one of {played}, and {args.spec} is {environment.id}", hint="give its spec"
+            )
         return environment
     try:
         environment = load(played.rpartition("-v")[0])

@@ -47,14 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 where no fault was found and training will run and be exact with `--model`, 1 otherwise."""
     if args.model is None and (args.kwarg or args.history != "grow" or args.chat_template is not None):
-        raise UsageError("--history, --chat-template and --kwarg are for --model; name the model's folder")
+        raise UsageError("--history, --chat-template and --kwarg are for --model", hint="name the model's folder")
     found, lacking = [], []
     for file in args.files:
         try:
             found.append(find(file))
         except UsageError as error:  # the others are checked all the same
-            message, _, hint = str(error).partition("; ")
-            lacking.append(Fault(file, 0, 0, "", message, hint))
+            lacking.append(Fault(file, 0, 0, "", error.message, error.hint))
     with contextlib.redirect_stdout(sys.stderr):  # what files print that are imported is no part of the report
         report = validate(found, set=overrides(args.set))
     report = replace(report, files=len(args.files), faults=(*lacking, *report.faults))

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rlenv._bounded import cut_end
 from rlenv.cli.console import Console
 from rlenv.cli.recorded import read_recorded
 from rlenv.errors import UsageError
@@ -74,19 +75,15 @@ def _turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
         arguments = json.dumps(call.arguments, ensure_ascii=False) if isinstance(call, ToolCall) else ""
         head = f"{result.name} {arguments} · {result.outcome} · {result.seconds * 1000:.1f} ms"
         style = "green" if result.outcome == "ok" else "red"
-        yield _box(result.text, title=_cut(head, 120), style=style, most=most)
+        yield _box(result.text, title=cut_end(head, 120), style=style, most=most)
     if turn.observation is not None and not turn.results:
         text = "\n".join(message.content for message in turn.observation.messages)
         yield _box(text, title="observation", style="yellow", most=most)
 
 
 def _box(text: str, *, title: str, style: str, most: int | None) -> Panel:
-    shown = Text(text if most is None else _cut(text, most))
+    shown = Text(text if most is None else cut_end(text, most))
     return Panel(shown, title=escape(title), title_align="left", border_style=style)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _end(trajectory: Trajectory) -> Table:
@@ -97,10 +94,10 @@ def _end(trajectory: Trajectory) -> Table:
     for name, term in trajectory.reward.terms.items():
         value = "–" if term.value is None else f"{term.value:.3f}"
         note = term.error or term.evidence or ""
-        table.add_row(escape(name), f"{term.status} {value}", escape(_cut(note, 100)))
+        table.add_row(escape(name), f"{term.status} {value}", escape(cut_end(note, 100)))
     total = trajectory.reward.total
     table.add_row("reward", "invalid" if total is None else f"{total:.3f}", f"success {trajectory.success}")
-    table.add_row("answer", escape(_cut(str(trajectory.answer), 100)), f"{trajectory.seconds:.2f} s")
+    table.add_row("answer", escape(cut_end(str(trajectory.answer), 100)), f"{trajectory.seconds:.2f} s")
     if trajectory.failure is not None:
         table.add_row("failure", escape(trajectory.failure.reason), escape(trajectory.failure.message[:300]))
     return table

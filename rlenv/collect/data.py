@@ -42,16 +42,16 @@ def read_data(folder: str | Path, *, identity: Identity | None = None) -> Data:
     manifest = Manifest.load(path)
     data = Data(path, manifest)
     if not data.file.is_file() or _sha256(data.file) != manifest.rows_sha256:
-        raise UsageError(f"{data.file} is not what its manifest speaks of; collect the data anew")
+        raise UsageError(f"{data.file} is not what its manifest speaks of", hint="collect the data anew")
     if identity is not None and identity.tokenizer != manifest.identity.tokenizer:
         raise UsageError(
-            f"{folder} holds the token ids of another tokenizer, that of {manifest.model}; train that model, or "
-            "collect again for this one: rlenv collect SPEC --from RECORDS --model MODEL"
+            f"{folder} holds the token ids of another tokenizer, that of {manifest.model}",
+            hint="train that model, or collect again for this one: rlenv collect SPEC --from RECORDS --model MODEL",
         )
     if identity is not None and identity.template != manifest.identity.template:
         raise UsageError(
-            f"{folder} was written in another chat template than this model's; give the one it was collected with "
-            "(--chat-template, --kwarg), or collect it again with this model's"
+            f"{folder} was written in another chat template than this model's",
+            hint="give the one it was collected with (--chat-template, --kwarg), or collect it again with this model's",
         )
     return data
 

@@ -38,7 +38,8 @@ class Keep:
         for name in expression.names:
             if name in FIGURES and name in terms:
                 raise UsageError(
-                    f"--keep: '{name}' is a figure of every episode and a reward term of this spec; rename the term"
+                    f"--keep: '{name}' is a figure of every episode and a reward term of this spec",
+                    hint="rename the term",
                 )
         return cls(expression, keeps_invalid, keeps_cut)
 

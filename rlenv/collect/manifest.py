@@ -112,13 +112,16 @@ class Manifest:
             if (folder / TRAJECTORIES).is_file():
                 raise UsageError(
                     f"{folder} is not whole: its `rlenv collect` was ended before it wrote {MANIFEST}. What it played "
-                    f"is kept; go on with: rlenv collect SPEC --from {folder / TRAJECTORIES} -o ANOTHER"
+                    "is kept",
+                    hint=f"go on with: rlenv collect SPEC --from {folder / TRAJECTORIES} -o ANOTHER",
                 )
-            raise UsageError(f"{folder} holds no supervised data (there is no {MANIFEST}); `rlenv collect -o` makes it")
+            raise UsageError(
+                f"{folder} holds no supervised data (there is no {MANIFEST})", hint="`rlenv collect -o` makes it"
+            )
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             if fields.pop("format", None) != _FORMAT:
-                raise UsageError(f"{path} was written by another version of rlenv; collect the data anew")
+                raise UsageError(f"{path} was written by another version of rlenv", hint="collect the data anew")
             fields["identity"] = Identity(**fields["identity"])
             fields["splits"] = tuple(fields["splits"])
             return cls(**fields)

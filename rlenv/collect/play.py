@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import IO
 
 from rlenv import record
+from rlenv._nearest import nearest
 from rlenv.drive import drive
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.groups import score_groups
 from rlenv.observe import Cut
+from rlenv.paths import names_in
 from rlenv.policies.base import Policy
 from rlenv.rollout import Job, together
-from rlenv.source import nearest
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Recorder", "files_of", "play_jobs", "recorded"]
@@ -105,9 +106,9 @@ def files_of(names: Sequence[str]) -> list[Path]:
         elif inside := sorted((path / "trajectories").glob("step-*.jsonl")):
             found += inside  # the validations of `rlenv train`
         else:
-            close = nearest(path.name, [one.name for one in path.parent.glob("*")]) if path.parent.is_dir() else ""
-            hint = f"; did you mean {path.parent / close}?" if close else ""
-            raise UsageError(f"there are no recorded episodes at {path}{hint}")
+            close = nearest(path.name, names_in(path.parent))
+            hint = f"did you mean {path.parent / close}?" if close else ""
+            raise UsageError(f"there are no recorded episodes at {path}", hint=hint)
     return found
 
 
@@ -126,7 +127,8 @@ def recorded(
         for trajectory, at in zip(record.read(path), places, strict=False):
             if trajectory.environment.removeprefix("rlenv/") != environment.id.removeprefix("rlenv/"):
                 raise UsageError(
-                    f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}; give theirs"
+                    f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}",
+                    hint="give theirs",
                 )
             if split is None or trajectory.split == split:
                 yield trajectory, number, at

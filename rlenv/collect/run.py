@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import rlenv
+from rlenv._nearest import did_you_mean
 from rlenv.checks.tokens import judge_environment
 from rlenv.collect.choose import Candidate, Chosen, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
@@ -27,7 +28,6 @@ from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy
 from rlenv.rollout import Job
-from rlenv.source import nearest
 from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.trajectory import Trajectory, Turn
@@ -143,7 +143,7 @@ def collect(
 def _check_is_free(folder: Path) -> None:
     there = [name for name in (MANIFEST, ROWS, TRAJECTORIES) if (folder / name).exists()]
     if there:
-        raise UsageError(f"{folder} holds data already ({' and '.join(there)}); name another folder with -o")
+        raise UsageError(f"{folder} holds data already ({' and '.join(there)})", hint="name another folder with -o")
 
 
 class _Pool:
@@ -173,9 +173,10 @@ class _Pool:
             return str(trajectory.task[column])
         if column == "task":
             return f"{trajectory.split}/{trajectory.task_index}"
-        close = nearest(column, [*trajectory.task, "task"])
-        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(trajectory.task)}, and task"
-        raise UsageError(f"--balance: row {trajectory.task_index} has no column '{column}'; {hint}")
+        hint = did_you_mean(
+            column, [*trajectory.task, "task"], otherwise=f"there are {', '.join(trajectory.task)}, and task"
+        )
+        raise UsageError(f"--balance: row {trajectory.task_index} has no column '{column}'", hint=hint)
 
 
 def _content(trajectory: Trajectory) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rlenv import registry
+from rlenv._nearest import nearest
 from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding
-from rlenv.source import nearest
 
 __all__ = ["Dialect", "contradictions", "findings_of", "get", "inline", "unknown"]
 

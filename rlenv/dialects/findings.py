@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from rlenv._bounded import abridged
 from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.errors import Fault
 from rlenv.source import SourceDocument
@@ -51,8 +52,7 @@ def place_of_form(spec: DialectSpec, index: int) -> Path:
 
 def shown(text: str, *, most: int = 70) -> str:
     """A text in quotes with control characters visible, its middle left out where it is long."""
-    short = text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
-    return "'" + "".join(_visible(sign) for sign in short) + "'"
+    return "'" + "".join(_visible(sign) for sign in abridged(text, most)) + "'"
 
 
 _ESCAPES: Mapping[str, str] = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final, get_args
 
+from rlenv._nearest import did_you_mean
 from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, Leniency
 from rlenv.dialects.findings import Finding, Path, calls_of, listed, place_of_form
 from rlenv.dialects.idle import idle_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.placeholders import placeholder_findings
-from rlenv.source import nearest
 
 __all__ = ["bodies_of", "meaning_findings"]
 
@@ -224,8 +224,7 @@ def _roles(given: DialectSpec, row: DialectSpec) -> Iterator[Finding]:
             continue
         for role in getattr(given.chat, key):
             if role not in known:
-                close = nearest(role, known)
-                hint = f"did you mean '{close}'?" if close else f"roles: {', '.join(known)}"
+                hint = did_you_mean(role, known, otherwise=f"roles: {', '.join(known)}")
                 yield Finding(("chat", key, role), f"no message has the role '{role}'", hint, "key")
             elif role == "tool" and chat.result_role != "tool":
                 message = f"results stand in turns of '{chat.result_role}' (result_role), so that this is not read"

@@ -71,9 +71,12 @@ def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:
     """
     base_url = resolve(spec.base_url).rstrip("/")
     if not base_url.startswith(("http://", "https://")) and not names_in(base_url):
-        raise UsageError(f"base_url: found '{redact(base_url)}'; expected an address such as http://127.0.0.1:8000/v1")
+        found, hint = redact(base_url), "write one such as http://127.0.0.1:8000/v1"
+        raise UsageError(f"found '{found}'; expected an address", key="base_url", hint=hint)
     if base_url.endswith("/completions"):
-        raise UsageError("base_url: expected the address without /completions or /chat/completions; end it with /v1")
+        raise UsageError(
+            "expected the address without /completions or /chat/completions", key="base_url", hint="end it with /v1"
+        )
     headers = dict(resolve_value(spec.headers))
     if spec.api_key is not None:
         headers["Authorization"] = f"Bearer {resolve(spec.api_key)}"

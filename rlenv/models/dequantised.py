@@ -47,8 +47,8 @@ def dequantised(file: Path) -> Path:
     """
     if (part := _PART.search(file.name)) and int(part[2]) > 1:
         raise UsageError(
-            f"{file} is part {int(part[1])} of {int(part[2])}; put the parts together first:"
-            f" llama-gguf-split --merge {file.name} whole.gguf"
+            f"{file} is part {int(part[1])} of {int(part[2])}",
+            hint=f"put the parts together first: llama-gguf-split --merge {file.name} whole.gguf",
         )
     digest = digest_of(file)
     return made_once(
@@ -69,8 +69,8 @@ def _make(file: Path, digest: str, folder: Path) -> dict[str, Any]:
     needed, free = metadata.numbers * 4, shutil.disk_usage(folder).free
     if needed > free:
         raise UsageError(
-            f"{file} takes {needed / 1e9:.1f} GB as float32, and {folder.parent} has {free / 1e9:.1f} GB left;"
-            " XDG_CACHE_HOME names another folder for what is kept"
+            f"{file} takes {needed / 1e9:.1f} GB as float32, and {folder.parent} has {free / 1e9:.1f} GB left",
+            hint="XDG_CACHE_HOME names another folder for what is kept",
         )
     _write_weights(file, folder)
     marks, notes = _write_tokenizer(file, metadata.values, folder)
@@ -96,9 +96,9 @@ def _metadata(file: Path) -> _Metadata:
         raise UsageError(f"{file} is cut or no GGUF file that can be read: {str(error)[:200]}") from error
     kind = values.get("general.type", "model")
     if kind != "model":
-        raise UsageError(f"{file} holds no model but an {kind}; give the model's own file")
+        raise UsageError(f"{file} holds no model but an {kind}", hint="give the model's own file")
     if not numbers:
-        raise UsageError(f"{file} holds no weights; give the model's own file")
+        raise UsageError(f"{file} holds no weights", hint="give the model's own file")
     return _Metadata(values, numbers)
 
 
@@ -120,8 +120,8 @@ def _write_weights(file: Path, folder: Path) -> None:
                 path.chmod(0o644)
     except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
         raise UsageError(
-            f"transformers {library.__version__} makes no model of {file}: {str(error)[:200]}; take the model's own"
-            " Hugging Face folder"
+            f"transformers {library.__version__} makes no model of {file}: {str(error)[:200]}",
+            hint="take the model's own Hugging Face folder",
         ) from error
     del model
     gc.collect()

@@ -59,8 +59,8 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> Path:
                 shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise UsageError(
-            f"{error.filename or target} cannot be written ({error.strerror or error}), where the model is to be kept;"
-            " XDG_CACHE_HOME names another folder for what is kept"
+            f"{error.filename or target} cannot be written ({error.strerror or error}), where the model is to be kept",
+            hint="XDG_CACHE_HOME names another folder for what is kept",
         ) from error
     return target
 

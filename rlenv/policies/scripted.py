@@ -117,7 +117,7 @@ class ScriptPolicy:
             actions = [part.strip("\n") for part in f"\n{text}".split("\n---\n")]
             self._scripts.append(actions)
         if not self._scripts:
-            raise UsageError(f"the script '{path}' is empty; write one JSON list of actions a line")
+            raise UsageError(f"the script '{path}' is empty", hint="write one JSON list of actions a line")
 
     def start(self, context: PolicyContext) -> _Session:
         """The script of the next episode."""

@@ -21,6 +21,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlenv._bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources._sqlite import MAX_COLUMNS, Rows, cell_size
 
@@ -361,4 +362,4 @@ def _converted(error: duckdb.Error, path: str) -> ToolFailed | ResourceError:
         return ResourceError(f"the database cannot be read: {message}")
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         return ToolFailed("the statement made the database engine fail")
-    return ToolFailed(message if len(message) <= 300 else message[:299] + "…", reason="failed")
+    return ToolFailed(cut_end(message, 300), reason="failed")

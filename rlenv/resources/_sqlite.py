@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import orjson
 
+from rlenv._bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
 
 __all__ = ["Connection", "NotQuick", "Rows"]
@@ -457,4 +458,4 @@ class Connection:
             return ToolFailed("found several statements; one is run at a time")
         if "number of bindings" in message:
             return ToolFailed("the statement has a placeholder (?); write the value itself")
-        return ToolFailed(message if len(message) <= 300 else message[:299] + "…", reason="failed")
+        return ToolFailed(cut_end(message, 300), reason="failed")

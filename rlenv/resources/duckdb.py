@@ -28,7 +28,7 @@ from rlenv.resources._sql_workers import Answer, SqlWorkers, cores, encoded, lim
 from rlenv.resources._sqlite import MAX_SIZE, MAX_SQL, Rows
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "DuckdbDatabase", "DuckdbResource", "DuckdbSpec"]
@@ -290,15 +290,16 @@ def compile_duckdb(name: str, spec: DuckdbSpec, context: CompileContext) -> Duck
         UsageError: the path does not compile, or that of a shared database depends on the task.
     """
     if spec.access == "copy" and spec.scope == "process":
-        raise UsageError("scope: one copy for all episodes would carry writes from one to the next; use scope: episode")
-    try:
-        template = compile_template(spec.path)
-    except TemplateError as error:
-        raise UsageError(f"path: {error}") from error
-    if unknown := template.names - {"task", "vars"}:
-        raise UsageError(f"path: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+        raise UsageError(
+            "one copy for all episodes would carry writes from one to the next", key="scope", hint="use scope: episode"
+        )
+    template = template_of(spec.path, key="path", names=("task", "vars"))
     if spec.scope == "process" and "task" in template.names:
-        raise UsageError("path: a resource of scope process is opened once and cannot depend on the task")
+        raise UsageError(
+            "a resource of scope process is opened once and cannot depend on the task",
+            key="path",
+            hint="set scope: episode",
+        )
     try:
         import duckdb  # noqa: F401
     except ImportError as error:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from rlenv._hosted import Hosted
 from rlenv._threads import ThreadPool
-from rlenv.errors import EpisodeError, ResourceError, UsageError
+from rlenv.errors import EpisodeError, ResourceError, UsageError, under
 from rlenv.functions import failure, import_function, named_parameters
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
@@ -175,10 +175,13 @@ def compile_python(name: str, spec: PythonResourceSpec, context: CompileContext)
     Raises:
         UsageError: there is no such function, or it takes what nothing gives.
     """
-    function = import_function(spec.factory, base=context.bases.get("factory", context.base))
+    with under("factory"):
+        function = import_function(spec.factory, base=context.bases.get("factory", context.base))
     names = named_parameters(function, key="factory", offered=_OFFERED)
     if "task" in names and spec.scope == "process":
-        raise UsageError("factory: a resource of scope process is made once and has no task; use scope: episode")
+        raise UsageError(
+            "a resource of scope process is made once and has no task", key="factory", hint="use scope: episode"
+        )
     return PythonResource(
         name, scope=spec.scope, function=function, parameters=names, in_thread=spec.run_in == "thread"
     )

@@ -37,7 +37,7 @@ from rlenv.resources._sql_workers import Answer, Image, Limits, encoded, limits_
 from rlenv.resources._sqlite import MAX_SIZE, MAX_SQL, Connection, NotQuick, Rows
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "Database", "SqliteResource", "SqliteSpec"]
@@ -580,21 +580,24 @@ def compile_sqlite(name: str, spec: SqliteSpec, context: CompileContext) -> Sqli
         UsageError: path and init do not fit, or the path of a shared database depends on the task.
     """
     if (spec.path is None) == (spec.init is None):
-        raise UsageError("expected either path or init")
+        raise UsageError("expected either path or init", hint="name one of them")
     if spec.isolation is not None and spec.access != "copy":
-        raise UsageError("isolation: a database that is read only needs none; write access: copy, or remove it")
+        raise UsageError(
+            "a database that is read only needs none", key="isolation", hint="write access: copy, or remove it"
+        )
     if spec.access == "copy" and spec.scope == "process":
-        raise UsageError("scope: one copy for all episodes would carry writes from one to the next; use scope: episode")
+        raise UsageError(
+            "one copy for all episodes would carry writes from one to the next", key="scope", hint="use scope: episode"
+        )
     key, written = ("path", spec.path) if spec.path is not None else ("init", spec.init)
     assert written is not None
-    try:
-        template = compile_template(written)
-    except TemplateError as error:
-        raise UsageError(f"{key}: {error}") from error
-    if unknown := template.names - {"task", "vars"}:
-        raise UsageError(f"{key}: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+    template = template_of(written, key=key, names=("task", "vars"))
     if spec.scope == "process" and "task" in template.names:
-        raise UsageError(f"{key}: a resource of scope process is opened once and cannot depend on the task")
+        raise UsageError(
+            "a resource of scope process is opened once and cannot depend on the task",
+            key=key,
+            hint="set scope: episode",
+        )
     return SqliteResource(
         name,
         scope=spec.scope,

@@ -21,7 +21,7 @@ from rlenv.paths import RefusedPath, leads_out
 from rlenv.registry import Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.spec import ResourceSpec, Text
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "Folder", "TempdirResource", "TempdirSpec"]
@@ -127,14 +127,13 @@ def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> Te
     """
     source: Template | None = None
     if spec.copy_from is not None:
-        try:
-            source = compile_template(spec.copy_from)
-        except TemplateError as error:
-            raise UsageError(f"copy_from: {error}") from error
-        if unknown := source.names - {"task", "vars"}:
-            raise UsageError(f"copy_from: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+        source = template_of(spec.copy_from, key="copy_from", names=("task", "vars"))
         if spec.scope == "process" and "task" in source.names:
-            raise UsageError("copy_from: a resource of scope process is opened once and cannot depend on the task")
+            raise UsageError(
+                "a resource of scope process is opened once and cannot depend on the task",
+                key="copy_from",
+                hint="set scope: episode",
+            )
     return TempdirResource(name, scope=spec.scope, source=source, context=context)
 
 

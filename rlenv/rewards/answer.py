@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from rlenv.errors import UsageError
+from rlenv.errors import UsageError, under
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.spec import AnswerSpec
@@ -56,12 +56,19 @@ def check(spec: AnswerSpec) -> None:
     """
     if spec.from_ == "regex":
         if spec.pattern is None:
-            raise UsageError("answer: from is regex but there is no pattern; add `pattern:` with one group")
-        compile_pattern(spec.pattern)
+            raise UsageError(
+                "from is regex but there is no pattern", key="answer.pattern", hint="add `pattern:` with one group"
+            )
+        with under("answer.pattern"):
+            compile_pattern(spec.pattern)
     if spec.from_ == "tool" and spec.tool is None:
-        raise UsageError("answer: from is tool but no tool is named; add `tool:` with the submit tool's name")
+        raise UsageError(
+            "from is tool but no tool is named", key="answer.tool", hint="add `tool:` with the submit tool's name"
+        )
     if spec.from_ == "tag" and not re.fullmatch(r"[^\s<>/]+", spec.tag):
-        raise UsageError(f"answer.tag: '{spec.tag}' is not a tag's name; write it without brackets, such as answer")
+        raise UsageError(
+            f"'{spec.tag}' is not a tag's name", key="answer.tag", hint="write it without brackets, such as answer"
+        )
 
 
 def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
@@ -94,7 +101,7 @@ def _read(spec: AnswerSpec, action: ParsedAction) -> str | None:
             return _boxed(action.content)
         case "regex":
             if spec.pattern is None:
-                raise UsageError("answer: from is regex but there is no pattern")
+                raise UsageError("from is regex but there is no pattern", key="answer.pattern")
             return _matched(action.content, spec.pattern)
         case "tool":
             return _submitted(action, spec)

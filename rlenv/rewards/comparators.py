@@ -144,7 +144,11 @@ def compile_comparator(spec: Any, context: TermCompileContext) -> Comparator:
     if isinstance(spec, PythonSpec):
         function = load_function(spec.function, key="compare.function", gives=["mine", "gold"], context=context)
         if is_async(function):
-            raise UsageError(f"compare.function: {spec.function} is a coroutine function; a plain one was expected")
+            raise UsageError(
+                f"{spec.function} is a coroutine function; a plain one was expected",
+                key="compare.function",
+                hint="write def",
+            )
         return _own(function, spec.function)
     return lambda mine, gold: float(same_json(mine.best, gold.best))
 

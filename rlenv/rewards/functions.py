@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError, under
 from rlenv.functions import check_positional, failure, import_function
 from rlenv.secrets import logger
 from rlenv.tools.base import CompileContext
@@ -32,11 +32,9 @@ def load_function(target: str, *, key: str, gives: Sequence[str], context: Compi
         UsageError: the file or the function is not there, the import fails, it is not a function, or it cannot be
             called so.
     """
-    try:
+    with under(key):
         function = import_function(target, base=context.path(key, ""))
         check_positional(function, target=target, gives=gives)
-    except UsageError as error:
-        raise UsageError(f"{key}: {error}") from error
     return function
 
 

@@ -57,14 +57,16 @@ def relative(values: Sequence[float], *, by: By) -> list[float]:
 
 def _compile(name: str, spec: GroupSpec, context: TermCompileContext) -> Term:
     if (spec.of is None) == (spec.python is None):
-        raise UsageError("give either of or python")
+        raise UsageError("give either of or python", hint="name one of them")
     if spec.of == name:
-        raise UsageError(f"of: '{name}' cannot be compared with itself; name another term")
+        raise UsageError(f"'{name}' cannot be compared with itself", key="of", hint="name another term")
     if spec.python is not None:
         target = spec.python
         function = load_function(target, key="python", gives=["trajectories"], context=context)
         if is_async(function):
-            raise UsageError(f"python: {spec.python} is a coroutine function; a plain one was expected")
+            raise UsageError(
+                f"{spec.python} is a coroutine function; a plain one was expected", key="python", hint="write def"
+            )
 
         def own(trajectories: Sequence[Trajectory]) -> list[Measured]:
             try:

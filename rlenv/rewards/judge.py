@@ -31,7 +31,7 @@ from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.fence import Fence, Material, transcript
 from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
 from rlenv.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
@@ -340,30 +340,29 @@ def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     low, high = spec.scale
     if not low < high:
-        raise UsageError(f"scale: {list(spec.scale)} is no range; the first number is the lower one")
+        raise UsageError(f"{list(spec.scale)} is no range", key="scale", hint="the first number is the lower one")
     if (spec.endpoint is None) == (not spec.judges):
-        raise UsageError("give either endpoint or judges")
+        raise UsageError("give either endpoint or judges", hint="name one of them")
     listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
     reply = ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
-    members = [_member(member, spec, reply, context) for member in listed]
+    members = [
+        _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
+        for index, member in enumerate(listed)
+    ]
     return Term(name=name, spec=spec, measure_async=_Judge(spec, members, reply).measure)
 
 
-def _member(member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext) -> _Member:
-    endpoint = endpoint_of(member.endpoint, context)
-    source = member.prompt if member.prompt is not None else spec.prompt
-    try:
-        template = compile_template(source)
-    except TemplateError as error:
-        raise UsageError(f"prompt: {error}") from error
-    if unknown := sorted(template.names - _NAMES):
-        raise UsageError(
-            f"prompt: reads '{unknown[0]}', which is not known here; there are: {', '.join(sorted(_NAMES))}"
-        )
+def _member(
+    member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext, *, at: str
+) -> _Member:
+    endpoint = endpoint_of(member.endpoint, context, key=f"{at}endpoint")
+    source, key = (spec.prompt, "prompt") if member.prompt is None else (member.prompt, f"{at}prompt")
+    template = template_of(source, key=key, names=_NAMES)
     if changed := _changed_material(source):
         raise UsageError(
-            f"prompt: it changes '{changed}', which is material and stands fenced, as JSON; write {{{{ {changed} }}}}"
-            " as it is, and say in words what the judge shall look at"
+            f"it changes '{changed}', which is material and stands fenced, as JSON",
+            key=key,
+            hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
     written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, _SYSTEM, sampling.model_dump()]

@@ -32,6 +32,7 @@ _MAX_STEPS = 2_000_000
 _MAX_PROGRAM = 4_096
 _CONTEXT_CHARS = 64
 
+_ESCAPE = "put a backslash before a character that is meant as it stands"
 _ADVICE = {
     "invalid perl operator: (?=": "match what follows as well, and put a group around what is meant",
     "invalid perl operator: (?!": "write what may follow as a class, such as [^x], or use `rule: python`",
@@ -143,14 +144,16 @@ def compile_pattern(source: str, *, dot_all: bool = True, ignore_case: bool = Fa
         regexp = re2.compile(_as_re2(source), options)
     except re2.error as error:
         reason = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
-        advice = next((f"; {advice}" for start, advice in _ADVICE.items() if reason.startswith(start)), "")
-        raise UsageError(f"pattern {source!r} does not compile: {reason}{advice}") from error
+        advice = next((advice for start, advice in _ADVICE.items() if reason.startswith(start)), _ESCAPE)
+        raise UsageError(f"pattern {source!r} does not compile: {reason}", hint=advice) from error
     except UnicodeEncodeError as error:
-        raise UsageError(f"pattern {source!r} does not compile: it holds half of a surrogate pair") from error
+        raise UsageError(
+            f"pattern {source!r} does not compile: it holds half of a surrogate pair", hint=_ESCAPE
+        ) from error
     if regexp.programsize > _MAX_PROGRAM:
         raise UsageError(
-            f"pattern {source[:80]!r} is too large ({regexp.programsize} instructions, {_MAX_PROGRAM} are allowed); "
-            "repeat less often, and ask for a length by `rule: length`"
+            f"pattern {source[:80]!r} is too large ({regexp.programsize} instructions, {_MAX_PROGRAM} are allowed)",
+            hint="repeat less often, and ask for a length by `rule: length`",
         )
     return Pattern(source, regexp, prefix="" if ignore_case else _prefix(source))
 

@@ -32,7 +32,9 @@ def compile_rule(name: str, spec: RuleSpec, context: TermCompileContext) -> Term
     try:
         kind = registry.get("rules", spec.rule)
     except KeyError:
-        raise UsageError(f"no rule is called '{spec.rule}'; there are: {', '.join(registry.names('rules'))}") from None
+        raise UsageError(
+            f"no rule is called '{spec.rule}'", hint=f"there are: {', '.join(registry.names('rules'))}"
+        ) from None
     if not isinstance(spec, kind.spec):
         raise UsageError(f"rule '{spec.rule}' takes a {kind.spec.__name__}, not a {type(spec).__name__}")
     term = kind.factory(name, spec, context)
@@ -52,9 +54,9 @@ def check_range(least: Any, most: Any, *, keys: str) -> None:
         UsageError: it is.
     """
     if least is None and most is None:
-        raise UsageError(f"nothing is asked for; give {keys} or both")
+        raise UsageError("nothing is asked for", hint=f"give {keys} or both")
     if least is not None and most is not None and least > most:
-        raise UsageError(f"the least ({least}) is above the most ({most})")
+        raise UsageError(f"the least ({least}) is above the most ({most})", key="min", hint="the least comes first")
 
 
 def gold_text(value: Any) -> str:

@@ -71,7 +71,9 @@ def _is_usable(measured: Measured) -> bool:
 def _shape(name: str, spec: RewardSpec) -> Callable[[Measured], Measured] | None:
     for key, bounds in (("range", spec.range), ("clip", spec.clip)):
         if bounds is not None and not (isfinite(bounds[0]) and isfinite(bounds[1]) and bounds[0] < bounds[1]):
-            raise UsageError(f"rewards.{name}.{key}: {list(bounds)} is no range; the first number is the lower one")
+            raise UsageError(
+                f"{list(bounds)} is no range", key=f"rewards.{name}.{key}", hint="the first number is the lower one"
+            )
     if spec.range is None and spec.clip is None:
         return None
     low, high = spec.range or (0.0, 1.0)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError
 from rlenv.rewards.base import RewardContext
-from rlenv.templates import Template, TemplateError, compile_template, compile_value, texts_in
+from rlenv.templates import Template, TemplateError, compile_value, template_of, texts_at
 
 __all__ = ["UnfitAnswer", "compile_accepted", "compile_for_context"]
 
@@ -40,16 +40,10 @@ def compile_for_context(value: Any, *, where: str, names: frozenset[str] = _NAME
         UsageError: a template does not compile or reads another name.
     """
     over_answer: list[Template] = []
-    for source in texts_in(value):
+    for key, source in texts_at(where, value):
         if "{" not in source:
             continue
-        try:
-            template = compile_template(source)
-        except TemplateError as error:
-            raise UsageError(f"{where}: {error}") from error
-        if unknown := sorted(template.names - names):
-            known = ", ".join(sorted(names))
-            raise UsageError(f"{where}: '{source}' reads '{unknown[0]}', which is not known here; there are: {known}")
+        template = template_of(source, key=key, names=names)
         if "answer" in template.names:
             over_answer.append(template)
     if isinstance(value, str) and (column := _COLUMN.fullmatch(value.strip())):

@@ -56,13 +56,15 @@ class ReplySchema:
         properties = self.schema.get("properties", {})
         if key not in properties:
             raise UsageError(
-                f"schema: it has no property '{key}', which is to hold the score; name another by value_key"
+                f"it has no property '{key}', which is to hold the score",
+                key="schema",
+                hint="name another by value_key",
             )
         self.nonce_key = _free("nonce", properties)
         try:
             self._validator = BoundedValidator(self.schema)
         except ValueError as error:
-            raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
+            raise UsageError(f"not a valid JSON Schema: {error}", key="schema") from error
 
     def asked(self, nonce: str, *, most_chars: int | None = None) -> dict[str, Any]:
         """The schema as one request sends it: with a property that holds `nonce`, which no material can know.

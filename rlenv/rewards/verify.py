@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError, UnknownEntry, UsageError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
@@ -210,23 +210,27 @@ def _constant(value: Any) -> Side:
 def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
     tool = context.tools.get(spec.tool)
     if tool is None:
-        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+        raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     expect = spec.expect if isinstance(spec.expect, ExpectSpec) else ExpectSpec(value=spec.expect)
     is_call = expect.arguments is not None
     if is_call == ("value" in expect.model_fields_set):
-        raise UsageError("expect: give either arguments or value")
+        raise UsageError("give either arguments or value", key="expect", hint="name one of them")
     if is_call and tool.mutates:
         raise UsageError(
-            f"the tool '{spec.tool}' changes state, so a gold call would disturb the policy's; expect a value"
+            f"the tool '{spec.tool}' changes state, so a gold call would disturb the policy's",
+            key="expect",
+            hint="expect a value",
         )
     properties = tool.parameters.get("properties", {})
     for key, given in (("arguments", spec.arguments), ("expect.arguments", expect.arguments or {})):
         if unknown := [argument for argument in given if properties and argument not in properties]:
-            raise UsageError(f"{key}: '{spec.tool}' takes no '{unknown[0]}'; it takes: {', '.join(properties)}")
+            raise UsageError(
+                f"'{spec.tool}' takes no '{unknown[0]}'", key=key, hint=f"it takes: {', '.join(properties)}"
+            )
     names = frozenset(_NOT_GOLD if expect.any_of is not None else _NOT_GOLD[:-1])
     expected = compile_for_context(
         dict(expect.arguments) if expect.arguments is not None else expect.value,
-        where="expect.arguments" if is_call else "expect.value",
+        where="expect.arguments" if is_call else "expect.value" if expect is spec.expect else "expect",
         names=names,
     )
     verify = _Verify(

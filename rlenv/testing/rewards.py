@@ -31,7 +31,7 @@ __all__ = ["check_reward", "check_reward_async", "compile_term", "measure", "rew
 
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    raise UsageError(f"the term called the tool '{name}'; pass `call` to reward_context")
+    raise UsageError(f"the term called the tool '{name}'", hint="pass `call` to reward_context")
 
 
 def turn(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from rlenv._nearest import did_you_mean, nearest
 from rlenv.dialect_spec import ChatTemplateSpec, DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding, listed, shown
@@ -15,8 +16,8 @@ from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ToolCall
 from rlenv.paths import names_in, read_file
-from rlenv.source import nearest
 from rlenv.tokens.chat_template import names_read
+from rlenv.tokens.slots import ContentsLost, NoStopMark
 from rlenv.tokens.templated import TemplatedDialect
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class Declared:
                 yield Finding(place, f"'{name}' has a key of its own", f"write {name} beside 'kwargs'", "key")
             elif name not in reads:
                 own = sorted(reads - {*_TOKENS})
-                close = nearest(name, own)
-                hint = f"did you mean '{close}'?" if close else f"it reads: {', '.join(own) or 'no other name'}"
+                hint = did_you_mean(name, own, otherwise=f"it reads: {', '.join(own) or 'no other name'}")
                 yield Finding(place, f"{self.name} reads no '{name}'", hint, "key")
 
     @property
@@ -127,23 +127,21 @@ class Declared:
         yield Finding(("chat_template", "stop"), message, f"name the mark in front of what follows: {shown(text[:40])}")
 
     def _refused(self, error: UnsupportedTemplate, roles: tuple[str, ...]) -> Finding:
-        message = _plain(error)
-        if "writes contents" in message:
+        if isinstance(error, ContentsLost):
             what = "a tool's result" if roles[0] == "tool" else "a user's reply"
             message = f"{self.name} does not write {what} once, as it is: the model would not see it"
             return Finding(self.place, message, f"let it write message.content where message.role is '{roles[0]}'")
-        if "name it by stop" in message:
-            message = message.removesuffix("; name it by stop")
+        if isinstance(error, NoStopMark):
             if marks_of(self.given.stop):
                 wanted = " or ".join(map(shown, marks_of(self.given.stop)))
-                near = message.partition("stop mark: ")[2]
-                message = f"{self.name} does not end an assistant's turn with {wanted}; what follows is {near}"
+                message = f"{self.name} does not end an assistant's turn with {wanted}; what follows is {error.near!r}"
                 return Finding(("chat_template", "stop"), message, "name the mark that stands there")
             hint = f'write {{file: {self.given.file}, stop: "…"}} with the mark that ends the turn'
             if self._is_mapping:
                 hint = 'add stop: "…" with the mark that ends the turn'
+            message = f"{self.name} ends an assistant's turn with no known stop mark: {error.near!r}"
             return Finding(("chat_template",), message, hint, self._at)
-        return Finding(self.place, message, "mend the template, or describe the family by 'chat'")
+        return Finding(self.place, _plain(error), "mend the template, or describe the family by 'chat'")
 
 
 def declared_template(loaded: LoadedSpec, inside: Dialect) -> Declared | None:

@@ -481,7 +481,7 @@ def _template_of(
     source = chat_template if chat_template is not None else own
     fast_tokenizer(tokenizer)
     if source is None:
-        raise UsageError("the tokenizer has no chat template; give one as chat_template")
+        raise UsageError("the tokenizer has no chat template", hint="give one as chat_template")
     special = {
         key: str(value)
         for key, value in (getattr(tokenizer, "special_tokens_map", None) or {}).items()

@@ -53,7 +53,9 @@ def load_tokenizer(place: str, *, template: str | None = None) -> LoadedTokenize
         path = found
     elif not path.is_file():
         if "/" not in place or place.count("/") > 1 or place.startswith((".", "/")):
-            raise UsageError(f"there is no tokenizer at {place}; give a folder, a tokenizer.json, or a model's name")
+            raise UsageError(
+                f"there is no tokenizer at {place}", hint="give a folder, a tokenizer.json, or a model's name"
+            )
         folder = _fetched(place)
         path = folder / "tokenizer.json"
     try:

@@ -33,7 +33,22 @@ from rlenv.tokens.dummies import (
     turn_message,
 )
 
-__all__ = ["STOPS", "TRANSFORMS", "Layout", "Slot", "TextSlot", "derive", "split_slots"]
+__all__ = ["STOPS", "TRANSFORMS", "ContentsLost", "Layout", "NoStopMark", "Slot", "TextSlot", "derive", "split_slots"]
+
+
+class ContentsLost(UnsupportedTemplate):
+    """The template writes some content not once, or not in order."""
+
+
+class NoStopMark(UnsupportedTemplate):
+    """The template ends an assistant's turn with no mark that is known; `near` is what stands there."""
+
+    def __init__(self, name: str, near: str) -> None:
+        self.near = near
+        super().__init__(
+            f"chat template {name} ends an assistant's turn with no known stop mark: {near!r}; name it by stop"
+        )
+
 
 _PROBES: Final = (
     "",
@@ -136,7 +151,7 @@ def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[
         yield text[at:]
     if seen != list(range(contents)):
         lost = "" if seen else "; it leaves out what these messages say, so that no policy would read it"
-        raise UnsupportedTemplate(
+        raise ContentsLost(
             f"chat template {name} writes contents {seen} where messages 0 to {contents - 1} were given, each once"
             + lost
         )
@@ -284,10 +299,7 @@ class _Derivation:
         if inside and (ends_turns or not behind):
             return inside[-1][1], inside[-1][0]
         if not behind:
-            raise UnsupportedTemplate(
-                f"chat template {self.template.name} ends an assistant's turn with no known stop mark: {tail[:60]!r};"
-                " name it by stop"
-            )
+            raise NoStopMark(self.template.name, tail[:60])
         return behind[0][1], behind[0][0]
 
     def _alone(self) -> str:

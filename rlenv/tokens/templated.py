@@ -11,7 +11,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ParsedAction
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.slots import STOPS, Layout, Slot, derive
+from rlenv.tokens.slots import STOPS, Layout, NoStopMark, Slot, derive
 
 __all__ = ["TemplatedDialect"]
 
@@ -128,10 +128,7 @@ class TemplatedDialect:
         answer = [{"role": "user", "content": "u"}, {"role": "assistant", "content": said}]
         behind = self._template.render(answer, add_generation_prompt=False).rpartition(said)[2].strip()
         if behind and not behind.startswith(layout.stop):
-            raise UnsupportedTemplate(
-                f"chat template {self._template.name} ends an assistant's turn with no known stop mark: {behind!r};"
-                " name it by stop"
-            )
+            raise NoStopMark(self._template.name, behind)
 
 
 def _as_one(results: Sequence[Message]) -> tuple[Message, ...]:

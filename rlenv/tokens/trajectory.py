@@ -309,7 +309,7 @@ class TokenTrajectory:
 
     def _check_is_turn(self) -> None:
         if not self.turn_spans or self.turn_spans[-1][1] != len(self._mask):
-            raise UsageError("no sampled turn stands before this observation; call add_sampled first")
+            raise UsageError("no sampled turn stands before this observation", hint="call add_sampled first")
 
     def _turn(self, messages: Sequence[Message], said: Message | None) -> Turn:
         """The shape of the last turn."""

@@ -16,14 +16,16 @@ from typing import Any, Final
 
 import orjson
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.paths import read_file
+from rlenv.paths import names_in, read_file
 
 __all__ = ["Document", "Index", "load_index"]
 
 _MAX_QUERY: Final = 10_000
 """Characters of a query that are read; a longer one finds nothing better and takes longer."""
 _WORD: Final = re.compile(r"\b\w\w+\b")
+_LINE: Final = "write one JSON object a line"
 _FORMAT: Final = "1"  # raise it whenever the words or the parameters of the index change
 _MAX_CORPUS: Final = 20_000_000_000
 _lock = threading.Lock()
@@ -94,7 +96,8 @@ def load_index(corpus: Path, *, fields: Mapping[str, str], cache: Path | None = 
         content = read_file(corpus, most=_MAX_CORPUS)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(f"corpus: cannot read {corpus}: {why}") from error
+        hint = did_you_mean(corpus.name, names_in(corpus.parent), otherwise="name a file that is there")
+        raise UsageError(f"cannot read {corpus}: {why}", key="corpus", hint=hint) from error
     parts = [_FORMAT, str(library.__version__), *(f"{key}={fields[key]}" for key in sorted(fields))]
     digest = hashlib.sha256(content + "\0".join(parts).encode()).hexdigest()[:32]
     with _lock:
@@ -115,14 +118,15 @@ def _documents(content: bytes, corpus: Path, fields: Mapping[str, str]) -> list[
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise UsageError(f"corpus: {corpus.name}:{number}: not JSON: {error}") from error
+            raise UsageError(f"{corpus.name}:{number}: not JSON: {error}", key="corpus", hint=_LINE) from error
         text = row.get(fields["text"]) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            raise UsageError(f"corpus: {corpus.name}:{number}: expected an object with a text under '{fields['text']}'")
+            message = f"{corpus.name}:{number}: expected an object with a text under '{fields['text']}'"
+            raise UsageError(message, key="corpus", hint=_LINE)
         title = row.get(fields["title"])
         found.append(Document(str(row.get(fields["id"], number)), title if isinstance(title, str) else "", text))
     if not found:
-        raise UsageError(f"corpus: {corpus.name} has no documents")
+        raise UsageError(f"{corpus.name} has no documents", key="corpus", hint=_LINE)
     return found
 
 

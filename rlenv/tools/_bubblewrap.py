@@ -42,7 +42,9 @@ def bubblewrap() -> str:
     """
     found = shutil.which("bwrap")
     if found is None:
-        raise UsageError("the sandbox bubblewrap needs the program bwrap; install it: apt-get install bubblewrap")
+        raise UsageError(
+            "the sandbox bubblewrap needs the program bwrap", hint="install it: apt-get install bubblewrap"
+        )
     return found
 
 
@@ -152,8 +154,8 @@ def check_bubblewrap() -> str:
     path = bubblewrap()
     if not has_other_user() and (said := _tried(other_user=False)):
         raise UsageError(
-            f"the sandbox bubblewrap does not work here ({said}); "
-            "the kernel or the container must allow user namespaces"
+            f"the sandbox bubblewrap does not work here ({said})",
+            hint="the kernel or the container must allow user namespaces",
         )
     return path
 

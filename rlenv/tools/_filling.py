@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlenv.errors import UsageError
+from rlenv._nearest import did_you_mean
 from rlenv.secrets import set_aside
-from rlenv.source import nearest
-from rlenv.templates import TemplateError, compile_template, compile_value, texts_in
+from rlenv.templates import UnfitTemplate, compile_template, compile_value, template_of, texts_at, texts_in
 
 __all__ = ["Filling", "compile_filling", "is_dynamic", "read_parameters"]
 
@@ -28,18 +27,18 @@ def read_parameters(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], 
     return lambda arguments: {**defaults, **arguments}
 
 
-def compile_filling(value: Any, *, where: str, parameters: Mapping[str, Any], vars: Mapping[str, Any]) -> Filling:
+def compile_filling(value: Any, *, key: str, parameters: Mapping[str, Any], vars: Mapping[str, Any]) -> Filling:
     """Compiles `value`, in which every string is a template; secrets named in it are put in.
 
     Args:
-        where: the key that holds it, for messages.
+        key: the key that holds it, for messages.
         parameters: the tool's parameters, whose names `args` has.
 
     Raises:
         UsageError: a template cannot be read, or reads a name that is not there; a secret is not set.
     """
-    for text in texts_in(value):
-        _check(text, where=where, parameters=parameters)
+    for place, text in texts_at(key, value):
+        _check(text, key=place, parameters=parameters)
     marked, with_secrets = set_aside(value)
     fill = compile_value(marked)
     return lambda *, args, task: with_secrets(fill(args=args, task=task, vars=vars))
@@ -50,20 +49,15 @@ def is_dynamic(value: Any) -> bool:
     return any(compile_template(text).names & {"args", "task"} for text in texts_in(value))
 
 
-def _check(text: str, *, where: str, parameters: Mapping[str, Any]) -> None:
-    try:
-        template = compile_template(text)
-    except TemplateError as error:
-        raise UsageError(f"{where}: the template cannot be read: {error}") from error
+def _check(text: str, *, key: str, parameters: Mapping[str, Any]) -> None:
+    template = template_of(text, key=key)
     named = list(parameters.get("properties", {}))
     for name in sorted(template.names - set(_NAMES)):
-        close = nearest(name, _NAMES)
-        if close is None and name in named:
-            close = f"args.{name}"
-        hint = f"did you mean '{close}'?" if close else f"known names: {', '.join(_NAMES)}"
-        raise UsageError(f"{where}: '{name}' is not known here; {hint}")
+        listed = f"did you mean 'args.{name}'?" if name in named else f"known names: {', '.join(_NAMES)}"
+        hint = did_you_mean(name, _NAMES, otherwise=listed)
+        raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
     for path in sorted(template.paths):
         if path[0] == "args" and len(path) > 1 and path[1] not in named:
-            close = nearest(path[1], named)
-            hint = f"did you mean 'args.{close}'?" if close else "name it under 'parameters'"
-            raise UsageError(f"{where}: there is no argument '{path[1]}'; {hint}")
+            hint = did_you_mean(path[1], named, otherwise="name it under 'parameters'", prefix="args.")
+            found = ".".join(path[:2])
+            raise UnfitTemplate(f"there is no argument '{path[1]}'", key=key, hint=hint, find=found)

@@ -373,7 +373,7 @@ def _check() -> None:
         find_monty_binary(None)
     except FileNotFoundError as error:
         raise UsageError(
-            f"the sandbox monty has no worker program; pip install pydantic-monty-runtime ({error})"
+            "the sandbox monty has no worker program", hint=f"pip install pydantic-monty-runtime ({error})"
         ) from error
 
 

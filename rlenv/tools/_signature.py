@@ -13,6 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.json_schema import JsonSchemaMode
 
+from rlenv._nearest import did_you_mean
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.tools._docstring import read_docstring
 
@@ -62,7 +63,8 @@ def shorthand(parameters: Mapping[str, Any]) -> dict[str, Any]:
             properties[name] = {"type": _WORDS[given.rstrip("?")]}
         else:
             known = ", ".join(dict.fromkeys(_WORDS.values()))
-            raise UsageError(f"parameter '{name}' has type {given!r}; expected one of {known}, or a JSON Schema")
+            message = f"parameter '{name}' has type {given!r}; expected one of {known}, or a JSON Schema"
+            raise UsageError(message, key=name, hint=did_you_mean(str(given), _WORDS, otherwise="write string"))
     required = [
         name
         for name, given in parameters.items()
@@ -84,12 +86,12 @@ def read_signature(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"the signature of '{name}' cannot be read ({error}); give its parameters") from error
+        raise UsageError(f"the signature of '{name}' cannot be read ({error})", hint="give its parameters") from error
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
     for hidden in injected:
         if hidden not in signature.parameters and not takes_any:
             raise UsageError(
-                f"'{name}' has no parameter '{hidden}' to inject; it has: {', '.join(signature.parameters)}"
+                f"'{name}' has no parameter '{hidden}' to inject", hint=f"it has: {', '.join(signature.parameters)}"
             )
     shown = {key: one for key, one in signature.parameters.items() if key not in injected}
     if parameters is not None:
@@ -98,9 +100,11 @@ def read_signature(
         return Signature(description, schema, lambda arguments: arguments)
     for key, one in shown.items():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
-            raise UsageError(f"'{name}' takes '{one}', which a call by name cannot give; name its parameters")
+            raise UsageError(f"'{name}' takes '{one}', which a call by name cannot give", hint="name its parameters")
         if one.annotation is inspect.Parameter.empty:
-            raise UsageError(f"parameter '{key}' of '{name}' has no type; write one, or give the tool's parameters")
+            raise UsageError(
+                f"parameter '{key}' of '{name}' has no type", hint="write one, or give the tool's parameters"
+            )
     return _from_types(function, shown, name=name, description=description, described=described)
 
 
@@ -109,7 +113,7 @@ def _check_names(
 ) -> None:
     given = schema.get("properties", {})
     if not takes_any and (unknown := [key for key in given if key not in shown]):
-        raise UsageError(f"'{name}' has no parameter '{unknown[0]}'; it has: {', '.join(shown) or 'none'}")
+        raise UsageError(f"'{name}' has no parameter '{unknown[0]}'", hint=f"it has: {', '.join(shown) or 'none'}")
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for key, one in shown.items():
         if one.kind in plain and one.default is one.empty and key not in given:
@@ -136,8 +140,8 @@ def _from_types(
             adapters[key].json_schema(mode=_MODE)
         except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
             raise UsageError(
-                f"parameter '{key}' of '{name}' has a type that JSON cannot give ({_word(hints[key])}); "
-                "use a JSON type, or inject it"
+                f"parameter '{key}' of '{name}' has a type that JSON cannot give ({_word(hints[key])})",
+                hint="use a JSON type, or inject it",
             ) from error
     by_key, extra = TypeAdapter.json_schemas([(key, _MODE, adapter) for key, adapter in adapters.items()])
     properties: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from rlenv._bounded import cut_end
 from rlenv.errors import ToolFailed
 from rlenv.secrets import margin, redact, redact_within
 from rlenv.tools.base import ToolContext
@@ -183,7 +184,7 @@ def _refusal(response: ClientResponse, body: bytes) -> str:
     if _TEXT_TYPES.match(content_type) and content_type != "text/html":
         said = " ".join(redact_within(_decoded(response, body), _ERROR_BYTES // 4).split())
         if said and said != phrase.strip():
-            text += ": " + (said if len(said) <= _ERROR_CHARS else said[: _ERROR_CHARS - 1] + "…")
+            text += ": " + cut_end(said, _ERROR_CHARS)
     return text
 
 

@@ -13,9 +13,9 @@ from rlenv.endpoints import Client
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.spec import Int, Text, ToolSpec
-from rlenv.templates import TemplateError, compile_value
+from rlenv.templates import TemplateError, compile_value, template_of
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
-from rlenv.tools.model import check_length, endpoint_of, parameters_of, template_of
+from rlenv.tools.model import check_length, endpoint_of, parameters_of
 from rlenv.trajectory import Trajectory
 
 __all__ = ["KIND", "AgentSpec", "Nested"]
@@ -66,10 +66,10 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
     """
     endpoint = endpoint_of(spec.endpoint, context)
     if context.nest is None:
-        raise UsageError("spec: an agent needs an environment to live in; compile it with rlenv.load")
+        raise UsageError("an agent needs an environment to live in", key="spec", hint="compile it with rlenv.load")
     row = spec.task
     written = {
-        f"task.{key}": template_of(value, where=f"task.{key}", names=_NAMES)
+        f"task.{key}": template_of(value, key=f"task.{key}", names=_NAMES)
         for key, value in (row or {}).items()
         if isinstance(value, str)
     }

@@ -139,8 +139,8 @@ class Tool:
 class ToolFactory(Protocol):
     """Compiles one entry under `tools:`; most kinds give one tool, a server may give several.
 
-    Author mistakes that only show here (a missing function, say) raise `rlenv.errors.UsageError`; the loader turns
-    them into faults at the entry's place.
+    Author mistakes that only show here (a missing function, say) raise `rlenv.errors.UsageError` with the key at
+    fault, where the fault then stands.
     """
 
     def __call__(self, name: str, spec: Any, context: CompileContext) -> Sequence[Tool]: ...

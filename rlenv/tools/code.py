@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv.errors import ToolFailed, UsageError
+from rlenv._nearest import did_you_mean
+from rlenv.errors import ToolFailed, UnknownEntry, UsageError
 from rlenv.registry import Kind
-from rlenv.source import nearest
 from rlenv.spec import Bool, Float, Int, Text, ToolSpec
 from rlenv.tools._cell import Outcome
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
@@ -49,12 +49,15 @@ Run = Callable[[str, ToolContext], Awaitable[Outcome]]
 def _called(spec: CodeSpec, name: str, context: CompileContext) -> dict[str, Tool]:
     for wanted in spec.tools:
         if wanted not in context.tools:
-            close = nearest(wanted, context.tools)
-            known = ", ".join(context.tools) or "none"
-            hint = f"did you mean '{close}'?" if close else f"tools above '{name}': {known}"
-            raise UsageError(f"tools: there is no tool '{wanted}' above '{name}'; {hint}")
+            hint = did_you_mean(wanted, context.tools, f"tools above '{name}'")
+            message = f"there is no tool '{wanted}' above '{name}'"
+            raise UnknownEntry("tools", wanted, context.tools, key="tools", message=message, hint=hint)
         if not wanted.isidentifier():
-            raise UsageError(f"tools: '{wanted}' cannot be called from Python; its name is no identifier")
+            raise UsageError(
+                f"'{wanted}' cannot be called from Python, since its name is no identifier",
+                key="tools",
+                hint="leave it out",
+            )
     return {wanted: context.tools[wanted] for wanted in spec.tools}
 
 
@@ -66,7 +69,7 @@ def _runner(name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> Run:
         return monty_runner(name, spec, called)
     for key in ("session", "tools"):
         if getattr(spec, key):
-            raise UsageError(f"{key}: only the sandbox monty has it; leave it out, or write sandbox: monty")
+            raise UsageError("only the sandbox monty has it", key=key, hint="leave it out, or write sandbox: monty")
     from rlenv.tools._sandbox import sandbox_runner
 
     return sandbox_runner(spec)

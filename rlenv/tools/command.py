@@ -10,12 +10,12 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv.errors import ToolFailed, UsageError
+from rlenv._nearest import did_you_mean
+from rlenv.errors import ToolFailed, UsageError, under
 from rlenv.registry import Kind
 from rlenv.secrets import redact
 from rlenv.spec import Bool, Int, Text, ToolSpec
@@ -74,21 +74,20 @@ class CommandSpec(ToolSpec):
 def _program(spec: CommandSpec, context: CompileContext) -> str:
     word = spec.argv[0]
     if is_dynamic(word):
-        raise UsageError(f"argv: the program '{word}' must not depend on the call; write it out")
+        raise UsageError(f"the program '{word}' must not depend on the call", key="argv", hint="write it out")
     word = str(compile_template(word).text(vars=context.vars))
     search = f"{os.environ.get('PATH', '')}:{_PATH}"
     if "/" in word:
         path = context.path("argv", word).absolute()
         if not path.is_file():
-            raise UsageError(f"argv: there is no program '{word}' beside the spec")
+            raise UsageError(f"there is no program '{word}' beside the spec", key="argv")
         if not os.access(path, os.X_OK):
-            raise UsageError(f"argv: '{word}' is not executable; run: chmod +x {word}")
+            raise UsageError(f"'{word}' is not executable", key="argv", hint=f"run: chmod +x {word}")
         return str(path)
     found = shutil.which(word, path=search)
     if found is None:
-        close = get_close_matches(word, sorted(_programs(search)), n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "install it"
-        raise UsageError(f"argv: there is no program '{word}' on PATH; {hint}")
+        hint = did_you_mean(word, sorted(_programs(search)), otherwise="install it")
+        raise UsageError(f"there is no program '{word}' on PATH", key="argv", hint=hint)
     return found
 
 
@@ -216,20 +215,26 @@ def compile_command(name: str, spec: CommandSpec, context: CompileContext) -> Se
     Raises:
         UsageError: the program is not there, a template is wrong, or the sandbox is missing.
     """
-    parameters = shorthand(spec.parameters)
+    with under("parameters"):
+        parameters = shorthand(spec.parameters)
     program = _program(spec, context)
     if spec.sandbox == "bubblewrap":
         check_bubblewrap()
     elif not spec.processes:
-        raise UsageError("processes: only a sandbox can keep a program from starting others; add sandbox: bubblewrap")
+        raise UsageError(
+            "only a sandbox can keep a program from starting others", key="processes", hint="add sandbox: bubblewrap"
+        )
     cwd = None if spec.cwd == "temp" else context.path("cwd", spec.cwd).absolute()
     if cwd is not None and not cwd.is_dir():
-        raise UsageError(f"cwd: there is no folder '{spec.cwd}'; expected temp, or a folder beside the spec")
+        raise UsageError(f"there is no folder '{spec.cwd}'; expected temp, or a folder beside the spec", key="cwd")
 
     def filling(key: str, value: Any) -> Filling:
-        return compile_filling(value, where=key, parameters=parameters, vars=context.vars)
+        return compile_filling(value, key=key, parameters=parameters, vars=context.vars)
 
-    words = [_Word(filling("argv", word), is_dynamic(word), _before(word)) for word in spec.argv[1:]]
+    words = [
+        _Word(filling(f"argv.{index}", word), is_dynamic(word), _before(word))
+        for index, word in enumerate(spec.argv[1:], start=1)
+    ]
     stdin = filling("stdin", spec.stdin if spec.stdin is not None else "")
     env = filling("env", dict(spec.env))
     arguments_of = read_parameters(parameters)

@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field
 
 from rlenv._json_limits import TooMuchJson, read_json
-from rlenv.errors import MissingExtra, ToolFailed, UsageError
+from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
 from rlenv.registry import Kind
 from rlenv.spec import Bool, Int, Text, ToolSpec
 from rlenv.tools._filling import Filling, compile_filling, read_parameters
@@ -67,7 +67,7 @@ def _selector(expression: str) -> Callable[[Any], Any]:
         search: Callable[[Any], Any] = jmespath.compile(expression).search
     except jmespath.exceptions.JMESPathError as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"response: '{expression}' is not a JMESPath expression ({reason})") from error
+        raise UsageError(f"'{expression}' is not a JMESPath expression ({reason})", key="response") from error
     return search
 
 
@@ -75,8 +75,9 @@ def _check_url(url: str) -> None:
     """A call decides what is asked, never whom: up to the path there are only letters, constants and secrets."""
     if not _SERVER.match(url):
         raise UsageError(
-            f"url: '{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
-            "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task"
+            f"'{url}' does not begin with a fixed server; expected http://HOST/PATH or https://HOST/PATH, "
+            "where HOST may come from {{ vars.NAME }} or ${env:NAME} but not from the call or the task",
+            key="url",
         )
 
 
@@ -203,7 +204,9 @@ def _search_r1(answer: Answer, max_bytes: int) -> ToolOutput:
 def _with_preset(spec: HttpSpec) -> HttpSpec:
     for key in ("query", "body", "parameters", "response", "method"):
         if getattr(spec, key):
-            raise UsageError(f"{key}: the preset '{spec.preset}' gives it; leave it out, or leave out the preset")
+            raise UsageError(
+                f"the preset '{spec.preset}' gives it", key=key, hint="leave it out, or leave out the preset"
+            )
     return spec.model_copy(
         update={
             "parameters": {"query": {"type": "string", "description": "What to look for."}},
@@ -223,11 +226,12 @@ def compile_http(name: str, spec: HttpSpec, context: CompileContext) -> Sequence
     if preset is not None:
         spec = _with_preset(spec)
     elif "top_k" in spec.model_fields_set:
-        raise UsageError("top_k: only a preset takes it")
-    parameters = shorthand(spec.parameters)
+        raise UsageError("only a preset takes it", key="top_k")
+    with under("parameters"):
+        parameters = shorthand(spec.parameters)
     _check_url(spec.url)
     fillings: dict[str, Filling] = {
-        key: compile_filling(getattr(spec, key), where=key, parameters=parameters, vars=context.vars)
+        key: compile_filling(getattr(spec, key), key=key, parameters=parameters, vars=context.vars)
         for key in ("url", "headers", "query", "body")
     }
     method = spec.method or ("GET" if spec.body is None else "POST")

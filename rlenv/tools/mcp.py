@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv._arguments import ArgumentCheck
+from rlenv._nearest import did_you_mean
 from rlenv._schemas import without_unreadable_patterns
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.registry import Kind
 from rlenv.requirements import Requirement, program
 from rlenv.secrets import resolve
-from rlenv.source import nearest
 from rlenv.spec import Float, Int, Text, ToolSpec
-from rlenv.templates import TemplateError, compile_template
+from rlenv.templates import TemplateError, template_of
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
@@ -74,23 +74,25 @@ class McpSpec(ToolSpec):
 def _server(name: str, spec: McpSpec, context: CompileContext) -> Server:
     if (spec.command is None) == (spec.url is None):
         found = "both" if spec.command is not None else "neither"
-        raise UsageError(f"a server has either 'command' or 'url', and here are {found}; name one of them")
+        raise UsageError(f"a server has either 'command' or 'url', and here are {found}", hint="name one of them")
     for key, owner in (("env", "command"), ("headers", "url"), ("transport", "url")):
         if key in spec.model_fields_set and getattr(spec, owner) is None:
-            raise UsageError(f"{key}: it is read only with '{owner}'; remove '{key}'")
+            raise UsageError(f"it is read only with '{owner}'", key=key, hint=f"remove '{key}'")
     if spec.size is not None and spec.scope != "pool":
-        raise UsageError(f"size: it is read only with 'scope: pool', and the scope is {spec.scope}; remove 'size'")
+        raise UsageError(
+            f"it is read only with 'scope: pool', and the scope is {spec.scope}", key="size", hint="remove 'size'"
+        )
     if importlib.util.find_spec("mcp") is None:
         raise MissingExtra("the tool kind 'mcp'", extra="mcp")
     from rlenv.tools._mcp.server import Server
 
     return Server(
         name,
-        command=tuple(_filled("command", word, context) for word in spec.command or ()),
+        command=tuple(_filled(f"command.{i}", word, context) for i, word in enumerate(spec.command or ())),
         url=_filled("url", spec.url, context) if spec.url is not None else None,
         transport=spec.transport,
-        env={key: _filled("env", value, context) for key, value in spec.env.items()},
-        headers={key: _filled("headers", value, context) for key, value in spec.headers.items()},
+        env={key: _filled(f"env.{key}", value, context) for key, value in spec.env.items()},
+        headers={key: _filled(f"headers.{key}", value, context) for key, value in spec.headers.items()},
         cwd=_folder(context),
         start_timeout_s=spec.start_timeout_s,
     )
@@ -100,12 +102,9 @@ def _filled(key: str, text: str, context: CompileContext) -> str:
     """The text with its constants and secrets; a server is one for all tasks, so nothing else can be read."""
     if "{{" in text or "{%" in text:
         try:
-            template = compile_template(text)
-            for name in sorted(template.names - {"vars"}):
-                raise UsageError(f"{key}: '{name}' is not known here; only vars are")
-            text = template.text(vars=context.vars)
+            text = template_of(text, key=key, names=("vars",)).text(vars=context.vars)
         except TemplateError as error:
-            raise UsageError(f"{key}: the template cannot be filled: {error}") from error
+            raise UsageError(f"the template cannot be filled: {error}", key=key) from error
     return resolve(text)
 
 
@@ -151,9 +150,8 @@ def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
         for pattern in patterns:
             hits = [tool for tool in known if fnmatchcase(tool, pattern)]
             if not hits:
-                close = nearest(pattern, known)
-                hint = f"did you mean '{close}'?" if close else f"it has: {', '.join(known) or 'none'}"
-                raise UsageError(f"{key}: the server '{name}' has no tool '{pattern}'; {hint}")
+                hint = did_you_mean(pattern, known, "it has")
+                raise UsageError(f"the server '{name}' has no tool '{pattern}'", key=key, hint=hint)
             found.update(hits)
         return found
 
@@ -161,7 +159,7 @@ def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
     wanted -= matching("exclude", spec.exclude)
     matching("rename", tuple(spec.rename))
     if not wanted:
-        raise UsageError(f"no tool of the server '{name}' is left; it has: {', '.join(known) or 'none'}")
+        raise UsageError(f"no tool of the server '{name}' is left", hint=f"it has: {', '.join(known) or 'none'}")
     return [tool for tool in listing.tools if tool.name in wanted]
 
 
@@ -170,8 +168,8 @@ def _name(spec: McpSpec, tool: ListedTool) -> str:
     if not _TOOL_NAME.fullmatch(name):
         fixed = re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64]
         raise UsageError(
-            f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'; "
-            f"add 'rename: {{{tool.name}: {fixed}}}'"
+            f"'{name}' is no name that models can call; expected 1 to 64 letters, digits, '_' or '-'",
+            hint=f"add 'rename: {{{tool.name}: {fixed}}}'",
         )
     return name
 
@@ -192,7 +190,9 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
     listing = read_pin(path, name) if path is not None else discover(server)
     tools = _chosen(spec, listing, name)
     if spec.description is not None and len(tools) != 1:
-        raise UsageError(f"description: the entry gives {len(tools)} tools, which have their own; remove 'description'")
+        raise UsageError(
+            f"the entry gives {len(tools)} tools, which have their own", key="description", hint="remove 'description'"
+        )
     made = [_tool(spec, tool, server, listing) for tool in tools]
     return tuple(made)
 
@@ -204,7 +204,8 @@ def _parameters(tool: ListedTool, server: Server) -> Mapping[str, Any]:
         ArgumentCheck(parameters, tool=tool.name)
     except UsageError as error:
         raise UsageError(
-            f"the server '{server.name}': {error}; leave the tool out with 'exclude: [{tool.name}]', or mend the server"
+            f"the server '{server.name}': {error.message}",
+            hint=f"leave the tool out with 'exclude: [{tool.name}]', or mend the server",
         ) from error
     return parameters
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlenv._bounded import size
+from rlenv._nearest import did_you_mean
 from rlenv.control import broken
 from rlenv.endpoints import REFUSED, Endpoint
-from rlenv.errors import EndpointError, ToolFailed, UsageError
+from rlenv.errors import EndpointError, ToolFailed, UnknownEntry, under
 from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
 from rlenv.paths import RefusedPath
 from rlenv.registry import Kind
-from rlenv.source import nearest
 from rlenv.spec import SamplingSpec, Text, ToolSpec
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.tools._signature import shorthand
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "ModelSpec", "check_length", "endpoint_of", "parameters_of", "tool_failure"]
 
-NAMES = frozenset(("args", "task", "vars", "resources"))
+_NAMES = frozenset(("args", "task", "vars", "resources"))
 # No call can succeed until somebody mends the spec or the server.
 _MISCONFIGURED = frozenset({401, 403, 404})
 _MAX_ASKED = 65_536
@@ -47,8 +47,8 @@ class ModelSpec(ToolSpec):
     """Where the server fails: `tell` the model that the tool did, or end the episode with an `invalid` reward."""
 
 
-def endpoint_of(name: str, context: CompileContext) -> Endpoint:
-    """The compiled endpoint that an entry names.
+def endpoint_of(name: str, context: CompileContext, *, key: str = "endpoint") -> Endpoint:
+    """The compiled endpoint that an entry names under `key`.
 
     Raises:
         UsageError: there is none of that name.
@@ -56,26 +56,7 @@ def endpoint_of(name: str, context: CompileContext) -> Endpoint:
     endpoint = context.endpoints.get(name)
     if isinstance(endpoint, Endpoint):
         return endpoint
-    close = nearest(name, context.endpoints)
-    hint = f"did you mean '{close}'?" if close else f"endpoints: {', '.join(context.endpoints) or 'none'}"
-    raise UsageError(f"endpoint: there is no endpoint '{name}'; {hint}")
-
-
-def template_of(source: str, *, where: str, names: frozenset[str] = NAMES) -> Template:
-    """A template that reads known names only.
-
-    Raises:
-        UsageError: it does not compile, or reads another name.
-    """
-    try:
-        template = compile_template(source)
-    except TemplateError as error:
-        raise UsageError(f"{where}: the template cannot be read: {error}") from error
-    for name in sorted(template.names - names):
-        close = nearest(name, names)
-        hint = f"did you mean '{close}'?" if close else f"known names: {', '.join(sorted(names))}"
-        raise UsageError(f"{where}: '{name}' is not known here; {hint}")
-    return template
+    raise UnknownEntry("endpoints", name, context.endpoints, key=key)
 
 
 def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -> dict[str, Any]:
@@ -87,17 +68,15 @@ def parameters_of(given: Mapping[str, Any], templates: Mapping[str, Template]) -
     Raises:
         UsageError: a type is not known, or a template reads an argument that is not there.
     """
-    try:
+    with under("parameters"):
         schema = shorthand(given)
-    except UsageError as error:
-        raise UsageError(f"parameters: {error}") from error
     known = schema.get("properties", {})
-    for where, template in templates.items():
+    for key, template in templates.items():
         for path in sorted(template.paths):
             if path[0] == "args" and len(path) > 1 and path[1] not in known:
-                close = nearest(path[1], known)
-                hint = f"did you mean 'args.{close}'?" if close else f"parameters: {', '.join(known) or 'none'}"
-                raise UsageError(f"{where}: there is no parameter '{path[1]}'; {hint}")
+                hint = did_you_mean(path[1], known, "parameters", prefix="args.")
+                found = ".".join(path[:2])
+                raise UnfitTemplate(f"there is no parameter '{path[1]}'", key=key, hint=hint, find=found)
     return schema
 
 
@@ -135,9 +114,9 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
         UsageError: the endpoint, a template or a parameter does not fit.
     """
     endpoint = endpoint_of(spec.endpoint, context)
-    prompt = template_of(spec.prompt, where="prompt")
-    system = template_of(spec.system, where="system") if spec.system is not None else None
-    images = [template_of(source, where=f"images.{index}") for index, source in enumerate(spec.images)]
+    prompt = template_of(spec.prompt, key="prompt", names=_NAMES)
+    system = template_of(spec.system, key="system", names=_NAMES) if spec.system is not None else None
+    images = [template_of(source, key=f"images.{index}", names=_NAMES) for index, source in enumerate(spec.images)]
     templates = {"prompt": prompt, **({"system": system} if system is not None else {})}
     parameters = parameters_of(spec.parameters, {**templates, **{f"images.{i}": t for i, t in enumerate(images)}})
     read = [_reader(template, context) for template in images]

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field
 
+from rlenv._bounded import cut_end
 from rlenv._quick import quick
-from rlenv.errors import EpisodeError, ToolFailed, UsageError
+from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
 from rlenv.functions import import_function
 from rlenv.registry import Kind
 from rlenv.secrets import redact_within
 from rlenv.spec import Int, Text, ToolSpec
-from rlenv.tools._signature import read_signature
+from rlenv.tools._signature import Signature, read_signature
 from rlenv.tools.base import CompileContext, DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 
 if TYPE_CHECKING:
@@ -91,11 +92,14 @@ def _shown_errors(
     for word in spec.errors:
         place, _, name = word.rpartition(":")
         if place:
-            kind: Any = import_function(word, base=context.bases.get("errors", context.base))
+            with under("errors"):
+                kind: Any = import_function(word, base=context.bases.get("errors", context.base))
         else:
             kind = getattr(function, "__globals__", {}).get(name, getattr(builtins, name, None))
         if not isinstance(kind, type) or not issubclass(kind, Exception):
-            raise UsageError(f"errors: '{word}' is not an exception that '{spec.function}' knows")
+            raise UsageError(
+                f"'{word}' is not an exception that '{spec.function}' knows", key="errors", hint="write MODULE:NAME"
+            )
         found.append(kind)
     return tuple(found)
 
@@ -103,9 +107,17 @@ def _shown_errors(
 def _injections(spec: PythonSpec, context: CompileContext) -> tuple[str, ...]:
     for name in spec.inject:
         if name not in context.resources and name not in ("task", "context"):
-            known = ", ".join((*context.resources, "task", "context"))
-            raise UsageError(f"inject: there is no resource '{name}'; expected one of {known}")
+            raise UnknownEntry("resources", name, (*context.resources, "task", "context"), key="inject")
     return spec.inject
+
+
+def _function(
+    spec: PythonSpec, context: CompileContext, injected: Sequence[str]
+) -> tuple[Callable[..., Any], Signature]:
+    with under("function"):
+        function = import_function(spec.function, base=context.bases.get("function", context.base))
+    with under("parameters" if spec.parameters is not None else "function"):
+        return function, read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
 
 
 def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
@@ -116,7 +128,11 @@ def _mode(spec: PythonSpec, function: Callable[..., Any]) -> Mode:
         return "async"
     if is_async:
         if spec.run_in == "thread":
-            raise UsageError(f"run_in: '{spec.function}' is a coroutine function and runs in the loop, not in a thread")
+            raise UsageError(
+                f"'{spec.function}' is a coroutine function and runs in the loop, not in a thread",
+                key="run_in",
+                hint="leave it out",
+            )
         return "async"
     return "inline" if spec.run_in == "loop" else "thread"
 
@@ -128,13 +144,17 @@ def _check_process(spec: PythonSpec) -> None:
     """
     if spec.run_in != "process":
         if spec.workers is not None:
-            raise UsageError("workers: only functions in processes have workers; leave it out, or run_in: process")
+            raise UsageError(
+                "only functions in processes have workers", key="workers", hint="leave it out, or run_in: process"
+            )
         return
     for name in spec.inject:
         if name != "task":
-            raise UsageError(f"inject: '{name}' cannot go to another process; with run_in: process only 'task' can")
+            raise UsageError(
+                f"'{name}' cannot go to another process", key="inject", hint="with run_in: process only 'task' can"
+            )
     if os.name != "posix" or not sys.executable:
-        raise UsageError("run_in: processes are started on Linux and macOS only; write run_in: thread")
+        raise UsageError("processes are started on Linux and macOS only", key="run_in", hint="write run_in: thread")
 
 
 def _depends_on(injected: tuple[str, ...]) -> DependsOn:
@@ -160,13 +180,10 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
     Raises:
         UsageError: the function, its types, an exception or a resource does not fit the spec.
     """
-    function = import_function(spec.function, base=context.bases.get("function", context.base))
     injected = _injections(spec, context)
+    function, signature = _function(spec, context, injected)
     _check_process(spec)
-    shown_errors = _shown_errors(spec, function, context)
-    signature = read_signature(function, name=spec.function, injected=injected, parameters=spec.parameters)
-    convert = signature.convert
-    mode = _mode(spec, function)
+    shown_errors, convert, mode = _shown_errors(spec, function, context), signature.convert, _mode(spec, function)
 
     def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
         values = convert(arguments)
@@ -243,8 +260,7 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
 
 
 def _message(error: Exception) -> str:
-    text = redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__
-    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
+    return cut_end(redact_within(str(error), 4 * _MAX_MESSAGE) or type(error).__name__, _MAX_MESSAGE)
 
 
 KIND = Kind(PythonSpec, compile_python)

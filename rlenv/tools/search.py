@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlenv._bounded import cut_end
 from rlenv.registry import Kind
 from rlenv.spec import Int, Spec, Text, ToolSpec
 from rlenv.tools._bm25 import load_index
@@ -76,7 +77,7 @@ def compile_search(name: str, spec: SearchSpec, context: CompileContext) -> Sequ
             return ToolOutput("no documents match", [])
         shown = []
         for number, (document, _) in enumerate(found, start=1):
-            text = document.text if len(document.text) <= max_chars else document.text[: max_chars - 1] + "…"
+            text = cut_end(document.text, max_chars)
             shown.append(f"[{number}] {document.title}\n{text}" if document.title else f"[{number}] {text}")
         value = [
             {"id": document.id, "title": document.title, "text": document.text, "score": score}

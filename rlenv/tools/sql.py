@@ -13,13 +13,12 @@ Line breaks in a cell are written `\\n`, bytes as `x'0AFF'`, and long cells are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
 
-from rlenv.errors import UsageError
+from rlenv.errors import UnknownEntry, UsageError
 from rlenv.registry import Kind
 from rlenv.resources._sqlite import MAX_SIZE, Rows
 from rlenv.resources.duckdb import DuckdbDatabase, DuckdbResource
@@ -82,12 +81,10 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
     """
     resource = context.resources.get(spec.resource)
     if resource is None:
-        close = get_close_matches(spec.resource, list(context.resources), n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise UsageError(f"resource: there is no resource '{spec.resource}'{hint}")
+        raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
     if not isinstance(resource, SqliteResource | DuckdbResource):
         found = type(resource).__name__
-        raise UsageError(f"resource: '{spec.resource}' is a {found}; expected one of kind sqlite or duckdb")
+        raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind sqlite or duckdb", key="resource")
     can_write = resource.access == "copy"
     max_rows = spec.max_rows
 

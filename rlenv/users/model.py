@@ -12,9 +12,9 @@ from rlenv.errors import EndpointError, EpisodeError
 from rlenv.messages import Message, Role
 from rlenv.registry import Kind
 from rlenv.spec import SamplingSpec, Text, UserSpec
-from rlenv.templates import Template, TemplateError
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.base import CompileContext
-from rlenv.tools.model import endpoint_of, template_of
+from rlenv.tools.model import endpoint_of
 from rlenv.users.base import UserContext, heard, spoken
 
 __all__ = ["KIND", "ModelUserSpec"]
@@ -95,7 +95,7 @@ def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:
     Raises:
         UsageError: the endpoint or the prompt does not fit.
     """
-    prompt = template_of(spec.prompt, where="prompt", names=_NAMES)
+    prompt = template_of(spec.prompt, key="prompt", names=_NAMES)
     return _Model(spec.stop, endpoint_of(spec.endpoint, context), prompt, spec.sampling)
 
 

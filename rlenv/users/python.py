@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from rlenv._threads import ThreadPool
-from rlenv.errors import EpisodeError
+from rlenv.errors import EpisodeError, under
 from rlenv.functions import failure, import_function, named_parameters
 from rlenv.messages import Message
 from rlenv.registry import Kind
@@ -118,7 +118,8 @@ def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:
     Raises:
         UsageError: there is no such function, or it takes what nothing gives.
     """
-    function = import_function(spec.function, base=context.bases.get("function", context.base))
+    with under("function"):
+        function = import_function(spec.function, base=context.bases.get("function", context.base))
     names = named_parameters(function, key="function", offered=(*_OFFERED, *context.resources))
     return _Python(spec.stop, function, names, inspect.iscoroutinefunction(function))
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import EpisodeError, UsageError, under
 from rlenv.messages import Message
 from rlenv.registry import Kind
 from rlenv.rewards.patterns import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.spec import Spec, Text, UserSpec
-from rlenv.templates import Template, TemplateError
+from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.base import CompileContext
-from rlenv.tools.model import template_of
 from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "ScriptedUserSpec"]
@@ -81,15 +80,15 @@ def compile_scripted(spec: ScriptedUserSpec, context: CompileContext) -> _Script
         UsageError: nothing to say, a pattern that is none, or a template that reads an unknown name.
     """
     if not spec.cues and not spec.replies:
-        raise UsageError("the user has nothing to say; add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'")
+        raise UsageError(
+            "the user has nothing to say", hint="add 'replies: [TEXT]', or 'cues: [{when: WORDS, say: TEXT}]'"
+        )
     cues: list[tuple[Pattern, Template]] = []
     for index, cue in enumerate(spec.cues):
-        try:
+        with under(f"cues.{index}.when"):
             pattern = compile_pattern(cue.when, dot_all=False, ignore_case=True)
-        except UsageError as error:
-            raise UsageError(f"cues.{index}.when: {error}") from error
-        cues.append((pattern, template_of(cue.say, where=f"cues.{index}.say", names=_NAMES)))
-    replies = [template_of(text, where=f"replies.{index}", names=_NAMES) for index, text in enumerate(spec.replies)]
+        cues.append((pattern, template_of(cue.say, key=f"cues.{index}.say", names=_NAMES)))
+    replies = [template_of(text, key=f"replies.{index}", names=_NAMES) for index, text in enumerate(spec.replies)]
     return _Scripted(spec.stop, tuple(cues), tuple(replies))
 
 

@@ -112,7 +112,7 @@ def test_a_task_without_the_paths_name_is_the_infrastructures_fault(folder: Path
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"path": "{{ tsk.db }}"}, "there is no 'tsk' here"),
+        ({"path": "{{ tsk.db }}"}, "'tsk' is not known here"),
         ({"path": "{{ task.db"}, "path"),
         ({"scope": "process"}, "cannot depend on the task"),
         ({"path": "toys.duckdb", "access": "copy", "scope": "process"}, "carry writes"),

@@ -138,7 +138,7 @@ def test_a_task_without_the_paths_name_is_the_infrastructures_fault(folder: Path
     ("keys", "says"),
     [
         ({"path": "a.sqlite", "init": "a.sql"}, "either path or init"),
-        ({"path": "{{ tsk.db }}"}, "there is no 'tsk' here"),
+        ({"path": "{{ tsk.db }}"}, "'tsk' is not known here"),
         ({"path": "{{ task.db"}, "path"),
         ({"path": "{{ task.db }}.sqlite", "scope": "process"}, "cannot depend on the task"),
     ],

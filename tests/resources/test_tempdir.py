@@ -71,7 +71,7 @@ def test_what_it_starts_with_has_to_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"copy_from": "{{ tsk.a }}"}, "there is no 'tsk'"),
+        ({"copy_from": "{{ tsk.a }}"}, "'tsk' is not known here"),
         ({"copy_from": "{{ task.a }}", "scope": "process"}, "cannot depend on the task"),
         ({"copy_from": "{{ task.a"}, "copy_from"),
     ],

@@ -322,7 +322,7 @@ def test_structured_output_by_a_schema_of_the_authors_own() -> None:
         ({"prompt": "{{ message | upper }}"}, "it changes 'message'"),
         ({"endpoint": None}, "either endpoint or judges"),
         ({"scale": [5, 1]}, "no range"),
-        ({"prompt": "{{ policy }}"}, "reads 'policy'"),
+        ({"prompt": "{{ policy }}"}, "'policy' is not known here"),
         ({"prompt": "{{ oops"}, "prompt"),
         ({"schema": {"type": "object", "properties": {}}}, "no property 'score'"),
         ({"schema": {"type": "nosuch", "properties": {"score": {}}}}, "not a valid JSON Schema"),

@@ -292,14 +292,14 @@ def test_an_answer_that_looks_like_a_template_is_only_text() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"tool": "quary"}, "no tool is called 'quary'; there are: query"),
+        ({"tool": "quary"}, "there is no tool 'quary'; did you mean 'query'"),
         ({"expect": {}}, "either arguments or value"),
         ({"expect": {"arguments": {"sql": "x"}, "value": 1}}, "either arguments or value"),
         ({"arguments": {"sq": "x"}}, "'query' takes no 'sq'"),
         ({"expect": {"arguments": {"sq": "x"}}}, "expect.arguments: 'query' takes no 'sq'"),
-        ({"expect": {"arguments": {"sql": "{{ answer }}"}}}, "'answer', which is not known here"),
-        ({"expect": {"arguments": {"sql": "{{ item }}"}}}, "'item', which is not known here"),
-        ({"arguments": {"sql": "{{ answr }}"}}, "'answr', which is not known here"),
+        ({"expect": {"arguments": {"sql": "{{ answer }}"}}}, "'answer' is not known here"),
+        ({"expect": {"arguments": {"sql": "{{ item }}"}}}, "'item' is not known here"),
+        ({"arguments": {"sql": "{{ answr }}"}}, "'answr' is not known here"),
     ],
 )
 def test_an_entry_that_cannot_work_is_refused(keys: dict[str, Any], message: str) -> None:

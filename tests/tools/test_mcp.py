@@ -122,7 +122,7 @@ def test_tools_are_chosen_and_renamed() -> None:
         ({"headers": {"a": "b"}}, "headers: it is read only with 'url'"),
         ({"url": "http://127.0.0.1:1/mcp"}, "either 'command' or 'url', and here are both"),
         ({"command": None}, "either 'command' or 'url', and here are neither"),
-        ({"env": {"A": "{{ task.a }}"}}, "env: 'task' is not known here; only vars are"),
+        ({"env": {"A": "{{ task.a }}"}}, "env.A: 'task' is not known here; known names: vars"),
         ({"pin": "none.json"}, "pin: there is no file 'none.json'"),
     ],
 )

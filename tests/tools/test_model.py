@@ -123,7 +123,7 @@ def test_a_server_that_cannot_be_used_at_all_makes_the_reward_invalid(status: in
         ({"prompt": "{{ args.txt }}"}, "prompt: there is no parameter 'txt'; did you mean 'args.text'"),
         ({"prompt": "{{ arg.text }}"}, "prompt: 'arg' is not known here; did you mean 'args'"),
         ({"system": "{{ oops"}, "system: the template cannot be read"),
-        ({"parameters": {"text": "strong"}}, "parameters: parameter 'text' has type"),
+        ({"parameters": {"text": "strong"}}, "parameters.text: parameter 'text' has type"),
     ],
 )
 def test_an_authors_mistake_says_what_to_change(keys: dict[str, Any], says: str) -> None:

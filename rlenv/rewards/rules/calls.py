@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError, UnknownEntry
 from rlenv.messages import MalformedCall, ToolResult
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
@@ -134,7 +134,7 @@ def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -
 
 def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
-        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+        raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     check_range(spec.min, spec.max, keys="min, max")
     last_only = spec.when == "turn"
     tool = context.tools[spec.tool]

@@ -38,7 +38,7 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
     try:  # a missing extra is found here too, when the spec is compiled
         structure("SELECT 1", dialect=spec.dialect)
     except ValueError as error:
-        raise UsageError(f"dialect: {error}") from error
+        raise UsageError(str(error), key="dialect") from error
 
     def measure(context: RewardContext) -> Measured:
         golds = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from rlenv.errors import RewardError, UsageError
+from rlenv.errors import RewardError, UnknownEntry
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rows import Table, read_table, row_key
@@ -85,7 +85,7 @@ def read_solution(text: str) -> str | None:
 
 def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext) -> Term:
     if spec.tool not in context.tools:
-        raise UsageError(f"no tool is called '{spec.tool}'; there are: {', '.join(context.tools) or 'none'}")
+        raise UnknownEntry("tools", spec.tool, context.tools, key="tool")
     accepted = compile_accepted(spec.expect)
 
     async def measure(context: RewardContext) -> Measured:

@@ -53,7 +53,7 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
     try:
         validator = BoundedValidator(spec.schema_)
     except ValueError as error:
-        raise UsageError(f"schema: not a valid JSON Schema: {error}") from error
+        raise UsageError(f"not a valid JSON Schema: {error}", key="schema") from error
 
     def measure(context: RewardContext) -> Measured:
         text = read(context, spec.of)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv.errors import RewardError
+from rlenv.errors import RewardError, under
 from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, qa, token_f1
@@ -179,7 +179,8 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
 
 
 def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
-    pattern = compile_pattern(spec.pattern)
+    with under("pattern"):
+        pattern = compile_pattern(spec.pattern)
     search = pattern.fullmatch if spec.full else pattern.search
 
     def measure(context: RewardContext) -> Measured:

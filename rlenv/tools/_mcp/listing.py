@@ -195,16 +195,18 @@ def read_pin(path: Path, entry: str) -> Listing:
     try:
         content = json.loads(read_file(path))
     except FileNotFoundError as error:
-        raise UsageError(f"pin: there is no file '{path.name}'; {again}") from error
+        raise UsageError(f"there is no file '{path.name}'", key="pin", hint=again) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"pin: '{path.name}' cannot be read: {error}; {again}") from error
+        raise UsageError(f"'{path.name}' cannot be read: {error}", key="pin", hint=again) from error
     try:
         if content["rlenv_tools"] != _VERSION:
-            raise UsageError(f"pin: '{path.name}' is of version {content['rlenv_tools']}, not {_VERSION}; {again}")
+            raise UsageError(
+                f"'{path.name}' is of version {content['rlenv_tools']}, not {_VERSION}", key="pin", hint=again
+            )
         found = content["entries"].get(entry)
         if found is None:
             known = ", ".join(content["entries"])
-            raise UsageError(f"pin: '{path.name}' has no entry '{entry}', only {known or 'none'}; {again}")
+            raise UsageError(f"'{path.name}' has no entry '{entry}', only {known or 'none'}", key="pin", hint=again)
         tools = tuple(
             ListedTool(
                 tool["name"], tool["description"], tool["parameters"], tool.get("read_only"), tool.get("idempotent")
@@ -213,9 +215,9 @@ def read_pin(path: Path, entry: str) -> Listing:
         )
         listing = Listing(found["server"], found["version"], tools)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"pin: '{path.name}' is no file of pinned tools ({error!r}); {again}") from error
+        raise UsageError(f"'{path.name}' is no file of pinned tools ({error!r})", key="pin", hint=again) from error
     if listing.digest != found.get("digest"):
-        raise UsageError(f"pin: the tools of '{entry}' in '{path.name}' were changed by hand; {again}")
+        raise UsageError(f"the tools of '{entry}' in '{path.name}' were changed by hand", key="pin", hint=again)
     return listing
 
 
@@ -227,7 +229,7 @@ def write_pin(path: Path, entries: Mapping[str, Listing]) -> None:
             old = json.loads(path.read_text(encoding="utf-8"))
             kept = dict(old["entries"]) if old["rlenv_tools"] == _VERSION else {}
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"'{path}' is no file of pinned tools; name another under 'pin'") from error
+            raise UsageError(f"'{path}' is no file of pinned tools", hint="name another under 'pin'") from error
     new = {**kept, **{name: listing.as_dict() for name, listing in entries.items()}}
     content = {"rlenv_tools": _VERSION, "entries": dict(sorted(new.items()))}
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -94,7 +94,7 @@ def test_a_sample_in_which_nothing_was_sampled_is_masked() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"resorce": "mask"}, r"failures\.resorce: no episode ends for this reason; did you mean 'resource'\? Known: "),
+        ({"resorce": "mask"}, r"failures\.resorce: no episode ends for this reason; did you mean 'resource'\? known: "),
         ({"fault": "mask"}, "did you mean 'faults'"),
         ({"turns": "drop"}, r"failures\.turns: 'drop' is none of mask, keep, zero"),
         ({"reward": "keep"}, r"failures\.reward: keep needs a reward.* say mask .* or zero"),

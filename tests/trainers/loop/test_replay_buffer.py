@@ -272,7 +272,7 @@ def test_filtering_ends_where_every_episode_fails(queue: Queue) -> None:
 
 
 def test_an_unknown_option_or_metric_names_what_there_is(queue: Queue) -> None:
-    with pytest.raises(UsageError, match=r"poll_interval is not an option.*did you mean 'poll_interval_s'"):
+    with pytest.raises(UsageError, match=r"poll_interval: it is not an option.*did you mean 'poll_interval_s'"):
         buffer(poll_interval=2)
     with pytest.raises(UsageError, match="needs train_batch_size"):
         buffer(filter_groups_metric="reward")

@@ -83,7 +83,7 @@ def test_the_keys_that_are_refused_as_the_runs_own_are_those_that_it_sets(tmp_pa
         ("extends: cpu\nrun: {turn_token: 5}\n", "2:7: run.turn_token", "did you mean 'turn_tokens'"),
         ("extends: cpu\nrun: {turn_tokens: many}\n", "2:20: run.turn_tokens", "expected a number of tokens"),
         ("extends: cpu\nrun: {threads: 0}\n", "2:16: run.threads", "a number of threads"),
-        ("extends: cpu\nrun: {failures: {turnz: mask}}\n", "2:17: run.failures", "did you mean 'turns'"),
+        ("extends: cpu\nrun: {failures: {turnz: mask}}\n", "2:25: run.failures.turnz", "did you mean 'turns'"),
         ("extends: cpu\nalgorithm: grop\n", "2:12: algorithm", "did you mean 'grpo'"),
         ("extends: cpu\nenvironment: {A: true}\n", "2:18: environment.A", "put quotes around it"),
         ("extends: cpu\nenvironment: {PYTHONPATH: x}\n", "2:15: environment.PYTHONPATH", "export it in the shell"),

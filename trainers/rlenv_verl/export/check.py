@@ -53,8 +53,8 @@ def agreement(exported: Exported, *, base: str, sequences: int = 2, length: int 
     checkpoint = exported.checkpoint
     if not checkpoint.shards:
         raise UsageError(
-            f"step {checkpoint.step} has no shards to compare with; train with actor.checkpoint.save_contents that "
-            "holds 'model'"
+            f"step {checkpoint.step} has no shards to compare with",
+            hint="train with actor.checkpoint.save_contents that holds 'model'",
         )
     reference = _reference(checkpoint, base=base)
     generator = torch.Generator().manual_seed(0)

@@ -79,7 +79,9 @@ class Checkpoint:
         import torch.distributed.tensor  # the class of the tensors in the file
 
         if not self.shards:
-            raise UsageError(f"{self.folder} has no model shards; actor.checkpoint.save_contents has to hold 'model'")
+            raise UsageError(
+                f"{self.folder} has no model shards", hint="actor.checkpoint.save_contents has to hold 'model'"
+            )
         with _no_word_of_process_groups():
             # weights_only: a checkpoint is data, whoever made it, and nothing in it is run.
             ranks = [torch.load(path, map_location="cpu", weights_only=True) for path in self.shards]
@@ -177,16 +179,17 @@ def choose(run: Path, *, step: int | None = None, best: bool = False) -> Checkpo
     if step is not None:
         asked = next((entry for entry in found if entry.step == step), None)
         if asked is None:
-            raise UsageError(f"{run} has no checkpoint of step {step}; whole ones: {names}")
+            raise UsageError(f"{run} has no checkpoint of step {step}", hint=f"whole ones: {names}")
         if asked.fault:
-            raise UsageError(f"the checkpoint of step {step} {asked.fault}; whole ones: {names}")
+            raise UsageError(f"the checkpoint of step {step} {asked.fault}", hint=f"whole ones: {names}")
         return asked
     if not whole:
         broken = "".join(f"; step {entry.step} {entry.fault}" for entry in found)
         frequency = config["trainer"]["save_freq"]
         raise UsageError(
             f"{run} has no checkpoint yet{broken}. veRL saves every trainer.save_freq={frequency} steps and at the "
-            "last one; train with a smaller trainer.save_freq, or let the run end"
+            "last one",
+            hint="train with a smaller trainer.save_freq, or let the run end",
         )
     if not best:
         return whole[-1]
@@ -194,8 +197,8 @@ def choose(run: Path, *, step: int | None = None, best: bool = False) -> Checkpo
     measured = [entry for entry in whole if entry.step in success]
     if not measured:
         raise UsageError(
-            f"no step was both saved and measured (saved: {names}; measured: "
-            f"{', '.join(map(str, success)) or 'none'}); make trainer.save_freq a multiple of trainer.test_freq"
+            f"no step was both saved and measured (saved: {names}; measured: {', '.join(map(str, success)) or 'none'})",
+            hint="make trainer.save_freq a multiple of trainer.test_freq",
         )
     # Of equals the latest: it has been trained longest.
     return max(measured, key=lambda entry: (success[entry.step], entry.step))

@@ -73,15 +73,15 @@ def export_policy(
         UsageError: no such checkpoint, one that is not whole, a target that is not empty, or `adapter` without LoRA.
     """
     if step is not None and best:
-        raise UsageError("--step and --best name two checkpoints; give one of them")
+        raise UsageError("--step and --best name two checkpoints", hint="give one of them")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no dtype '{dtype}'; expected one of {', '.join(DTYPES)}")
     checkpoint = choose(run, step=step, best=best)
     if adapter and checkpoint.lora is None:
-        raise UsageError(f"step {checkpoint.step} of {run} has no LoRA adapter; leave --adapter out")
+        raise UsageError(f"step {checkpoint.step} of {run} has no LoRA adapter", hint="leave --adapter out")
     target = target or run / "exported" / f"step-{checkpoint.step}{'-adapter' if adapter else ''}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is not empty; name another folder with -o")
+        raise UsageError(f"{target} is not empty", hint="name another folder with -o")
     base = str(run_config(run)["actor_rollout_ref"]["model"]["path"])
 
     def provenance(exported: Exported) -> dict[str, Any]:

@@ -107,8 +107,9 @@ def _class_of(config: Any) -> Any:
     found = getattr(transformers, name, None)
     if found is None:
         raise UsageError(
-            f"the architecture {name} is not part of transformers {transformers.__version__}; a model that brings code "
-            "of its own is exported with veRL's merger (python -m verl.model_merger merge --trust-remote-code)"
+            f"the architecture {name} is not part of transformers {transformers.__version__}",
+            hint="a model that brings code of its own is exported with veRL's merger "
+            "(python -m verl.model_merger merge --trust-remote-code)",
         )
     return found
 

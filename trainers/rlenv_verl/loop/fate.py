@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from rlenv._nearest import all_known
 from rlenv.errors import UsageError
 from rlenv.trajectory import Trajectory
 
@@ -95,20 +95,20 @@ def failure_policy(given: Mapping[str, str] | None) -> FailurePolicy:
         UsageError: no such reason or choice, or `keep` for a fault.
     """
     if given is not None and not isinstance(given, Mapping):
-        raise UsageError(f"failures: expected reason: choice, such as {{turns: mask}}, not {given!r:.80}")
+        raise UsageError(f"expected reason: choice, such as {{turns: mask}}, not {given!r:.80}", key="failures")
     choices: dict[str, Choice] = {}
     for reason, choice in (given or {}).items():
         if reason not in _ALL and reason not in FAULTS and reason not in TRUNCATIONS:
             known = [*_ALL, *FAULTS, *TRUNCATIONS]
-            near = difflib.get_close_matches(str(reason), known, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise UsageError(f"failures.{reason}: no episode ends for this reason; {hint}Known: {', '.join(known)}")
+            hint = all_known(str(reason), known, "known:")
+            raise UsageError("no episode ends for this reason", key=f"failures.{reason}", hint=hint)
         if choice not in _CHOICES:
-            raise UsageError(f"failures.{reason}: '{choice}' is none of {', '.join(_CHOICES)}")
+            raise UsageError(f"'{choice}' is none of {', '.join(_CHOICES)}", key=f"failures.{reason}")
         if choice == "keep" and (reason == "faults" or reason in FAULTS):
             raise UsageError(
-                f"failures.{reason}: keep needs a reward, and such an episode has none; "
-                "say mask to leave its sample out, or zero to train on it with reward 0"
+                "keep needs a reward, and such an episode has none",
+                key=f"failures.{reason}",
+                hint="say mask to leave its sample out, or zero to train on it with reward 0",
             )
         choices[reason] = cast(Choice, choice)
     faults, truncations = choices.pop("faults", SAFE.faults), choices.pop("truncations", SAFE.truncations)

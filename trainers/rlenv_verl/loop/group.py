@@ -40,12 +40,12 @@ def stragglers(given: Mapping[str, Any] | None) -> Stragglers | None:
         return None
     if not isinstance(given, Mapping) or set(given) != {"share", "grace_s"}:
         found = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
-        raise UsageError(f"stragglers: found {found or 'nothing'}; expected share and grace_s")
+        raise UsageError(f"found {found or 'nothing'}; expected share and grace_s", key="stragglers")
     share, grace_s = float(given["share"]), float(given["grace_s"])
     if not 0 < share <= 1:
-        raise UsageError(f"stragglers.share: {share:g} is not above 0 and at most 1, such as 0.75")
+        raise UsageError(f"{share:g} is not above 0 and at most 1, such as 0.75", key="stragglers.share")
     if not 0 <= grace_s < math.inf:
-        raise UsageError(f"stragglers.grace_s: {grace_s:g} is not a number of seconds, such as 60")
+        raise UsageError(f"{grace_s:g} is not a number of seconds, such as 60", key="stragglers.grace_s")
     return Stragglers(share, grace_s)
 
 

@@ -6,7 +6,6 @@ returns beside the batch is merged into the step's metrics and reaches every log
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import transfer_queue as tq  # type: ignore[import-untyped]
 from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import get_tensordict
 
+from rlenv._nearest import all_known
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.estimators.episode_rows import RowLabel
 from rlenv_verl.loop.figures import EpisodeFigures, step_figures, trained_tasks
@@ -85,8 +85,8 @@ class _Sampling(ReplayBuffer):
         if not isinstance(self, ReplayBufferAsync):
             if metric is not None and options["train_batch_size"] is None:
                 raise UsageError(
-                    "sampler_kwargs.filter_groups_metric needs train_batch_size beside it; "
-                    "give trainer.v1.sampler.sampler_kwargs.train_batch_size the value of data.train_batch_size"
+                    "sampler_kwargs.filter_groups_metric needs train_batch_size beside it",
+                    hint="give trainer.v1.sampler.sampler_kwargs.train_batch_size the value of data.train_batch_size",
                 )
             taken |= {
                 "train_batch_size": options["train_batch_size"],
@@ -183,8 +183,8 @@ class _Sampling(ReplayBuffer):
         info = fields.get("reward_extra_info", {})
         if self.filter_groups_metric not in info:
             raise UsageError(
-                f"sampler_kwargs.filter_groups_metric: sample {key} has no '{self.filter_groups_metric}'; "
-                f"there are {FILTER_GROUPS_REWARD_METRIC}, {', '.join(info)}"
+                f"sampler_kwargs.filter_groups_metric: sample {key} has no '{self.filter_groups_metric}'",
+                hint=f"there are {FILTER_GROUPS_REWARD_METRIC}, {', '.join(info)}",
             )
         value = info[self.filter_groups_metric]
         return None if value is None else float(value)
@@ -228,10 +228,7 @@ def _options(given: Any) -> dict[str, Any]:
     taken = dict(given or {})
     for name in taken:
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(str(name), _OPTIONS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise UsageError(
-                f"trainer.v1.sampler.sampler_kwargs.{name} is not an option of rlenv's sampler{hint} "
-                f"Known: {', '.join(_OPTIONS)}"
-            )
+            message = "it is not an option of rlenv's sampler"
+            hint = all_known(str(name), _OPTIONS, "known:")
+            raise UsageError(message, key=f"trainer.v1.sampler.sampler_kwargs.{name}", hint=hint)
     return {**_OPTIONS, **taken}

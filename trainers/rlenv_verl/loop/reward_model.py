@@ -41,11 +41,12 @@ def check_reward_model(config: Mapping[str, Any]) -> None:
             found = found[part]
         if bool(found) is not expected:
             raise UsageError(
-                f"run.reward_model: reward.reward_model.{key} is {str(found).lower()}, so {why}; "
-                f"add reward.reward_model.{key}={str(expected).lower()}"
+                f"reward.reward_model.{key} is {str(found).lower()}, so {why}",
+                key="run.reward_model",
+                hint=f"add reward.reward_model.{key}={str(expected).lower()}",
             )
     if not model["model_path"]:
-        raise UsageError("run.reward_model: reward.reward_model.model_path names no model")
+        raise UsageError("reward.reward_model.model_path names no model", key="run.reward_model")
 
 
 def served_by_reward_model(config: Mapping[str, Any], *, endpoint: str, ask: Callable[[], str]) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def ask_for_router() -> str:
         raise UsageError(problem) from error
     address = ray.get(worker.__ray_call__.remote(_address), timeout=_TIMEOUT_S)
     if not address:
-        raise UsageError(f"run.reward_model: veRL's '{_WORKER}' has no address of a reward model")
+        raise UsageError(f"veRL's '{_WORKER}' has no address of a reward model", key="run.reward_model")
     return str(address)
 
 

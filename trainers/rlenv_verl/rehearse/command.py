@@ -77,7 +77,8 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
     given = [f"--{name.replace('_', '-')}" for name in _REFUSED if getattr(arguments, name)]
     if given or arguments.ray_address:
         raise UsageError(
-            f"--rehearse runs on this machine from the beginning; leave out {', '.join(given or ['--ray-address'])}"
+            "--rehearse runs on this machine from the beginning",
+            hint=f"leave out {', '.join(given or ['--ray-address'])}",
         )
     register()  # the trained policy is read here too
     stages = _Stages()
@@ -155,7 +156,7 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"rehearsal-{preset.name}-{name}-{stamp}").resolve()
     if (folder / "run.json").exists():
-        raise UsageError(f"{folder} holds a run already; choose another folder with -o")
+        raise UsageError(f"{folder} holds a run already", hint="choose another folder with -o")
     model = None if arguments.model in (None, "tiny") else str(arguments.model)
     config, _ = config_of(preset, model or "MODEL", overrides)
     report = None if model is None else _preflight(arguments, model)

@@ -92,7 +92,8 @@ def make_model(
         if longest > prompt_tokens:
             raise UsageError(
                 f"--rehearse: a prompt has {longest:,} tokens in the rehearsal's vocabulary of {_VOCABULARY} and the"
-                f" limit is {prompt_tokens:,}; set run.max_prompt_length={-(-longest // 64) * 64}"
+                f" limit is {prompt_tokens:,}",
+                hint=f"set run.max_prompt_length={-(-longest // 64) * 64}",
             )
         filler = prompt_tokens - longest
         tokenizer = _tokenizer(source, texts, folder, filler=filler)

@@ -66,8 +66,8 @@ def mixed_rows(specs: Sequence[tuple[Environment, float]], split: str, *, seed: 
         rare = min(range(len(specs)), key=lambda index: specs[index][1] / sizes[index])
         name = specs[rare][0].spec.name
         raise UsageError(
-            f"an epoch that covers {name} ({sizes[rare]} tasks) at this weight has {sum(counts):,} rows; "
-            f"give it a larger --weight, or fewer tasks with --set {name}:tasks.{split}.limit=N"
+            f"an epoch that covers {name} ({sizes[rare]} tasks) at this weight has {sum(counts):,} rows",
+            hint=f"give it a larger --weight, or fewer tasks with --set {name}:tasks.{split}.limit=N",
         )
     drawn: list[tuple[float, int, dict[str, Any]]] = []
     for index, ((environment, _), size, count) in enumerate(zip(specs, sizes, counts, strict=True)):

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from rlenv._nearest import did_you_mean
 from rlenv.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.source import nearest
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_verl.loop.fate import failure_policy
 from rlenv_verl.loop.group import stragglers
@@ -151,14 +151,13 @@ def with_run_keys(preset: Preset, items: Sequence[str]) -> tuple[Preset, list[st
         path, _, text = item.partition("=")
         first, *rest = path.split(".")[1:]
         if first not in run:
-            close = nearest(first, run)
-            hint = f"did you mean 'run.{close}'?" if close else f"there are {', '.join(sorted(run))}"
-            raise UsageError(f"no key '{path}' in the preset's own part; {hint}")
+            hint = did_you_mean(first, run, otherwise=f"there are {', '.join(sorted(run))}", prefix="run.")
+            raise UsageError(f"no key '{path}' in the preset's own part", hint=hint)
         run[first] = _put(run[first], rest, yaml.safe_load(text))
         given.add(first)
         expected, fits = RUN_KEYS.get(first, ("", None))
         if fits is not None and first not in _OWN_WORDS and not fits(run[first]):
-            raise UsageError(f"run.{first}: expected {expected}, found {run[first]!r:.60}")
+            raise UsageError(f"expected {expected}, found {run[first]!r:.60}", key=f"run.{first}")
     preset = dataclasses.replace(preset, run=run)
     if "threads" not in given or run["threads"] is None:
         return preset, others
@@ -177,9 +176,8 @@ def history_of(given: Any) -> History:
             return history
     if given is None:
         return "grow"
-    close = nearest(str(given), HISTORIES)
-    hint = f"did you mean '{close}'?" if close else f"there are {', '.join(HISTORIES)}"
-    raise UsageError(f"run.history: no history '{given}'; {hint}")
+    hint = did_you_mean(str(given), HISTORIES, otherwise=f"there are {', '.join(HISTORIES)}")
+    raise UsageError(f"no history '{given}'", key="run.history", hint=hint)
 
 
 def _put(tree: Any, path: Sequence[str], value: Any) -> Any:
@@ -279,9 +277,8 @@ def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
         return
     known = dict.fromkeys(name for spec in settings.specs for name in spec.environment.spec.endpoints)
     if endpoint not in known:
-        close = nearest(str(endpoint), known)
-        hint = f"did you mean '{close}'?" if close else f"there are {', '.join(known) or 'none'}"
-        raise UsageError(f"run.reward_model: no endpoint '{endpoint}' in the specs; {hint}")
+        hint = did_you_mean(str(endpoint), known, otherwise=f"there are {', '.join(known) or 'none'}")
+        raise UsageError(f"no endpoint '{endpoint}' in the specs", key="run.reward_model", hint=hint)
     check_reward_model(config)
 
 

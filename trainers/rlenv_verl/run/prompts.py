@@ -63,7 +63,8 @@ def seeing(model: str) -> dict[str, Any]:
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(
             f"the prompts show images, and the processor of {model} cannot be loaded to measure them"
-            f" ({str(error).splitlines()[0]}); set run.max_prompt_length=N"
+            f" ({str(error).splitlines()[0]})",
+            hint="set run.max_prompt_length=N",
         ) from error
     if not getattr(processor, "image_token", None):
         return {}

@@ -37,7 +37,7 @@ def resumed(
         UsageError: the run has nothing left to do.
     """
     if run.validation_only:
-        raise UsageError(f"{run.folder} only validated a policy: there is nothing to go on with; start it again")
+        raise UsageError(f"{run.folder} only validated a policy: there is nothing to go on with", hint="start it again")
     settings = {"trainer.total_training_steps": steps, "trainer.save_freq": save_every}
     changed = [override(key, value) for key, value in settings.items() if value is not None]
     run = dataclasses.replace(run, overrides=(*run.overrides, *changed))
@@ -46,7 +46,7 @@ def resumed(
     config = compose(run.overrides)
     total = config["trainer"]["total_training_steps"]
     if total is not None and step >= total:
-        raise UsageError(f"{run.folder} has trained all of its {total} steps; go further with --steps N")
+        raise UsageError(f"{run.folder} has trained all of its {total} steps", hint="go further with --steps N")
     # veRL validates before it trains on. That repeats a validation which is known, unless the run ended before it was
     # logged.
     frequency = config["trainer"]["test_freq"]
@@ -79,8 +79,8 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
     checkpoint = last_checkpoint(run.checkpoints)
     if checkpoint is None:
         raise UsageError(
-            f"{run.folder} has no complete checkpoint; validate the policy it started from with "
-            f"rlenv train SPEC --eval --model {run.model}"
+            f"{run.folder} has no complete checkpoint",
+            hint=f"validate the policy it started from with rlenv train SPEC --eval --model {run.model}",
         )
     step = _step_of(checkpoint)
     folder = (output or run.folder / f"eval-{step}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()

@@ -130,10 +130,10 @@ class Run:
         if not path.is_file():
             inside = sorted(str(item.parent.name) for item in folder.glob("*/run.json")) if folder.is_dir() else []
             hint = f"did you mean {folder / inside[-1]}?" if inside else "give the folder that `rlenv train` printed"
-            raise UsageError(f"{folder} holds no run (there is no run.json in it); {hint}")
+            raise UsageError(f"{folder} holds no run (there is no run.json in it)", hint=hint)
         fields = json.loads(path.read_text(encoding="utf-8"))
         if fields.pop("version", None) != _VERSION:
-            raise UsageError(f"{path} was written by another version of rlenv; start a new run")
+            raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
         fields["specs"] = tuple(SpecEntry(**entry) for entry in fields["specs"])
         fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
         for name in ("modes", "overrides", "pinned"):
@@ -204,7 +204,9 @@ def locked(folder: Path, *, wait_s: float = 60.0) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UsageError(f"another process trains in {folder}; wait for it, or end it first") from None
+                    raise UsageError(
+                        f"another process trains in {folder}", hint="wait for it, or end it first"
+                    ) from None
                 time.sleep(0.2)
             except OSError:  # a file system without locks: nothing can be said of other processes
                 break

@@ -71,8 +71,8 @@ def ship(specs: Sequence[TrainedSpec], folder: Path) -> list[Shipped]:
     if size > LIMIT_BYTES:
         large = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
         raise UsageError(
-            f"the specs name {size / 1e6:,.0f} MB of files and Ray ships {LIMIT_BYTES / 1e6:,.0f} MB at most; the "
-            f"largest is {large.relative_to(folder)}. Serve it from a resource that every node reaches"
+            f"the specs name {size / 1e6:,.0f} MB of files and Ray ships {LIMIT_BYTES / 1e6:,.0f} MB at most",
+            hint=f"the largest is {large.relative_to(folder)}. Serve it from a resource that every node reaches",
         )
     return out
 

@@ -120,7 +120,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     folder = (arguments.output or Path("runs") / f"{name}-{stamp}").resolve()
     if (folder / "metrics.jsonl").exists():
         raise UsageError(
-            f"{folder} holds a run already; choose another folder with -o, or go on with --resume {folder}"
+            f"{folder} holds a run already", hint=f"choose another folder with -o, or go on with --resume {folder}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
@@ -163,7 +163,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)] + sources
     given += [item for item in overrides if item.startswith("run.")]
     if given:
-        raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
+        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
     run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
     if arguments.eval:
         _made_again(run)
@@ -171,7 +171,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         lock = stack.enter_context(locked(run.folder))
     else:
         if arguments.validation_tasks is not None:
-            raise UsageError("--validation-tasks of a run stay as they are; with --eval they can be others")
+            raise UsageError("--validation-tasks of a run stay as they are", hint="with --eval they can be others")
         lock = stack.enter_context(locked(run.folder))
         # Read again, now that nobody else changes it.
         run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
@@ -199,7 +199,9 @@ def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> R
     known = run.overrides
     if ray_address is not None:
         if run.ray_address is None:
-            raise UsageError("this run has a Ray cluster of its own; --ray-address is for one that joined a cluster")
+            raise UsageError(
+                "this run has a Ray cluster of its own", hint="--ray-address is for one that joined a cluster"
+            )
         key = "+ray_kwargs.ray_init.address="
         known = tuple(item for item in known if not item.startswith(key))
         known += (override("ray_kwargs.ray_init.address", ray_address, add=True),)
@@ -222,7 +224,7 @@ def _model(
     if arguments.model not in (None, "tiny"):
         return _given(arguments, folder), None
     if arguments.chat_template is not None:
-        raise UsageError("--chat-template is for a model of your own; name it with --model")
+        raise UsageError("--chat-template is for a model of your own", hint="name it with --model")
     target = folder / "model"
     if arguments.dry_run:
         return str(target), None

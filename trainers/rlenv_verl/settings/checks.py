@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from rlenv._nearest import all_known, did_you_mean
 from rlenv.errors import Fault, UsageError
-from rlenv.source import SourceDocument, nearest
+from rlenv.source import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_verl.loop.fate import failure_policy
 from rlenv_verl.loop.group import stragglers
@@ -129,8 +130,7 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
     for key in held:
         if key in known:
             continue
-        close = nearest(key, known)
-        hint = f"did you mean '{close}'?" if close else f"it has {', '.join(known)}"
+        hint = did_you_mean(key, known, otherwise=f"it has {', '.join(known)}")
         if key in RUN_KEYS:
             hint = f"it belongs under run: write run: {{{key}: …}}"
         elif key in (verl_keys() or {}):
@@ -141,9 +141,7 @@ def _unknown(document: SourceDocument, at: tuple[str, ...], known: tuple[str, ..
 def _no_such(
     document: SourceDocument, place: tuple[str, ...], given: str, known: list[str], what: str, *, at: str
 ) -> Fault:
-    close = nearest(given, known)
-    hint = f"did you mean '{close}'? " if close else ""
-    return document.fault(place, f"no {what} '{given}'", f"{hint}there are {', '.join(known)}", at=at)
+    return document.fault(place, f"no {what} '{given}'", all_known(given, known), at=at)
 
 
 def _sections(document: SourceDocument, at: tuple[str, ...]) -> Iterator[Fault]:
@@ -193,7 +191,9 @@ def _run(document: SourceDocument, at: tuple[str, ...], given: Mapping[str, Any]
         elif key in ("failures", "stragglers"):
             try:
                 failure_policy(value) if key == "failures" else stragglers(value)
-            except (UsageError, TypeError, ValueError) as error:
+            except UsageError as error:
+                yield document.fault((*at, *error.key.split(".")), error.message, error.hint)
+            except (TypeError, ValueError) as error:
                 yield document.fault(place, str(error))
 
 
@@ -224,10 +224,7 @@ def _instead(key: str, known: Mapping[str, Any]) -> str:
     if "." in key:
         first, rest = key.split(".", 1)
         return f"keys are nested in a preset: write {first}: {{{rest}: …}}"
-    close = nearest(key, known)
-    if close:
-        return f"did you mean '{close}'?"
-    return "a key that veRL reads without listing it stands under verl_add"
+    return did_you_mean(key, known, otherwise="a key that veRL reads without listing it stands under verl_add")
 
 
 def _expected(known: Any, value: Any) -> str:

@@ -9,8 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._nearest import all_known, did_you_mean
 from rlenv.errors import Fault, SpecError, UsageError
-from rlenv.source import SourceDocument, nearest, parse_source
+from rlenv.source import SourceDocument, parse_source
 from rlenv_verl.settings.checks import RUN_NEEDED, preset_faults
 from rlenv_verl.settings.names import names_in, preset_names
 from rlenv_verl.settings.threads import THREAD_VARIABLES
@@ -98,13 +99,9 @@ def _extended(document: SourceDocument, base: str) -> _Layer:
     path = document.base_of(("extends",)) / base
     if path.is_file():
         return _file(path, shown=os.path.normpath(path))
-    close = nearest(base, [*known, *(other.name for other in path.parent.glob("*.y*ml"))])
-    hint = f"did you mean '{close}'? " if close else ""
-    raise _refused(
-        document,
-        f"there is no preset '{base}', and no such file beside this one",
-        f"{hint}there are {', '.join(known)}",
-    )
+    near = did_you_mean(base, [*known, *(other.name for other in path.parent.glob("*.y*ml"))])
+    hint = f"{near}{' ' if near else ''}there are {', '.join(known)}"
+    raise _refused(document, f"there is no preset '{base}', and no such file beside this one", hint)
 
 
 def _refused(document: SourceDocument, message: str, hint: str) -> SpecError:
@@ -114,10 +111,8 @@ def _refused(document: SourceDocument, message: str, hint: str) -> SpecError:
 def _shipped(folder: str, name: str, *, what: str) -> _Layer:
     known = names_in(folder)
     if name not in known:
-        close = nearest(name, known)
-        hint = f"did you mean '{close}'? " if close else ""
         more = "; or give a file, such as ./mine.yaml" if what == "preset" else ""
-        raise UsageError(f"no {what} '{name}'; {hint}there are {', '.join(known)}{more}")
+        raise UsageError(f"no {what} '{name}'", hint=all_known(name, known) + more)
     text = (resources.files("rlenv_verl") / folder / f"{name}.yaml").read_text(encoding="utf-8")
     return _Layer(f"{folder}/{name}", name, parse_source(text, file=f"{folder}/{name}.yaml"), is_shipped=True)
 
@@ -127,9 +122,12 @@ def _file(path: Path, *, shown: str | None = None) -> _Layer:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        close = nearest(path.name, [other.name for other in path.parent.glob("*.y*ml")])
-        hint = f"did you mean '{close}'?" if close else f"presets that ship: {', '.join(preset_names())}"
-        raise UsageError(f"--preset {shown}: there is no such file; {hint}") from None
+        hint = did_you_mean(
+            path.name,
+            [other.name for other in path.parent.glob("*.y*ml")],
+            otherwise=f"presets that ship: {', '.join(preset_names())}",
+        )
+        raise UsageError(f"--preset {shown}: there is no such file", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--preset {shown}: the file cannot be read: {error}") from error
     return _Layer(str(path.resolve()), shown, parse_source(text, file=shown, base=path.parent))

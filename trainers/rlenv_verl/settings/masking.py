@@ -47,54 +47,45 @@ def check_rows(config: Mapping[str, Any]) -> None:
     actor = config["actor_rollout_ref"]["actor"]
     algorithm = config["algorithm"]
     estimator = str(algorithm.get("adv_estimator"))
-    start = "run.history=rows makes several training rows of an episode, and "
     if estimator not in _KNOWING_ROWS and not estimator.startswith("rlenv_"):
-        raise UsageError(
-            f"{start}algorithm.adv_estimator={estimator} counts each as an episode of its own; "
-            f"use {_COUNTING.get(estimator, 'rlenv_grpo')}"
-        )
+        message = f"algorithm.adv_estimator={estimator} counts each as an episode of its own"
+        raise _of_rows(message, f"use {_COUNTING.get(estimator, 'rlenv_grpo')}")
     if estimator in _KNOWING_ROWS and float(algorithm.get("gamma", 1.0)) != 1.0:
         instead = ", or adv_estimator=rlenv_reinforce_plus_plus" if estimator == "reinforce_plus_plus" else ""
-        raise UsageError(
-            f"{start}algorithm.gamma={algorithm['gamma']} would discount within a row alone with veRL's {estimator}; "
-            f"set algorithm.gamma=1.0{instead}"
-        )
+        message = f"algorithm.gamma={algorithm['gamma']} would discount within a row alone with veRL's {estimator}"
+        raise _of_rows(message, f"set algorithm.gamma=1.0{instead}")
     if estimator in _KNOWING_ROWS and algorithm.get("use_kl_in_reward"):
-        raise UsageError(
-            f"{start}with veRL's {estimator} the penalty of algorithm.use_kl_in_reward on a later row would be in no "
-            "return of an earlier one; use actor_rollout_ref.actor.use_kl_loss=true instead"
-        )
+        late = "the penalty of algorithm.use_kl_in_reward on a later row would be in no return of an earlier one"
+        raise _of_rows(f"with veRL's {estimator} {late}", "use actor_rollout_ref.actor.use_kl_loss=true instead")
     sections = [("actor_rollout_ref.actor", actor)]
     if estimator == "gae":
         sections.append(("critic", config["critic"]))
     for name, section in sections:
         mode = str(section.get("loss_agg_mode", "token-mean"))
         if mode.startswith("seq-"):
-            raise UsageError(
-                f"{start}{name}.loss_agg_mode={mode} averages over rows, so an episode would count more the more it "
-                "has; use token-mean or token-sum"
-            )
+            more = "averages over rows, so an episode would count more the more it has"
+            raise _of_rows(f"{name}.loss_agg_mode={mode} {more}", "use token-mean or token-sum")
         if not section.get("use_dynamic_bsz"):
-            raise UsageError(
-                f"{start}their number differs from batch to batch, which micro-batches of a fixed number of rows do "
-                f"not divide; set {name}.use_dynamic_bsz=true"
+            differs = (
+                "their number differs from batch to batch, which micro-batches of a fixed number of rows do not divide"
             )
+            raise _of_rows(differs, f"set {name}.use_dynamic_bsz=true")
     loss = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if loss in ("gspo", "sapo", "geo_mean"):
-        raise UsageError(
-            f"{start}actor_rollout_ref.actor.policy_loss.loss_mode={loss} averages over rows whatever loss_agg_mode "
-            "says; use vanilla"
-        )
+        name = f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"
+        raise _of_rows(f"{name} averages over rows whatever loss_agg_mode says", "use vanilla")
     if (config.get("distillation") or {}).get("enabled"):
-        raise UsageError(
-            f"{start}veRL asks a teacher about the last of them alone; set distillation.enabled=false, or take keep"
+        raise _of_rows(
+            "veRL asks a teacher about the last of them alone", "set distillation.enabled=false, or take keep"
         )
     sampler = config["trainer"].get("v1", {}).get("sampler", {}).get("custom_sampler") or {}
     if not _labels_rows(str(sampler.get("path") or ""), str(sampler.get("name") or "")):
-        raise UsageError(
-            f"{start}which rows are one is told by rlenv's sampler; leave trainer.v1.sampler.custom_sampler as the "
-            "presets have it, or name a class that inherits from it"
-        )
+        own = "leave trainer.v1.sampler.custom_sampler as the presets have it, or name a class that inherits from it"
+        raise _of_rows("which rows are one is told by rlenv's sampler", own)
+
+
+def _of_rows(message: str, hint: str) -> UsageError:
+    return UsageError(f"run.history=rows makes several training rows of an episode, and {message}", hint=hint)
 
 
 def _labels_rows(path: str, name: str) -> bool:
@@ -122,23 +113,29 @@ def check_masking(config: Mapping[str, Any]) -> None:
     estimator = algorithm.get("adv_estimator")
     if estimator in _COUNTING:
         raise UsageError(
-            f"algorithm.adv_estimator: veRL's {estimator} counts the placeholder reward of failed episodes in the "
-            f"baseline of their siblings; use {_COUNTING[estimator]}"
+            f"veRL's {estimator} counts the placeholder reward of failed episodes in the baseline of their siblings",
+            key="algorithm.adv_estimator",
+            hint=f"use {_COUNTING[estimator]}",
         )
     loss = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if loss == "geo_mean":
         raise UsageError(
-            "actor_rollout_ref.actor.policy_loss.loss_mode: geo_mean averages over all samples of a micro-batch, "
-            "masked ones included, so failed episodes would shrink the others' gradient; use gspo or vanilla"
+            "geo_mean averages over all samples of a micro-batch, "
+            "masked ones included, so failed episodes would shrink the others' gradient",
+            key="actor_rollout_ref.actor.policy_loss.loss_mode",
+            hint="use gspo or vanilla",
         )
     if actor.get("loss_agg_mode") == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None:
         raise UsageError(
-            "actor_rollout_ref.actor.loss_agg_mode: seq-mean-token-sum-norm divides by the longest response of the "
-            "micro-batch, masked ones included; set actor_rollout_ref.actor.loss_scale_factor to a constant, such as "
-            f"data.max_response_length ({config['data']['max_response_length']})"
+            "seq-mean-token-sum-norm divides by the longest response of the micro-batch, masked ones included",
+            key="actor_rollout_ref.actor.loss_agg_mode",
+            hint="set actor_rollout_ref.actor.loss_scale_factor to a constant, such as "
+            f"data.max_response_length ({config['data']['max_response_length']})",
         )
     if algorithm.get("use_kl_in_reward") and algorithm.get("kl_ctrl", {}).get("type") == "adaptive":
         raise UsageError(
-            "algorithm.kl_ctrl.type: adaptive follows a mean KL in which masked samples count as 0, so failed "
-            "episodes would weaken the penalty; use fixed"
+            "adaptive follows a mean KL in which masked samples count as 0, so failed "
+            "episodes would weaken the penalty",
+            key="algorithm.kl_ctrl.type",
+            hint="use fixed",
         )

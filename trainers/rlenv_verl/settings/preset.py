@@ -117,7 +117,8 @@ def control_estimator(preset: Preset) -> str:
             if read_shipped("presets/algorithms", name, what="algorithm")["run"]["control"]
         ]
         raise UsageError(
-            f"--shuffle-rewards: the algorithm '{preset.algorithm}' has no control run; these have: {', '.join(able)}"
+            f"--shuffle-rewards: the algorithm '{preset.algorithm}' has no control run",
+            hint=f"these have: {', '.join(able)}",
         )
     return str(control)
 

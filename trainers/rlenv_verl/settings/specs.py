@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
+from rlenv._nearest import did_you_mean
 from rlenv.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.loader import load_document
 from rlenv.shipped import find
-from rlenv.source import nearest
 
 __all__ = ["TrainedSpec", "load_specs", "spec_and_overrides"]
 
@@ -67,9 +67,8 @@ def load_specs(
         ("--set", name) for name, _, _ in assignments if name
     ]:
         if wanted not in names:
-            close = nearest(wanted, names)
-            hint = f"did you mean '{close}'?" if close else f"this run has {', '.join(names)}"
-            raise UsageError(f"{flag} names '{wanted}', and no spec of this run is called that; {hint}")
+            hint = did_you_mean(wanted, names, otherwise=f"this run has {', '.join(names)}")
+            raise UsageError(f"{flag} names '{wanted}', and no spec of this run is called that", hint=hint)
     out = []
     for source, name in zip(sources, names, strict=True):
         own = everywhere | {key: value for owner, key, value in assignments if owner == name}
@@ -88,8 +87,8 @@ def _check_unique(names: Sequence[str], sources: Sequence[str]) -> None:
         first = names.index(name)
         if first < index:
             raise UsageError(
-                f"{sources[first]} and {sources[index]} are both called '{name}', and figures are kept by name; "
-                "change `name:` in one of them"
+                f"{sources[first]} and {sources[index]} are both called '{name}', and figures are kept by name",
+                hint="change `name:` in one of them",
             )
 
 
@@ -101,7 +100,7 @@ def _assignment(item: str) -> tuple[str | None, str, Any]:
     try:
         return (name if colon else None), key, yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {item}: the value is not YAML; put quotes around it") from error
+        raise UsageError(f"--set {item}: the value is not YAML", hint="put quotes around it") from error
 
 
 def _weight(item: str) -> tuple[str, float]:
@@ -111,7 +110,9 @@ def _weight(item: str) -> tuple[str, float]:
     except ValueError:
         weight = math.nan
     if not separator or not 0 < weight < math.inf:
-        raise UsageError(f"--weight wants NAME=W with W above 0, not '{item}'; leave a spec out to train without it")
+        raise UsageError(
+            f"--weight wants NAME=W with W above 0, not '{item}'", hint="leave a spec out to train without it"
+        )
     return name, weight
 
 

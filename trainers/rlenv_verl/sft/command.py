@@ -55,7 +55,7 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
             return 0
         if run.machines > 1:
             raise UsageError(
-                f"this run is for {run.machines} machines; --dry-run prints the command to start on each of them"
+                f"this run is for {run.machines} machines", hint="--dry-run prints the command to start on each of them"
             )
         ending = _train(run, console, lock=lock)
         summary = finish(run, ending)
@@ -74,7 +74,9 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
         raise UsageError("name the model to start from with --model and the run's folder with -o")
     folder = arguments.output.resolve()
     if (folder / "attempts").exists():
-        raise UsageError(f"{folder} holds a run already; choose another folder, or go on with --resume {folder}")
+        raise UsageError(
+            f"{folder} holds a run already", hint=f"choose another folder, or go on with --resume {folder}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
@@ -85,7 +87,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
     given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)]
     if given:
-        raise UsageError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
+        raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
     lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
     run, step = resumed_run(arguments)
     return (run if arguments.dry_run else begin_attempt(run, step)), lock

@@ -32,7 +32,7 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
     """
     folders, overrides = data_and_overrides(arguments.items)
     if not folders:
-        raise UsageError("name the data to train on: rlenv sft DATA --model M -o OUT; `rlenv collect` makes it")
+        raise UsageError("name the data to train on: rlenv sft DATA --model M -o OUT", hint="`rlenv collect` makes it")
     preset, overrides = load_sft_preset(arguments.preset or "cpu").with_run(overrides)
     data, val = _data(folders, model), _data(arguments.val or [], model)
     own = _own_overrides(arguments, data, val, model=model, folder=folder)
@@ -118,14 +118,14 @@ def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:
     run = SftRun.load(arguments.resume)
     folders, overrides = data_and_overrides(arguments.items)
     if folders:
-        raise UsageError(f"--resume goes on with the run's own data; leave out {', '.join(folders)}")
+        raise UsageError("--resume goes on with the run's own data", hint=f"leave out {', '.join(folders)}")
     newest = max(checkpoints_of(run.checkpoints), key=lambda one: one.step, default=None)
     if newest is None:
         hint = "start it again" if run.keeps else "it was started without --save-every, which keeps checkpoints"
-        raise UsageError(f"{run.folder} has no whole checkpoint to go on from; {hint}")
+        raise UsageError(f"{run.folder} has no whole checkpoint to go on from", hint=hint)
     steps = arguments.steps or run.steps
     if steps <= newest.step:
-        raise UsageError(f"{run.folder} has taken {newest.step} steps already; name more with --steps")
+        raise UsageError(f"{run.folder} has taken {newest.step} steps already", hint="name more with --steps")
     keys = {
         "trainer.total_training_steps": steps,
         "trainer.total_epochs": -(-steps // run.steps_an_epoch),
@@ -184,7 +184,8 @@ def _counted(data: Sequence[Data], most: int, *, skips: bool, train: int) -> tup
         if not skips:
             raise UsageError(
                 f"{len(too_long)} of {len(lengths)} rows of {one.folder} are longer than {most:,} tokens (the longest "
-                f"has {max(lengths):,}); rows are never cut: raise --max-length, or leave them out with --skip-long"
+                f"has {max(lengths):,})",
+                hint="rows are never cut: raise --max-length, or leave them out with --skip-long",
             )
         skipped += len(too_long)
         rows += len(lengths) - len(too_long) if number < train else 0
@@ -200,9 +201,9 @@ def _steps_an_epoch(rows: int, batch: int, ranks: int) -> int:
     """
     if batch % ranks:
         raise UsageError(
-            f"a batch of {batch} rows cannot be shared among {ranks} processes; give a multiple of {ranks}"
+            f"a batch of {batch} rows cannot be shared among {ranks} processes", hint=f"give a multiple of {ranks}"
         )
     steps = (rows // ranks) // (batch // ranks)
     if not steps:
-        raise UsageError(f"{rows} rows give no batch of {batch}; collect more, or give --batch {max(rows, 1)}")
+        raise UsageError(f"{rows} rows give no batch of {batch}", hint=f"collect more, or give --batch {max(rows, 1)}")
     return steps

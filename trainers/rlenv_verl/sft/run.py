@@ -75,9 +75,9 @@ class SftRun:
         path = folder.resolve() / "run.json"
         fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if fields.pop("kind", None) != "sft":
-            raise UsageError(f"{folder} holds no run of `rlenv sft`; give the folder that -o named")
+            raise UsageError(f"{folder} holds no run of `rlenv sft`", hint="give the folder that -o named")
         if fields.pop("version", None) != _VERSION:
-            raise UsageError(f"{path} was written by another version of rlenv; start a new run")
+            raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
         for name in ("data", "val", "overrides"):
             fields[name] = tuple(fields[name])
         fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from rlenv._nearest import all_known, did_you_mean
 from rlenv.errors import UsageError
-from rlenv.source import nearest
 from rlenv_verl.settings.files import laid_over
 from rlenv_verl.settings.preset import compose, flatten, override
 
@@ -53,9 +53,9 @@ class SftPreset:
                 continue
             name = key.removeprefix("run.")
             if name not in run:
-                close = nearest(name, run)
-                hint = f"did you mean run.{close}?" if close else f"there are {', '.join(f'run.{one}' for one in run)}"
-                raise UsageError(f"{item}: no such key; {hint}")
+                listed = f"there are {', '.join(f'run.{one}' for one in run)}"
+                hint = did_you_mean(name, run, prefix="run.", otherwise=listed)
+                raise UsageError(f"{item}: no such key", hint=hint)
             run[name] = yaml.safe_load(value)
         return SftPreset(self.name, self.environment, run, self.verl, self.verl_add), rest
 
@@ -88,9 +88,7 @@ def _folder() -> Any:
 def _read(name: str) -> dict[str, Any]:
     known = sft_preset_names()
     if name not in known:
-        close = nearest(name, known)
-        hint = f"did you mean '{close}'? " if close else ""
-        raise UsageError(f"no preset '{name}' for supervised training; {hint}there are {', '.join(known)}")
+        raise UsageError(f"no preset '{name}' for supervised training", hint=all_known(name, known))
     data: dict[str, Any] = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     base = data.pop("extends", None)
     return data if base is None else laid_over(_read(base), data)

@@ -122,7 +122,8 @@ def _teachable(environments: Environment | Sequence[Environment]) -> list[Enviro
         if environment.spec.dialect != "hermes":
             raise UsageError(
                 f"the tiny policy writes calls in the hermes dialect and {environment.spec.name} uses "
-                f"'{environment.spec.dialect}'; set `dialect: hermes`, or train a model of your own with --model PATH"
+                f"'{environment.spec.dialect}'",
+                hint="set `dialect: hermes`, or train a model of your own with --model PATH",
             )
     return chosen
 

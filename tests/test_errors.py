@@ -1,0 +1,51 @@
+"""Errors: what they carry is what they say."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from rlenv._nearest import all_known, did_you_mean
+from rlenv.errors import UnknownEntry, UsageError, under
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (UsageError("it is wrong"), "it is wrong"),
+        (UsageError("it is wrong", hint="mend it"), "it is wrong; mend it"),
+        (UsageError("it is wrong", key="a.b"), "a.b: it is wrong"),
+        (UsageError("found 1; expected 2", key="a", hint="write 2"), "a: found 1; expected 2; write 2"),
+    ],
+)
+def test_a_usage_error_reads_as_its_key_its_message_and_its_hint(error: UsageError, text: str) -> None:
+    assert str(error) == text
+    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (str(again), again.message, again.key, again.hint) == (text, error.message, error.key, error.hint)
+
+
+def test_a_key_is_put_before_that_of_an_error_from_within() -> None:
+    with pytest.raises(UnknownEntry) as outer, under("judges"), under("0"):
+        raise UnknownEntry("endpoints", "writr", ["writer"], key="endpoint")
+    assert outer.value.key == "judges.0.endpoint"
+    with pytest.raises(UsageError, match=r"^parameters: it is wrong$"), under("parameters"):
+        raise UsageError("it is wrong")
+
+
+def test_an_unknown_entry_names_the_nearest_known_one() -> None:
+    error = UnknownEntry("tools", "ad", ["find"], key="tool")
+    assert (error.message, error.hint) == ("there is no tool 'ad'", "tools: find")
+    assert error.knowing(["add"]).hint == "did you mean 'add'?"
+    assert UnknownEntry("tools", "ad", [], key="tool", message="none", hint="own").knowing(["add"]).hint == "own"
+
+
+def test_a_hint_names_what_is_near_and_else_what_is_known() -> None:
+    assert did_you_mean("ad", ["add", "find"], "tools", prefix="args.") == "did you mean 'args.add'?"
+    assert did_you_mean("zzz", ["add", "find"], "tools") == "tools: add, find"
+    assert did_you_mean("zzz", [], "tools") == "tools: none"
+    assert did_you_mean("zzz", ["add"], "tools", otherwise="leave it out") == "leave it out"
+    assert did_you_mean("zzz", ["add"]) == ""
+    assert all_known("ad", ["add", "find"]) == "did you mean 'add'? there are add, find"
+    assert all_known("zzz", ["add"], "known:") == "known: add"
