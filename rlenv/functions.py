@@ -11,6 +11,7 @@ from typing import Any
 
 from rlenv._neighbours import file_module
 from rlenv.errors import UsageError
+from rlenv.secrets import redact_within
 from rlenv.source import nearest
 
 __all__ = ["check_positional", "failure", "import_function", "named_parameters"]
@@ -48,12 +49,12 @@ def import_function(target: str, *, base: Path) -> Callable[..., Any]:
 
 
 def failure(error: BaseException) -> str:
-    """An author's exception in one short line: `ValueError: no such table`."""
+    """An author's exception in one short line: `ValueError: no such table`. Nothing is left of a secret that is cut."""
     try:
         text = str(error)
     except Exception:  # an exception of the author's may fail to say what it is
         text = ""
-    text = text if len(text) <= _MAX_FAILURE else text[: _MAX_FAILURE - 1] + "…"
+    text = text if len(text) <= _MAX_FAILURE else redact_within(text, _MAX_FAILURE - 1) + "…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
