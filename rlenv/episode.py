@@ -18,7 +18,6 @@ from rlenv.observe import CHARS_PER_TOKEN, Cut, told_of_cut, without_note
 from rlenv.resources.base import ResourceContext
 from rlenv.rewards import answer as answers
 from rlenv.rewards.base import RewardContext
-from rlenv.scoring import clean
 from rlenv.secrets import redact
 from rlenv.tools.base import ToolContext
 from rlenv.trajectory import Failure, RewardBreakdown, Trajectory, Turn
@@ -603,7 +602,7 @@ class Episode:
             terminated and not is_invalid,
             is_invalid or not terminated,
             reason if terminated is False or not is_invalid else "reward",
-            clean(breakdown),
+            breakdown,
             success,
             failure,
             time.monotonic() - self._started,
