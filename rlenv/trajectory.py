@@ -68,19 +68,19 @@ class TermResult:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def valid(name: str, *, value: float, weight: float, **of: Unpack[Measurement]) -> TermResult:
+    def valid(name: str, *, value: float, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
         """A term with a value, a finite number."""
-        return _result(name, "valid", value, weight, "", **of)
+        return _result(name, "valid", value, weight, "", **measurement)
 
     @staticmethod
-    def invalid(name: str, *, error: str, weight: float, **of: Unpack[Measurement]) -> TermResult:
+    def invalid(name: str, *, error: str, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
         """A term that could not be measured."""
-        return _result(name, "invalid", None, weight, redact_ends(error, EVIDENCE_CHARS), **of)
+        return _result(name, "invalid", None, weight, redact_ends(error, EVIDENCE_CHARS), **measurement)
 
     @staticmethod
-    def skipped(name: str, *, why: str, weight: float, **of: Unpack[Measurement]) -> TermResult:
+    def skipped(name: str, *, why: str, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
         """A term whose gate was shut, or which had nothing to measure."""
-        return _result(name, "skipped", None, weight, redact_ends(why, EVIDENCE_CHARS), **of)
+        return _result(name, "skipped", None, weight, redact_ends(why, EVIDENCE_CHARS), **measurement)
 
 
 _made_result = quick(TermResult)

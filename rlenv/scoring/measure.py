@@ -78,21 +78,23 @@ def of_value(planned: Planned, measured: Measured, begun: float) -> TermResult:
     value, evidence = measured.value, measured.evidence
     if not isinstance(evidence, str):
         raise RewardError(f"gave evidence that is no text but a {type(evidence).__name__}")
-    of: Measurement = {"evidence": evidence, "seconds": _clock() - begun, "details": measured.details}
+    measurement: Measurement = {"evidence": evidence, "seconds": _clock() - begun, "details": measured.details}
     if value is None:
-        return TermResult.skipped(planned.name, why="there was nothing to measure", weight=planned.weight, **of)
-    return _valued(planned, value, of)
+        return TermResult.skipped(
+            planned.name, why="there was nothing to measure", weight=planned.weight, **measurement
+        )
+    return _valued(planned, value, measurement)
 
 
-def _valued(planned: Planned, value: Any, of: Measurement) -> TermResult:
+def _valued(planned: Planned, value: Any, measurement: Measurement) -> TermResult:
     """Valid where `value`, and what it is worth, is a finite number."""
     number, error = (value, "") if type(value) is float else _as_float(value)
     if not isfinite(number * planned.weight) and not error:
         worth = f"which times the weight {planned.weight} is not" if isfinite(number) else "which is not"
         error = f"gave {number}, {worth} a finite number"
     if error:
-        return TermResult.invalid(planned.name, error=error, weight=planned.weight, **of)
-    return TermResult.valid(planned.name, value=number, weight=planned.weight, **of)
+        return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
+    return TermResult.valid(planned.name, value=number, weight=planned.weight, **measurement)
 
 
 def _as_float(value: Any) -> tuple[float, str]:
@@ -110,19 +112,19 @@ def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
     """The result of a term with `when: turn` for the whole episode: of the turns that gave something to measure."""
     results = [turn[planned.name] for turn in turns]
     values = tuple(result.value for result in results)
-    of: Measurement = {"seconds": sum(result.seconds for result in results), "turn_values": values}
+    measurement: Measurement = {"seconds": sum(result.seconds for result in results), "turn_values": values}
     for index, result in enumerate(results):
         if result.status == "invalid":
-            of["evidence"] = result.evidence
+            measurement["evidence"] = result.evidence
             error = f"turn {index}: {result.error}"
-            return TermResult.invalid(planned.name, error=error, weight=planned.weight, **of)
+            return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
     if results:
-        of["evidence"], of["details"] = results[-1].evidence, results[-1].details
+        measurement["evidence"], measurement["details"] = results[-1].evidence, results[-1].details
     measured = [value for value in values if value is not None]
     if not measured:
         why = "there was nothing to measure in any turn"
-        return TermResult.skipped(planned.name, why=why, weight=planned.weight, **of)
-    return _valued(planned, sum(measured) / (len(measured) if planned.is_mean else 1), of)
+        return TermResult.skipped(planned.name, why=why, weight=planned.weight, **measurement)
+    return _valued(planned, sum(measured) / (len(measured) if planned.is_mean else 1), measurement)
 
 
 class Running:
