@@ -28,16 +28,22 @@ def quick(record: Callable[_P, _T]) -> Callable[_P, _T]:
         raise TypeError(f"{cls!r} is not a slotted dataclass without __post_init__")
     names = [field.name for field in dataclasses.fields(cls)]
     values: dict[str, Any] = {"draft": type(f"_{cls.__name__}", (), {"__slots__": tuple(names)}), "record": cls}
+    values["MISSING"] = dataclasses.MISSING
     arguments: list[str] = []
-    for field in dataclasses.fields(cls):
-        if field.default is not dataclasses.MISSING:
-            values[f"default_{field.name}"] = field.default
-            arguments.append(f"{field.name}=default_{field.name}")
-        else:  # a field with a factory has to be given
-            arguments.append(field.name)
     # Source as dataclasses itself makes it for __init__: plain assignments are what is quick.
-    lines = [f"def make({', '.join(arguments)}):", " made = draft()"]
-    lines += [f" made.{name} = {name}" for name in names]
+    lines = [" made = draft()"]
+    for field in dataclasses.fields(cls):
+        name, given = field.name, field.name
+        if field.default is not dataclasses.MISSING:
+            values[f"default_{name}"] = field.default
+            given = f"{name}=default_{name}"
+        elif field.default_factory is not dataclasses.MISSING:
+            values[f"factory_{name}"] = field.default_factory
+            given = f"{name}=MISSING"
+            lines.append(f" if {name} is MISSING: {name} = factory_{name}()")
+        arguments.append(given)
+        lines.append(f" made.{name} = {name}")
+    lines.insert(0, f"def make({', '.join(arguments)}):")
     lines += [" made.__class__ = record", " return made"]
     exec("\n".join(lines), values)
     make: Callable[_P, _T] = values["make"]

@@ -1,67 +1,45 @@
-"""The state machine of one rollout: the only thing that changes."""
+"""The state machine of one episode: it is opened, stepped until it ends, and closed.
+
+    open                     the resources, then the prompt
+    step -> _step            reads the action and runs its calls, or
+              -> _converse   lets the simulated user answer it, and then
+              -> _go_on      goes on to the next turn, or where a limit was reached or nothing is left to do
+              -> _finish     ends the episode
+    every end is _end (scored) or _fail (without a reward); `Trajectory` says what the episode has ended as
+
+What calls run on is in `episode_tools`, what is earned in `episode_reward`, what the user hears in `users.dialogue`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._hosted import Scope
 from rlenv._quick import quick
+from rlenv.episode_reward import EpisodeReward
+from rlenv.episode_tools import EpisodeTools
 from rlenv.errors import EpisodeError, UsageError
-from rlenv.messages import MalformedCall, Message, Observation, ParsedAction, Sampled, ToolCall, ToolResult
-from rlenv.observe import CHARS_PER_TOKEN, Cut, told_of_cut, without_note
-from rlenv.resources.base import ResourceContext
+from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
+from rlenv.observe import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
 from rlenv.rewards import answer as answers
-from rlenv.rewards.base import RewardContext
-from rlenv.scoring import clean
-from rlenv.secrets import redact
-from rlenv.tools.base import ToolContext
-from rlenv.trajectory import Failure, RewardBreakdown, Trajectory, Turn
-from rlenv.users.base import UserContext, UserSession
+from rlenv.trajectory import Failure, Record, Step, Trajectory, Turn
+from rlenv.users.base import UserContext
+from rlenv.users.dialogue import Conversation, dialogue
 
 if TYPE_CHECKING:
     from rlenv.environment import Environment
-    from rlenv.scoring import Scorer
 
 __all__ = ["Episode", "Step"]
 
-_MOST_LEFT_OUT = 64
-"""Calls over a limit that are answered one by one."""
-_INVALID = frozenset({"unknown_tool", "bad_arguments", "malformed"})
-_NOTHING = Observation()
-_CALL_SHARE = 0.3
-_READ_AT_ONCE = 65_536
+_INVALID: Final = frozenset({"unknown_tool", "bad_arguments", "malformed"})
+_NOTHING: Final = Observation()
+_READ_AT_ONCE: Final = 65_536
 """Characters of an action that are read on the event loop."""
-_message, _observation, _turn, _tool_context = quick(Message), quick(Observation), quick(Turn), quick(ToolContext)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one action led to.
-
-    `reward` is what this turn earned: the shares of `RewardBreakdown.turn_rewards` that are known by now; over an
-    episode the rewards of all steps sum to its total. It is None where the reward is invalid. `reason` says why the
-    episode ended ("" while it runs). `observation` is empty where the episode terminated.
-    """
-
-    observation: Observation
-    reward: float | None
-    terminated: bool = False
-    truncated: bool = False
-    reason: str = ""
-
-    @property
-    def is_last(self) -> bool:
-        """True where the episode ended with this step."""
-        return self.terminated or self.truncated
-
-
-_made_step = quick(Step)
+_observation, _turn, _step = quick(Observation), quick(Turn), quick(Step)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,25 +61,23 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     refused: str = ""
     """Why the row cannot be read; such an episode fails as it opens."""
-    _stack: AsyncExitStack | None = None
-    _scope: Scope | None = None
-    _resources: Mapping[str, Any] = field(default_factory=dict)
-    _turn_values: list[Mapping[str, Any]] = field(default_factory=list)
-    _paid: float = 0.0
-    _calls: int = 0
-    _calls_in_turn: int = 0
+    tools: EpisodeTools = field(init=False)
+    """What calls run on."""
+    _reward: EpisodeReward = field(init=False)
+    _user: Conversation | None = None
     _chars: int = 0
     _invalid_streak: int = 0
     _started: float = 0.0
     _trajectory: Trajectory | None = None
     _is_open: bool = False
     _is_stepping: bool = False
-    _user: UserSession | None = None
     _is_ending: bool = False
     _sampled: Sampled | None = None
     """What the sampler said of the action that is being taken."""
-    _lost: str = ""
-    """Why resources are not what the recorded episode left; only ever set while it is rescored."""
+
+    def __post_init__(self) -> None:
+        self.tools = EpisodeTools(self.environment, self.task, self.seed)
+        self._reward = EpisodeReward(self.environment, self.tools)
 
     async def __aenter__(self) -> Episode:
         await self.open()
@@ -118,44 +94,31 @@ class Episode:
             raise UsageError("the episode is open already", hint="start a new one with environment.start()")
         self._is_open = True
         self._started = time.monotonic()
-        environment = self.environment
         if self.refused:
-            self._fail(Failure("task", self.refused))
+            self._fail("task", self.refused)
             return
         try:
-            if environment.parts.resources:
-                self._stack = AsyncExitStack()
-                context = ResourceContext(self.task, environment.spec.vars, self.seed)
-                opened: dict[str, Any] = {}
-                async with asyncio.timeout(environment.spec.limits.episode_s):
-                    for name, resource in environment.parts.resources.items():
-                        opened[name] = await environment.open_resource(resource, context, self._stack)
-                self._resources = opened
-            self.messages = environment.prompt(self.task, self._resources)
-        except TimeoutError:
-            limit = environment.spec.limits.episode_s
-            self._fail(Failure("resource", f"the resources did not open within {limit:g} s"))
+            await self.tools.open()
+            self.messages = self.environment.prompt(self.task, self.tools.resources)
         except EpisodeError as error:
-            self._fail(Failure(error.reason, str(error)))
+            self._fail(error.reason, str(error))
         except BaseException:
             await self.aclose()
             raise
 
     async def aclose(self) -> None:
         """Closes the episode's resources in reverse order; may be called twice."""
-        scope, self._scope = self._scope, None
-        stack, self._stack = self._stack, None
-        try:
-            if scope is not None:  # tools may use resources, so what they keep goes first
-                await scope.aclose()
-        finally:
-            if stack is not None:
-                await stack.aclose()
+        await self.tools.aclose()
 
     @property
     def resources(self) -> Mapping[str, Any]:
         """The opened resources by name."""
-        return self._resources
+        return self.tools.resources
+
+    @property
+    def deadline(self) -> float:
+        """When `limits.episode_s` is up for an open episode, on the clock of `time.monotonic()`."""
+        return self._started + self.environment.spec.limits.episode_s
 
     @property
     def is_ended(self) -> bool:
@@ -199,19 +162,19 @@ class Episode:
         Raises:
             UsageError: the episode is not open, has ended, or another step is running.
         """
-        self._check_can_step()
-        if self._trajectory is not None:  # opening failed; the first step reports it
-            self._is_stepping = True
-            return self._last_step()
+        if not self._is_open:
+            raise UsageError("the episode is not open", hint="use `async with environment.start(...) as episode`")
+        if self._is_stepping:
+            ended = "the episode has ended" if self._trajectory is not None else "another step is still running"
+            raise UsageError(ended, hint="start a new one with environment.start()")
         self._is_stepping = True
+        if self._trajectory is not None:  # opening failed; the first step reports it
+            return self._last_step()
         try:
-            if isinstance(action, Sampled):
-                self._sampled, action = action, action.action
-            else:
-                self._sampled = None
-            return await self._step(action)
+            self._sampled = action if isinstance(action, Sampled) else None
+            return await self._step(action.action if isinstance(action, Sampled) else action)
         except EpisodeError as error:
-            self._fail(Failure(error.reason, str(error)))
+            self._fail(error.reason, str(error))
             return self._last_step()
         finally:
             if self._trajectory is None:
@@ -229,239 +192,131 @@ class Episode:
                 self._sampled = action if isinstance(action, Sampled) else None
                 text, parsed = self.environment.parse(action.action if isinstance(action, Sampled) else action)
                 self._add_turn(text, parsed, 0.0)
-            try:
-                await self._end(terminated=False, reason=reason)
-            except EpisodeError as error:
-                self._fail(Failure(error.reason, str(error)))
+            await self._end(terminated=False, reason=reason)
         return self.trajectory
-
-    async def rescore(self, recorded: Trajectory) -> Trajectory:
-        """Scores recorded turns with this environment's rewards; no policy acts.
-
-        Turns, results and replies stay the recorded ones. Where a term may look at resources or run a tool, recorded
-        calls that bear on state are taken again first, on this episode's own resources; where they give something
-        else now, or cannot be repeated, a term that asks for state is invalid and names the call. The answer is read
-        again, by this environment's rule, from the last turn as it was parsed then. An episode that failed for another
-        reason than its reward stays failed.
-
-        Raises:
-            UsageError: the episode is not open, has been stepped or has ended.
-        """
-        self._check_can_step()
-        if self.turns:
-            raise UsageError("this episode has turns of its own", hint="start a new one for each recorded trajectory")
-        failure = recorded.failure
-        if self._trajectory is None and failure is not None and failure.reason != "reward":
-            self.messages, self.turns = recorded.messages, list(recorded.turns)
-            self._fail(failure)
-        if self._trajectory is not None:  # opening failed, or the recording did
-            return self.trajectory
-        # Found late: what takes calls again knows episodes.
-        from rlenv.retaken import Retaken, reads_state
-
-        state = Retaken(self, prompt=recorded.messages) if reads_state(self.environment) else None
-        self._lost = state.lost if state is not None else ""
-        self.messages = recorded.messages
-        deadline = self._started + self.environment.spec.limits.episode_s
-        try:
-            for index, turn in enumerate(recorded.turns, 1):
-                is_last = index == len(recorded.turns)
-                if state is not None:
-                    await state.take(turn, is_last=is_last, reason=recorded.reason, deadline=deadline)
-                    self._lost = state.lost
-                self.turns.append(turn)
-                if self.environment.parts.scorer.has_turn_terms and not is_last:
-                    await self._score_turn()
-            # A reward that could not be measured overwrote how its episode had ended.
-            was_cut = failure is None and recorded.truncated
-            await self._end(terminated=not was_cut, reason=recorded.reason if failure is None else "answer")
-        except EpisodeError as error:
-            self._fail(Failure(error.reason, str(error)))
-        return self.trajectory
-
-    async def call_again(self, calls: Sequence[ToolCall | MalformedCall], *, deadline: float) -> tuple[ToolResult, ...]:
-        """What recorded calls give on this episode's resources, as calls of the next turn; nothing of it is kept."""
-        return await self.environment.executor.run(calls, self._tool_context(deadline, turn=len(self.turns)))
-
-    async def reply_again(self, parsed: ParsedAction, *, deadline: float) -> str | None:
-        """What the simulated user says to an action behind the turns so far, as the policy would see it."""
-        said = await self._reply(parsed, deadline)
-        return None if said is None else self.cut(redact(said))
 
     def fail(self, reason: str, message: str) -> Trajectory:
         """Ends the episode with an invalid reward, as a driver does when its policy or its own code failed."""
         if self._trajectory is None:
-            self._fail(Failure(reason, message))
+            self._fail(reason, message)
         return self.trajectory
 
-    def _check_can_step(self) -> None:
-        if not self._is_open:
-            raise UsageError("the episode is not open", hint="use `async with environment.start(...) as episode`")
-        if self._is_stepping:
-            ended = "the episode has ended" if self._trajectory is not None else "another step is still running"
-            raise UsageError(ended, hint="start a new one with environment.start()")
+    async def reply(self, parsed: ParsedAction, *, deadline: float) -> str | None:
+        """What the simulated user says to an action behind the turns so far; None where it ends the episode.
+
+        Raises:
+            EpisodeError: the user cannot be asked.
+        """
+        environment = self.environment
+        if self._user is None:
+            user = environment.parts.simulated
+            assert user is not None
+            context = UserContext(self.task, self.resources, environment.spec.vars, self.seed, environment.scope)
+            self._user = Conversation(user, context, self.cut)
+        return await self._user.reply(dialogue(self.messages, self.turns, parsed.content), deadline=deadline)
+
+    def record(self, *, answer: str | None = None) -> Record:
+        """What is recorded of the episode so far, however it ends."""
+        spec = self.environment.spec
+        return {
+            "environment": f"{spec.name}-v{spec.version}",
+            "split": self.split,
+            "task_index": self.task_index,
+            "seed": self.seed,
+            "task": self.task,
+            "messages": self.messages,
+            "turns": tuple(self.turns),
+            "answer": answer,
+            "seconds": time.monotonic() - self._started,
+        }
 
     async def _step(self, action: str | Message) -> Step:
         environment = self.environment
-        spec = environment.spec
-        limits = spec.limits
-        begun = time.monotonic()
-        deadline = self._started + limits.episode_s
+        begun, deadline = time.monotonic(), self.deadline
         if len(action if isinstance(action, str) else action.content) <= _READ_AT_ONCE:
             text, parsed = environment.parse(action)
         else:  # a megabyte takes tens of milliseconds, and several of them may come at once
             text, parsed = await asyncio.to_thread(environment.parse, action)
         self._chars += len(text)
-        calls = parsed.calls
-        index = len(self.turns)
         if begun >= deadline:
             self._add_turn(text, parsed, 0.0)
             return await self._finish(terminated=False, reason="time")
 
-        found = answers.extract(spec.answer, parsed) if environment.answer_is_explicit or not calls else None
-        if environment.parts.simulated is not None and not calls and not (found and environment.answer_is_explicit):
-            return await self._converse(index, text, parsed, begun, deadline)
+        calls, is_explicit = parsed.calls, environment.answer_is_explicit
+        found = answers.extract(environment.spec.answer, parsed) if is_explicit or not calls else None
+        if environment.parts.simulated is not None and not calls and not (found and is_explicit):
+            return await self._converse(text, parsed, begun, deadline)
         if found is not None or not calls:
             self._add_turn(text, parsed, time.monotonic() - begun)
-            if self._was_cut and (found is None or not environment.answer_is_explicit):
+            if self._was_cut and (found is None or not is_explicit):
                 # It was not the policy that ended its message here. What it has written is scored all the same.
                 return await self._finish(terminated=False, reason="turn_tokens")
             return await self._finish(terminated=True, reason="final_message" if found is None else "answer")
 
-        results = await self._invoke(calls, deadline)
+        results = await self.tools.run(calls, turn=len(self.turns), deadline=deadline)
         malformed = 0
         for result in results:
             if result.outcome in _INVALID:
                 malformed += 1
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
-        observation = self._observe(results, index)
-        self._chars += len(observation.text)
+        keeps = environment.spec.observation.images == "keep"
+        messages = result_messages(
+            results, environment.show, self.cut, task=self.task, turn=len(self.turns), images=keeps
+        )
+        observation = self._observation(messages, results)
         self._add_turn(text, parsed, time.monotonic() - begun, results, observation, malformed)
-        return await self._go_on(index, observation, deadline)
+        return await self._go_on(observation, deadline)
 
-    async def _converse(self, index: int, text: str, parsed: ParsedAction, begun: float, deadline: float) -> Step:
+    async def _converse(self, text: str, parsed: ParsedAction, begun: float, deadline: float) -> Step:
         """Lets the simulated user answer an action that is meant for it."""
         self._invalid_streak = 0
-        if index + 1 >= self.environment.spec.limits.turns:  # nobody would read the reply
-            self._add_turn(text, parsed, time.monotonic() - begun)
-            return await self._finish(terminated=False, reason="turns")
-        reason = "user"
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                said = await self._reply(parsed, deadline)
-        except TimeoutError:
-            said, reason = None, "time"
+        said, reason = None, "user"
+        if len(self.turns) + 1 >= self.environment.spec.limits.turns:  # nobody would read the reply
+            reason = "turns"
+        else:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    said = await self.reply(parsed, deadline=deadline)
+            except TimeoutError:
+                reason = "time"
         if said is None:
             self._add_turn(text, parsed, time.monotonic() - begun)
             return await self._finish(terminated=reason == "user", reason=reason)
-        messages: tuple[Message, ...] = (Message("user", self.cut(redact(said))),)
-        if self._was_cut:
-            messages = told_of_cut(messages)
-        observation = Observation(messages, self._rendered(messages))
-        self._chars += len(observation.text)
+        observation = self._observation((Message("user", said),))
         self._add_turn(text, parsed, time.monotonic() - begun, (), observation)
-        return await self._go_on(index, observation, deadline)
+        return await self._go_on(observation, deadline)
 
-    async def _reply(self, parsed: ParsedAction, deadline: float) -> str | None:
-        user = self.environment.parts.simulated
-        assert user is not None
-        if self._user is None:
-            vars, shared = self.environment.spec.vars, self.environment.scope
-            self._user = user.start(UserContext(self.task, self._resources, vars, self.seed, shared))
-        said = await self._user.reply(self._dialogue(parsed), deadline=deadline)
-        return None if said is None or (user.stop is not None and user.stop in said) else said
-
-    def _dialogue(self, parsed: ParsedAction) -> list[Message]:
-        """What the user has heard and said: no system message, no calls, no results, no thinking."""
-        heard = [message for message in self.messages if message.role == "user"]
-        for turn in self.turns:
-            if turn.parsed.content.strip():
-                heard.append(Message("assistant", turn.parsed.content))
-            if turn.observation is not None:
-                said = [message for message in turn.observation.messages if message.role == "user"]
-                heard += [replace(message, content=without_note(message.content)) for message in said]
-        heard.append(Message("assistant", parsed.content))
-        joined: list[Message] = []
-        for message in heard:  # a model on the other side expects the two to take turns
-            if joined and joined[-1].role == message.role:
-                joined[-1] = Message(message.role, f"{joined[-1].content}\n\n{message.content}".strip())
-            else:
-                joined.append(message)
-        return joined
-
-    async def _go_on(self, index: int, observation: Observation, deadline: float) -> Step:
+    async def _go_on(self, observation: Observation, deadline: float) -> Step:
         """The step of a turn that was not the last, or the end where it reached a limit."""
-        limits, environment = self.environment.spec.limits, self.environment
-        reason = ""
-        if index + 1 >= limits.turns:
-            reason = "turns"
-        elif self._calls >= limits.tool_calls:
-            reason = "tool_calls"
-        elif self._invalid_streak >= limits.invalid_actions:
-            reason = "invalid_actions"
-        elif time.monotonic() >= deadline:
-            reason = "time"
-        elif (
-            limits.response_tokens is not None
-            and environment.is_text_only(self.cut)
-            and self._chars >= limits.response_tokens * CHARS_PER_TOKEN
-        ):
-            reason = "response_tokens"
-        if reason:
+        self._chars += len(observation.text)
+        if reason := self._reached(deadline):
             return await self._finish(terminated=False, reason=reason, observation=observation)
         reward = 0.0
-        if environment.parts.scorer.has_turn_terms:
-            reward = await self._score_turn()
-            self._paid += reward
-        return _made_step(observation, reward)
+        if self._reward.scorer.has_turn_terms:
+            reward = await self._reward.score_turn(self.messages, self.turns)
+        return _step(observation, reward)
 
-    async def _invoke(self, calls: Sequence[ToolCall | MalformedCall], deadline: float) -> tuple[ToolResult, ...]:
+    def _reached(self, deadline: float) -> str:
+        """The limit that ends the episode behind its turns so far, "" where there is none."""
         limits = self.environment.spec.limits
-        allowed = min(limits.calls_per_turn, limits.tool_calls - self._calls)
-        context = self._tool_context(deadline, turn=len(self.turns))
-        self._calls += len(calls)
-        self._calls_in_turn = len(calls)
-        if len(calls) <= allowed:
-            return await self.environment.executor.run(calls, context)
-        results = await self.environment.executor.run(calls[:allowed], context)
-        return results + self._left_out(calls[allowed:], most=_MOST_LEFT_OUT)
+        if len(self.turns) >= limits.turns:
+            return "turns"
+        if self.tools.is_spent:
+            return "tool_calls"
+        if self._invalid_streak >= limits.invalid_actions:
+            return "invalid_actions"
+        if time.monotonic() >= deadline:
+            return "time"
+        if limits.response_tokens is None or not self.environment.is_text_only(self.cut):
+            return ""
+        return "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
 
-    def _left_out(
-        self, calls: Sequence[ToolCall | MalformedCall], *, most: int | None = None
-    ) -> tuple[ToolResult, ...]:
-        limits = self.environment.spec.limits
-        text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
-        left_out = [
-            ToolResult(call.name or "", text, "skipped", call_id=call.id, reason="skipped", whose="policy")
-            for call in calls[:most]
-        ]
-        if left_out and most is not None and len(calls) > most:
-            # One action may write ten thousand calls in the tokens of one answer.
-            left_out[-1] = replace(left_out[-1], text=f"{text} {len(calls) - most:,} more are left out.")
-        return tuple(left_out)
-
-    async def _run_for_tool(self, calls: Sequence[ToolCall], context: ToolContext) -> tuple[ToolResult, ...]:
-        """Runs calls that a tool makes for the policy: they count as the policy's own, in the turn and the episode."""
-        limits = self.environment.spec.limits
-        left = min(limits.calls_per_turn - self._calls_in_turn, limits.tool_calls - self._calls)
-        allowed = calls[: max(left, 0)]
-        self._calls += len(allowed)
-        self._calls_in_turn += len(allowed)
-        results = await self.environment.executor.run(allowed, context) if allowed else ()
-        return results + self._left_out(calls[len(allowed) :])
-
-    def _observe(self, results: Sequence[ToolResult], turn: int) -> Observation:
-        show, cut, task = self.environment.show, self.cut, self.task
-        keeps = self.environment.spec.observation.images == "keep"
-        messages = tuple(
-            _message(
-                "tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images if keeps else ()
-            )
-            for result in results
-        )
+    def _observation(self, messages: tuple[Message, ...], results: tuple[ToolResult, ...] = ()) -> Observation:
         if self._was_cut:
             messages = told_of_cut(messages)
-        return _observation(messages, self._rendered(messages), tuple(results))
+        # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
+        is_read = self.environment.is_text_only(self.cut)
+        return _observation(messages, self.environment.observation_text(messages) if is_read else "", results)
 
     @property
     def _was_cut(self) -> bool:
@@ -478,79 +333,8 @@ class Episode:
         malformed: int = 0,
     ) -> None:
         index, sampled = len(self.turns), self._sampled
-        if sampled is None:
-            self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds))
-            return
-        said = (sampled.finish_reason, sampled.token_ids)
+        said = ("", ()) if sampled is None else (sampled.finish_reason, sampled.token_ids)
         self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, *said))
-
-    def _rendered(self, messages: Sequence[Message]) -> str:
-        # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
-        if not self.environment.is_text_only(self.cut):
-            return ""
-        return self.environment.observation_text(messages)
-
-    def _context(self, *, answer: str | None, reason: str) -> RewardContext:
-        return RewardContext(
-            self.task,
-            self.messages,
-            self.turns,
-            answer,
-            self._resources,
-            self.environment.spec.vars,
-            self._call_for_reward,
-            reason,
-            self.environment.scope,
-            self.seed,
-        )
-
-    async def _call_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        # A reward is measured after the episode's own time is over, so its calls get a budget of their own. Three fit
-        # into it one after the other: the policy's, one that is known to work, and the policy's again, so that a call
-        # that never ends cannot use up the time in which its fault is found.
-        deadline = time.monotonic() + _CALL_SHARE * self.environment.spec.limits.reward_s
-        context = self._tool_context(deadline)
-        (result,) = await self.environment.executor.run((ToolCall(name, arguments),), context)
-        return result
-
-    def _tool_context(self, deadline: float, *, turn: int = -1) -> ToolContext:
-        bounded_by: Literal["episode", "turn"] = "episode"
-        turn_s = self.environment.spec.limits.turn_s
-        if turn_s is not None and turn >= 0 and (turn_ends := time.monotonic() + turn_s) < deadline:
-            deadline, bounded_by = turn_ends, "turn"
-        environment = self.environment
-        return _tool_context(
-            self.task,
-            self._resources,
-            deadline,
-            self.seed,
-            self.scope,
-            environment.scope,
-            turn,
-            bounded_by,
-            environment.executor.run if turn < 0 else self._run_for_tool,
-        )
-
-    def scope(self) -> Scope:
-        """What tools keep for this episode; closed with it."""
-        if self._scope is None:
-            self._scope = Scope()
-        return self._scope
-
-    def _scorer(self) -> Scorer:
-        if not self._lost:
-            return self.environment.parts.scorer
-        from rlenv.retaken import guarded_scorer
-
-        return guarded_scorer(self.environment, self._lost)
-
-    async def _score_turn(self) -> float:
-        scorer = self._scorer()
-        values = await scorer.score_turn(
-            self._context(answer=None, reason=""), limit_s=self.environment.spec.limits.reward_s
-        )
-        self._turn_values.append(values)
-        return scorer.paid_at_once(values)
 
     async def _finish(self, *, terminated: bool, reason: str, observation: Observation = _NOTHING) -> Step:
         await self._end(terminated=terminated, reason=reason)
@@ -558,59 +342,16 @@ class Episode:
 
     async def _end(self, *, terminated: bool, reason: str) -> None:
         self._is_ending = True
-        scorer = self._scorer()
-        last: ParsedAction | None = self.turns[-1].parsed if self.turns else None
-        found = None
-        if last is not None and (self.environment.answer_is_explicit or not last.calls):
-            found = answers.extract(self.environment.spec.answer, last)
-        answer = found.text if found is not None else None
-        context = self._context(answer=answer, reason=reason)
-        limit_s = self.environment.spec.limits.reward_s
-        if scorer.has_turn_terms and len(self._turn_values) < len(self.turns):
-            self._turn_values.append(await scorer.score_turn(context, limit_s=limit_s))
-        breakdown, success = await scorer.score(context, self._turn_values, limit_s=limit_s)
-        failure = None
-        if breakdown.total is None:
-            bad = [term for term in breakdown.terms.values() if term.status == "invalid"]
-            failure = Failure("reward", redact("; ".join(f"{term.name}: {term.error}" for term in bad)))
-        self._record(terminated, reason, answer, breakdown, success, failure)
+        answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason)
+        end = Trajectory.termination if terminated else Trajectory.truncation
+        self._trajectory = end(reason=reason, reward=reward, success=success, **self.record(answer=answer))
 
-    def _fail(self, failure: Failure) -> None:
-        failure = Failure(failure.reason, redact(failure.message))
-        breakdown = self.environment.parts.scorer.failed(failure, turns=len(self.turns))
-        self._record(False, failure.reason, None, breakdown, None, failure)
-
-    def _record(
-        self,
-        terminated: bool,
-        reason: str,
-        answer: str | None,
-        breakdown: RewardBreakdown,
-        success: bool | None,
-        failure: Failure | None,
-    ) -> None:
-        spec = self.environment.spec
-        is_invalid = failure is not None
-        self._trajectory = Trajectory(
-            f"{spec.name}-v{spec.version}",
-            self.split,
-            self.task_index,
-            self.seed,
-            self.task,
-            self.messages,
-            tuple(self.turns),
-            answer,
-            terminated and not is_invalid,
-            is_invalid or not terminated,
-            reason if terminated is False or not is_invalid else "reward",
-            clean(breakdown),
-            success,
-            failure,
-            time.monotonic() - self._started,
-        )
+    def _fail(self, reason: str, message: str) -> None:
+        failure = Failure(reason, message)
+        reward = self._reward.scorer.failed(failure, turns=len(self.turns))
+        self._trajectory = Trajectory.failed(failure=failure, reward=reward, **self.record())
 
     def _last_step(self, observation: Observation = _NOTHING) -> Step:
-        trajectory = self.trajectory
-        total = trajectory.reward.total
-        reward = None if total is None else total - self._paid
-        return Step(observation, reward, trajectory.terminated, trajectory.truncated, trajectory.reason)
+        total = self.trajectory.reward.total
+        reward = None if total is None else total - self._reward.paid
+        return Step.last(self.trajectory, reward=reward, observation=observation)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
     "GroupSummary",
@@ -22,6 +22,7 @@ __all__ = [
     "wilson",
 ]
 
+_T = TypeVar("_T")
 _Task = tuple[str, int, str]
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution: a two-sided interval of 95 %
 
@@ -181,59 +182,17 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
         seconds: the wall time of the whole set.
         by: a column of the tasks; figures are also given for each of its values.
     """
-    values: dict[str, list[float]] = defaultdict(list)
-    invalid_terms: Counter[str] = Counter()
-    skipped_terms: Counter[str] = Counter()
-    played: Counter[_Task] = Counter()
-    totals: dict[_Task, list[float]] = defaultdict(list)
-    successes: dict[_Task, list[bool]] = defaultdict(list)
-    waits: dict[str, list[float]] = defaultdict(list)
-    failed = malformed = turns = calls = 0
-    lenient: Counter[str] = Counter()
-    names: dict[str, None] = {}
-    for trajectory in trajectories:
-        for name, term in trajectory.reward.terms.items():
-            names[name] = None
-            if term.value is not None:
-                values[name].append(term.value)
-            elif term.status == "invalid":
-                invalid_terms[name] += 1
-            else:
-                skipped_terms[name] += 1
-        task = _task(trajectory)
-        played[task] += 1
-        if trajectory.reward.total is not None:
-            totals[task].append(trajectory.reward.total)
-        if trajectory.success is not None:
-            successes[task].append(trajectory.success)
-        turns += len(trajectory.turns)
-        for turn in trajectory.turns:
-            malformed += turn.calls_malformed
-            lenient.update(turn.parsed.leniencies)
-            for result in turn.results:
-                calls += 1
-                failed += result.outcome in ("failed", "timeout")
-                if result.outcome in ("ok", "failed", "timeout"):
-                    waits[result.name].append(result.seconds)
-    count = len(trajectories)
     groups = {} if by is None else _grouped(trajectories, by)
     return Summary(
-        episodes=count,
-        **_figures(totals, successes),
-        invalid=count - sum(map(len, totals.values())),
-        terms={name: _mean(values[name]) for name in names},
-        terms_invalid={name: invalid_terms[name] for name in names},
-        terms_skipped={name: skipped_terms[name] for name in names},
-        pass_at_k=_pass_at_k(successes, played),
-        turns_mean=turns / count if count else 0.0,
-        calls_mean=calls / count if count else 0.0,
-        calls_failed=failed,
-        calls_malformed=malformed,
-        calls_lenient=dict(sorted(lenient.items())),
+        **_figures(trajectories),
+        **_of_terms(trajectories),
+        **_of_turns(trajectories),
+        pass_at_k=_pass_at_k(
+            _by_task(trajectories, lambda one: one.success), Counter(_task(one) for one in trajectories)
+        ),
         truncated=sum(trajectory.truncated for trajectory in trajectories),
         reasons=dict(Counter(trajectory.reason for trajectory in trajectories).most_common()),
         failures=dict(Counter(t.failure.reason for t in trajectories if t.failure is not None).most_common()),
-        latency={name: _latency(sorted(times)) for name, times in sorted(waits.items())},
         seconds=seconds,
         groups=groups,
         groups_success_mean=_mean([one.success_rate for one in groups.values() if one.success_rate is not None]),
@@ -244,29 +203,62 @@ def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, Group
     parts: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         parts.setdefault(str(trajectory.task.get(column)), []).append(trajectory)
-    return {name: _group(part) for name, part in parts.items()}
+    return {name: GroupSummary(**_figures(part)) for name, part in parts.items()}
 
 
-def _group(trajectories: Sequence[Trajectory]) -> GroupSummary:
-    totals: dict[_Task, list[float]] = defaultdict(list)
-    successes: dict[_Task, list[bool]] = defaultdict(list)
-    for one in trajectories:
-        if one.reward.total is not None:
-            totals[_task(one)].append(one.reward.total)
-        if one.success is not None:
-            successes[_task(one)].append(one.success)
-    invalid = len(trajectories) - sum(map(len, totals.values()))
-    return GroupSummary(episodes=len(trajectories), **_figures(totals, successes), invalid=invalid)
-
-
-def _figures(totals: Mapping[_Task, list[float]], successes: Mapping[_Task, list[bool]]) -> dict[str, Any]:
-    flat = [success for samples in successes.values() for success in samples]
+def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """What a `Summary` and a `GroupSummary` have in common."""
+    totals = _by_task(trajectories, lambda one: one.reward.total)
+    successes = _by_task(trajectories, lambda one: one.success)
+    all_totals = [total for samples in totals.values() for total in samples]
+    flat = [float(success) for samples in successes.values() for success in samples]
     return {
-        "reward_mean": _mean([total for samples in totals.values() for total in samples]),
+        "episodes": len(trajectories),
+        "reward_mean": _mean(all_totals),
         "reward_interval": mean_interval(list(totals.values())),
-        "success_rate": _mean([float(success) for success in flat]),
+        "success_rate": _mean(flat),
         "success_interval": clustered(list(successes.values())) if flat else None,
+        "invalid": len(trajectories) - len(all_totals),
     }
+
+
+def _of_terms(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    found: dict[str, list[TermResult]] = defaultdict(list)
+    for trajectory in trajectories:
+        for name, term in trajectory.reward.terms.items():
+            found[name].append(term)
+    return {
+        "terms": {name: _mean([one.value for one in all_ if one.value is not None]) for name, all_ in found.items()},
+        "terms_invalid": {name: sum(one.status == "invalid" for one in all_) for name, all_ in found.items()},
+        "terms_skipped": {name: sum(one.status == "skipped" for one in all_) for name, all_ in found.items()},
+    }
+
+
+def _of_turns(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    results = [result for turn in turns for result in turn.results]
+    waits: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if result.outcome in ("ok", "failed", "timeout"):
+            waits[result.name].append(result.seconds)
+    count = max(len(trajectories), 1)
+    return {
+        "turns_mean": len(turns) / count,
+        "calls_mean": len(results) / count,
+        "calls_failed": sum(result.outcome in ("failed", "timeout") for result in results),
+        "calls_malformed": sum(turn.calls_malformed for turn in turns),
+        "calls_lenient": dict(sorted(Counter(use for turn in turns for use in turn.parsed.leniencies).items())),
+        "latency": {name: _latency(sorted(times)) for name, times in sorted(waits.items())},
+    }
+
+
+def _by_task(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], _T | None]) -> dict[_Task, list[_T]]:
+    """A figure of each task's samples; those without it are left out."""
+    found: dict[_Task, list[_T]] = defaultdict(list)
+    for trajectory in trajectories:
+        if (value := of(trajectory)) is not None:
+            found[_task(trajectory)].append(value)
+    return found
 
 
 def _task(trajectory: Trajectory) -> _Task:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlenv._bounded import cut_end
 from rlenv._nearest import did_you_mean
 from rlenv._neighbours import file_module
 from rlenv.errors import UnknownEntry, UsageError
+from rlenv.secrets import redact_within
 
 __all__ = ["check_positional", "failure", "import_function", "named_parameters"]
 
@@ -53,12 +53,13 @@ def import_function(target: str, *, base: Path) -> Callable[..., Any]:
 
 
 def failure(error: BaseException) -> str:
-    """An author's exception in one short line: `ValueError: no such table`."""
+    """An author's exception in one short line: `ValueError: no such table`. Nothing is left of a secret that is cut."""
     try:
         text = str(error)
     except Exception:  # an exception of the author's may fail to say what it is
         text = ""
-    return f"{type(error).__name__}: {cut_end(text, _MAX_FAILURE)}" if text else type(error).__name__
+    text = text if len(text) <= _MAX_FAILURE else redact_within(text, _MAX_FAILURE - 1) + "…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def check_positional(function: Callable[..., Any], *, target: str, gives: Sequence[str]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from rlenv.scoring import Scorer, clean
-from rlenv.secrets import redact
-from rlenv.trajectory import Failure, Trajectory
+from rlenv.scoring import Scorer
+from rlenv.trajectory import Trajectory
 
 __all__ = ["score_groups"]
 
@@ -21,31 +19,15 @@ def score_groups(scorer: Scorer, trajectories: Sequence[Trajectory]) -> list[Tra
     Raises:
         InvalidReward: a term with `on_invalid: raise` could not be measured.
     """
+    found = list(trajectories)
     if not scorer.has_group_terms:
-        return list(trajectories)
+        return found
     groups: dict[tuple[str, int, str], list[int]] = {}
     for index, trajectory in enumerate(trajectories):
         own = repr(trajectory.task) if trajectory.task_index < 0 else ""
         groups.setdefault((trajectory.split, trajectory.task_index, own), []).append(index)
-    found = list(trajectories)
     for places in groups.values():
         scored = scorer.score_group([trajectories[place] for place in places])
-        for place, (reward, success) in zip(places, scored, strict=True):
-            trajectory = trajectories[place]
-            failure = trajectory.failure
-            reason = trajectory.reason
-            if failure is None and reward.total is None:
-                bad = [term for term in reward.terms.values() if term.status == "invalid"]
-                failure = Failure("reward", redact("; ".join(f"{term.name}: {term.error}" for term in bad)))
-                # As an episode ends whose own terms are invalid: that it was cut before stays said.
-                reason = "reward" if trajectory.terminated else reason
-            found[place] = dataclasses.replace(
-                trajectory,
-                reward=clean(reward),
-                success=success,
-                failure=failure,
-                terminated=trajectory.terminated and failure is None,
-                truncated=trajectory.truncated or failure is not None,
-                reason=reason,
-            )
+        for place, trajectory in zip(places, scored, strict=True):
+            found[place] = trajectory
     return found

@@ -21,7 +21,6 @@ from rlenv._visible import visible
 from rlenv.environment import Environment, load
 from rlenv.episode import Episode, Step
 from rlenv.errors import UsageError
-from rlenv.messages import Observation
 from rlenv.text_space import TextSpace
 from rlenv.trajectory import Trajectory
 
@@ -294,8 +293,7 @@ class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, An
         async def one(index: int, action: str) -> Step:
             episode = self._running(index)
             if episode.is_ended and episode.is_reported:
-                trajectory = episode.trajectory
-                return Step(Observation(), 0.0, trajectory.terminated, trajectory.truncated, trajectory.reason)
+                return Step.last(episode.trajectory, reward=0.0)
             return await episode.step(action)
 
         async with asyncio.TaskGroup() as group:

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import orjson
 
+from rlenv._quick import quick
 from rlenv.messages import Message, ToolResult
 from rlenv.spec import ObservationSpec
 from rlenv.templates import Template, TemplateError
 
-__all__ = ["CUT_NOTE", "Cut", "Show", "cut_chars", "shower", "told_of_cut", "without_note"]
+__all__ = ["CUT_NOTE", "Cut", "Show", "cut_chars", "result_messages", "shower", "told_of_cut", "without_note"]
 
 Cut = Callable[[str], str]
 """Shortens a result's content; structure around it is added afterwards and never cut."""
@@ -23,6 +24,7 @@ Show = Callable[[ToolResult, Mapping[str, Any], int], str]
 CUT_NOTE: Final = "[Your last turn was cut off: it had reached its limit of tokens.]"
 """What a policy reads behind the answer to an action that a limit of tokens has cut."""
 
+_message = quick(Message)
 CHARS_PER_TOKEN = 4  # stands in for a tokenizer where none is bound; English text has about 4 characters a token
 
 
@@ -77,6 +79,18 @@ def shower(spec: ObservationSpec, template: Template | None, constants: Mapping[
 
         return by_template
     return lambda result, task, turn: result.text
+
+
+def result_messages(
+    results: Sequence[ToolResult], show: Show, cut: Cut, *, task: Mapping[str, Any], turn: int, images: bool
+) -> tuple[Message, ...]:
+    """The messages that answer the calls of a turn, in their order; with the results' images where `images` says so."""
+    return tuple(
+        _message(
+            "tool", cut(show(result, task, turn)), (), result.name, result.call_id, result.images if images else ()
+        )
+        for result in results
+    )
 
 
 def told_of_cut(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -70,7 +70,7 @@ async def _replayed(environment: Environment, recorded: Trajectory) -> Replayed:
                 break
             await episode.step(Sampled(turn.action, turn.finish_reason, turn.token_ids))
         if not episode.is_ended:
-            await episode.truncate(recorded.reason)
+            await episode.truncate(recorded.cut_by or "left")
         again = episode.trajectory
     was = plain(recorded.messages[: len(prompt)])
     differences = [*moved, *_difference("prompt", was, plain(prompt)), *_compare(recorded, again)]

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlenv.environment import Environment
+from rlenv.episode import Episode
+from rlenv.episode_reward import EpisodeReward
 from rlenv.groups import score_groups
+from rlenv.retaken import Retaken, guarded_scorer, reads_state
 from rlenv.rollout import together
 from rlenv.trajectory import Trajectory
 
@@ -32,16 +35,60 @@ async def rescore(
         async with places:
             task = dict(recorded.task)
             async with environment.start(task=task, split=recorded.split, seed=recorded.seed) as episode:
-                return await episode.rescore(recorded)
+                scored = await _rescored(episode, recorded)
+            # A row given itself has no index; the recorded one says which task it was.
+            return dataclasses.replace(scored, task_index=recorded.task_index)
 
     scored = await together([one(trajectory) for trajectory in trajectories])
-    found = [_placed(new, recorded) for new, recorded in zip(scored, trajectories, strict=True)]
-    return score_groups(environment.parts.scorer, found)
+    return score_groups(environment.parts.scorer, scored)
 
 
-def _placed(new: Trajectory, recorded: Trajectory) -> Trajectory:
-    # A row given itself has no index; the recorded one says which task it was.
-    return dataclasses.replace(new, task_index=recorded.task_index)
+async def _rescored(episode: Episode, recorded: Trajectory) -> Trajectory:
+    """The recorded episode, scored on the resources of `episode`, which is open and takes its turns.
+
+    The answer is read again, by the environment's rule, from the last turn as it was parsed then. What failed for
+    another reason than its reward stays failed, and so does what cannot be opened now.
+    """
+    if episode.is_ended:
+        return episode.trajectory
+    environment, failure = episode.environment, recorded.failure
+    if failure is not None and failure.reason != "reward":
+        episode.messages, episode.turns = recorded.messages, list(recorded.turns)
+        return episode.fail(failure.reason, failure.message)
+    reward = EpisodeReward(environment, episode.tools)
+    state = Retaken(episode, prompt=recorded.messages) if reads_state(environment) else None
+    state = _unless_lost(state, reward, environment)
+    episode.messages = recorded.messages
+    reason = recorded.cut_by or _termination(environment, recorded)
+    for index, turn in enumerate(recorded.turns, 1):
+        is_last = index == len(recorded.turns)
+        if state is not None:
+            await state.take(turn, is_last=is_last, reason=reason, deadline=episode.deadline)
+            state = _unless_lost(state, reward, environment)
+        episode.turns.append(turn)
+        if reward.scorer.has_turn_terms and not is_last:
+            await reward.score_turn(episode.messages, episode.turns)
+    answer, breakdown, success = await reward.score(episode.messages, episode.turns, reason=reason)
+    end = Trajectory.truncation if recorded.cut_by else Trajectory.termination
+    return end(reason=reason, reward=breakdown, success=success, **episode.record(answer=answer))
+
+
+def _unless_lost(state: Retaken | None, reward: EpisodeReward, environment: Environment) -> Retaken | None:
+    """`state` as long as it is what was recorded; once it is not, terms that ask for it are invalid."""
+    if state is None or not state.lost:
+        return state
+    reward.scorer = guarded_scorer(environment, state.lost)
+    return None
+
+
+def _termination(environment: Environment, recorded: Trajectory) -> str:
+    """How the task of an episode ended that no limit had cut; one whose reward was invalid no longer says."""
+    if recorded.terminated:
+        return recorded.reason
+    has_answer = recorded.answer is not None
+    if environment.parts.simulated is not None and not (has_answer and environment.answer_is_explicit):
+        return "user"
+    return "answer" if has_answer else "final_message"
 
 
 @dataclass(frozen=True, slots=True)

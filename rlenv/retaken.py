@@ -93,7 +93,8 @@ class Retaken:
         if taken > limits.calls_per_turn or self._taken > limits.tool_calls:
             self.lost = f"turn {turn.index}: more calls were recorded than the limits let a policy make"
             return
-        now = await self._episode.call_again(calls, deadline=deadline)
+        index = len(self._episode.turns)
+        now = await self._episode.tools.run_again(calls, turn=index, deadline=deadline)
         for index, (call, then, found) in enumerate(zip(calls, turn.results, now, strict=False)):
             if isinstance(call, ToolCall) and (then.outcome, then.text) != (found.outcome, found.text):
                 self.lost = f"turn {turn.index}, call {index}: {_difference(call.name, then, found)}"
@@ -134,7 +135,7 @@ class Retaken:
         if not shown and not (is_last and reason == "user"):
             return
         then = without_note(shown[0].content) if shown else None
-        now = await self._episode.reply_again(turn.parsed, deadline=deadline)
+        now = await self._episode.reply(turn.parsed, deadline=deadline)
         if now != then:
             self.lost = f"turn {turn.index}: the user said {_short(then)} when it was recorded and {_short(now)} now"
 

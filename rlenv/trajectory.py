@@ -1,21 +1,55 @@
-"""The frozen record of one episode."""
+"""The frozen record of one episode, and the constructors that name what it ends as.
+
+`TermResult.valid`, `invalid` and `skipped` say what became of a term; `Trajectory.termination`, `truncation` and
+`failed` what became of an episode. They take secrets out of all text that is not the policy's own, and hold what an
+episode is that has no reward. The bare constructors are for readers of records, which take what was written.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypedDict, Unpack
 
+from rlenv._quick import quick
 from rlenv.messages import Message, Observation, ParsedAction, ToolResult
+from rlenv.secrets import redact, redact_ends, redact_value, redact_within
 
-__all__ = ["Failure", "RewardBreakdown", "TermResult", "Trajectory", "Turn"]
+__all__ = [
+    "EVIDENCE_CHARS",
+    "TERMINATIONS",
+    "Failure",
+    "Measurement",
+    "Record",
+    "RewardBreakdown",
+    "Step",
+    "TermResult",
+    "Trajectory",
+    "Turn",
+]
+
+EVIDENCE_CHARS: Final = 1024
+"""Evidence and error of a TermResult are cut to this many characters."""
+
+TERMINATIONS: Final = ("answer", "final_message", "user")
+"""The reasons of episodes whose task ended."""
 
 Status = Literal["valid", "invalid", "skipped"]
+_NOTHING: Final = Observation()
+
+
+class Measurement(TypedDict, total=False):
+    """What may be known of a term whatever became of it; see `TermResult`."""
+
+    evidence: str
+    seconds: float
+    turn_values: tuple[float | None, ...]
+    details: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TermResult:
-    """One reward term as it was measured in one episode.
+    """One reward term as it was measured in one episode. Made by `valid`, `invalid` or `skipped`.
 
     `value` is the term's value, None unless `status` is `valid`. For a term measured at every turn, `turn_values`
     holds one entry a turn (None where the turn gave nothing to measure) and `value` is their mean, or their sum
@@ -33,6 +67,44 @@ class TermResult:
     turn_values: tuple[float | None, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @staticmethod
+    def valid(name: str, *, value: float, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
+        """A term with a value, a finite number."""
+        return _result(name, "valid", value, weight, "", **measurement)
+
+    @staticmethod
+    def invalid(name: str, *, error: str, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
+        """A term that could not be measured."""
+        return _result(name, "invalid", None, weight, redact_ends(error, EVIDENCE_CHARS), **measurement)
+
+    @staticmethod
+    def skipped(name: str, *, why: str, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
+        """A term whose gate was shut, or which had nothing to measure."""
+        return _result(name, "skipped", None, weight, redact_ends(why, EVIDENCE_CHARS), **measurement)
+
+
+_made_result = quick(TermResult)
+
+
+def _result(
+    name: str,
+    status: Status,
+    value: float | None,
+    weight: float,
+    error: str,
+    *,
+    evidence: str = "",
+    seconds: float = 0.0,
+    turn_values: tuple[float | None, ...] = (),
+    details: Mapping[str, Any] | None = None,
+) -> TermResult:
+    # Redacted before it is cut: a half of a secret is no longer found.
+    shown = redact_within(evidence, EVIDENCE_CHARS)
+    if len(evidence) > EVIDENCE_CHARS:
+        shown = shown[: EVIDENCE_CHARS - 1] + "…"
+    kept = redact_value(details) if details else {}
+    return _made_result(name, status, value, weight, shown, error, seconds, turn_values, kept)
+
 
 @dataclass(frozen=True, slots=True)
 class RewardBreakdown:
@@ -46,6 +118,11 @@ class RewardBreakdown:
     total: float | None
     terms: Mapping[str, TermResult]
     turn_rewards: tuple[float, ...] = ()
+
+    @staticmethod
+    def invalid(terms: Mapping[str, TermResult], *, turns: int) -> RewardBreakdown:
+        """The breakdown of an episode of so many turns that has no total."""
+        return RewardBreakdown(None, terms, (0.0,) * turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +158,29 @@ class Turn:
         return self.finish_reason == "length"
 
 
+class Record(TypedDict):
+    """What is recorded of an episode however it ends; see `Trajectory`."""
+
+    environment: str
+    split: str
+    task_index: int
+    seed: int
+    task: Mapping[str, Any]
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    answer: str | None
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode from prompt to reward; never changes once made.
+    """One episode from prompt to reward; never changes once made. Made by `termination`, `truncation` or `failed`.
 
-    `terminated`: the task ended (`reason` `answer`, `final_message` or `user`). `truncated`: a limit or a failure cut
-    it (`reason` names which). `answer` is what the answer rule read from the policy's own text, None where nothing was.
-    `success` is None where the reward is invalid.
+    `terminated`: the task ended (`reason` is one of `TERMINATIONS`). `truncated`: a limit or a failure cut it
+    (`reason` names which). `answer` is what the answer rule read from the policy's own text, None where nothing was.
+
+    An episode whose reward is invalid has failed: `failure` says why, `reward.total` and `success` are None, and it
+    counts as truncated. Its `reason` is the failure's, or the limit's where one had cut it before.
     """
 
     environment: str
@@ -106,7 +199,85 @@ class Trajectory:
     failure: Failure | None = None
     seconds: float = 0.0
 
+    @staticmethod
+    def termination(
+        *, reason: str, reward: RewardBreakdown, success: bool | None, **record: Unpack[Record]
+    ) -> Trajectory:
+        """An episode whose task ended; it has failed where `reward` is invalid."""
+        ended = Trajectory(**record, terminated=True, truncated=False, reason=reason, reward=reward, success=success)
+        return ended._held()
+
+    @staticmethod
+    def truncation(
+        *, reason: str, reward: RewardBreakdown, success: bool | None, **record: Unpack[Record]
+    ) -> Trajectory:
+        """An episode that a limit cut; it has failed where `reward` is invalid, and `reason` still names the limit."""
+        ended = Trajectory(**record, terminated=False, truncated=True, reason=reason, reward=reward, success=success)
+        return ended._held()
+
+    @staticmethod
+    def failed(*, failure: Failure, reward: RewardBreakdown, **record: Unpack[Record]) -> Trajectory:
+        """An episode that ended by no doing of its policy, before it could be scored; `reward` is invalid."""
+        told = Failure(failure.reason, redact(failure.message))
+        return Trajectory(
+            **record, terminated=False, truncated=True, reason=told.reason, reward=reward, success=None, failure=told
+        )
+
+    def rescored(self, reward: RewardBreakdown, success: bool | None) -> Trajectory:
+        """The same episode with another reward; it has failed where that is invalid. Not for one that has failed."""
+        return replace(self, reward=reward, success=success)._held()
+
+    def _held(self) -> Trajectory:
+        """Itself where it has a reward. The one place that says what an invalid one makes of an episode."""
+        if self.reward.total is not None:
+            return self
+        bad = [f"{term.name}: {term.error}" for term in self.reward.terms.values() if term.status == "invalid"]
+        return replace(
+            self,
+            terminated=False,
+            truncated=True,
+            reason="reward" if self.terminated else self.reason,
+            success=None,
+            failure=Failure("reward", redact("; ".join(bad)) or "the terms add up to no finite number"),
+        )
+
+    @property
+    def cut_by(self) -> str:
+        """The limit that cut the episode, "" where none did: its task ended, or it failed before either."""
+        if not self.truncated:
+            return ""
+        # Records of older versions keep how the task had ended where the reward is invalid.
+        if self.failure is not None and self.reason in (self.failure.reason, *TERMINATIONS):
+            return ""
+        return self.reason
+
     @property
     def calls(self) -> int:
         """How many calls were made, malformed ones included."""
         return sum(len(turn.results) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one action led to.
+
+    `reward` is what this turn earned: the shares of `RewardBreakdown.turn_rewards` that are known by now; over an
+    episode the rewards of all steps sum to its total. It is None where the reward is invalid. `reason` says why the
+    episode ended ("" while it runs). `observation` is empty where the episode terminated.
+    """
+
+    observation: Observation
+    reward: float | None
+    terminated: bool = False
+    truncated: bool = False
+    reason: str = ""
+
+    @staticmethod
+    def last(trajectory: Trajectory, *, reward: float | None, observation: Observation = _NOTHING) -> Step:
+        """The step that ended an episode."""
+        return Step(observation, reward, trajectory.terminated, trajectory.truncated, trajectory.reason)
+
+    @property
+    def is_last(self) -> bool:
+        """True where the episode ended with this step."""
+        return self.terminated or self.truncated

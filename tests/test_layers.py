@@ -74,6 +74,8 @@ LAYERS: dict[str, int] = {
     "rlenv.nested": 4,
     "rlenv.drive": 4,
     "rlenv.episode": 4,
+    "rlenv.episode_tools": 4,
+    "rlenv.episode_reward": 4,
     "rlenv.retaken": 4,
     "rlenv.environment": 4,
     "rlenv.tokens": 4,

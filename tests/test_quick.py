@@ -12,7 +12,7 @@ from rlenv._quick import quick
 from rlenv.episode import Step
 from rlenv.messages import Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.tools.base import ToolContext, ToolOutput
-from rlenv.trajectory import Turn
+from rlenv.trajectory import TermResult, Turn
 
 MADE: list[tuple[Any, tuple[Any, ...]]] = [
     (Message, ("tool", "text", (), "name", "id", ())),
@@ -22,6 +22,7 @@ MADE: list[tuple[Any, tuple[Any, ...]]] = [
     (ToolCall, ("name", {"a": 1}, None, 3, 9)),
     (ToolContext, ({}, {}, 12.5, 7)),
     (ToolOutput, ("text", 3)),
+    (TermResult, ("a", "valid", 1.0, 0.5)),
     (Turn, (0, "action", ParsedAction("action"), (), None, 1, 0.25)),
 ]
 

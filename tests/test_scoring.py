@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.scoring import EVIDENCE_CHARS, Scorer
+from rlenv.scoring import Scorer
 from rlenv.spec import RewardSpec
 from rlenv.testing.rewards import reward_context, turn
-from rlenv.trajectory import Failure, RewardBreakdown
+from rlenv.trajectory import EVIDENCE_CHARS, Failure, RewardBreakdown
 
 Gives = Any
 
@@ -237,7 +237,7 @@ def test_a_turn_term_that_never_measured_or_whose_gate_is_shut_is_skipped() -> N
 
 def test_readings_have_to_fit_the_turns() -> None:
     scorer = Scorer([term("a", when="turn")])
-    with pytest.raises(UsageError, match="2 turns but readings for 0"):
+    with pytest.raises(UsageError, match="2 turns but results for 0"):
         asyncio.run(scorer.score(reward_context(turns=[turn(), turn(index=1)]), []))
 
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rlenv.messages import ParsedAction, ToolResult
 from rlenv.record import plain
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
-from rlenv.secrets import redact
+from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 
 __all__ = ["Anchor", "JudgeReport", "audit_judge", "read_anchors"]
@@ -141,74 +141,98 @@ async def audit_judge(
         UsageError: no such judge, a label outside of its scale, or an earlier report of another judge's: other
             anchors, another scale or another prompt.
     """
-    judge = _judge(environment, term)
-    spec = judge.spec
-    assert isinstance(spec, JudgeSpec)
-    low, high = spec.scale
+    judge = _Judge(environment, _judge(environment, term), concurrency=concurrency, seed=seed)
+    low, high = judge.scale
     for number, anchor in enumerate(anchors, 1):
         if not low <= anchor.label <= high:
             label = f"the label {anchor.label:g} of anchor {number}"
             raise UsageError(f"{label} is outside of the scale of '{judge.name}', {low:g} to {high:g}")
-    earlier = _earlier(before, spec.scale, len(anchors)) if before is not None else None
-    places = asyncio.Semaphore(concurrency)
-    digests: dict[str, None] = {}
+    earlier = _earlier(before, judge.scale, len(anchors)) if before is not None else None
     reasons: Counter[str] = Counter()
-
-    async def score(task: Mapping[str, Any], message: str, *, is_anchor: bool = False) -> float | None:
-        turn = Turn(0, message, ParsedAction(message))
-        context = RewardContext(
-            task, (), (turn,), message, {}, environment.spec.vars, _no_call, "", environment.scope, seed
-        )
-        assert judge.measure_async is not None
-        async with places:
-            try:
-                measured = await judge.measure_async(context)
-            except EpisodeError as error:
-                if is_anchor:
-                    reasons[redact(str(error))[:_MAX_REASON]] += 1
-                return None
-        for asked in measured.details["judges"]:
-            digests[asked["prompt_sha256"]] = None
-        return float(measured.details["raw"])
-
-    scores = await asyncio.gather(*(score(anchor.task, anchor.message, is_anchor=True) for anchor in anchors))
+    scores = await judge.scores([(anchor.task, anchor.message) for anchor in anchors], reasons)
     if earlier is not None:
-        _check_prompt(earlier, digests)
+        _check_prompt(earlier, judge.digests)
     pairs = [(anchor.label, found) for anchor, found in zip(anchors, scores, strict=True) if found is not None]
     step = _steps([anchor.label for anchor in anchors])
-    stepped = [(label, step(found)) for label, found in pairs]
-    agreement = {
-        "accuracy": bootstrap(stepped, accuracy, seed=seed),
-        "kappa": bootstrap(pairs, kappa, seed=seed),
-        "spearman": bootstrap(pairs, spearman, seed=seed),
-    }
-    width = high - low
-    bias: dict[str, Estimate] = {}
-    for name in _variants(""):
-        both = [
-            await asyncio.gather(*(score(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors))
-            for side in (0, 1)
-        ]
-        known = [(a / width, b / width) for a, b in zip(*both, strict=True) if a is not None and b is not None]
-        bias[name] = bootstrap(known, mean, seed=seed)
-    drift = _drift(earlier["scores"], scores, width, seed) if earlier is not None else None
-    invalid = sum(found is None for found in scores)
-    findings = []
-    if invalid:
-        why = "; ".join(f"{count} times: {reason}" for reason, count in reasons.most_common(_LISTED))
-        findings.append(f"invalid: {invalid} of {len(anchors)} anchors got no score ({why})")
-    reached = agreement["kappa"].value
+    bias = {name: await _bias(judge, anchors, name, seed) for name in _variants("")}
+    report = JudgeReport(
+        term=judge.name,
+        scale=judge.scale,
+        prompt_sha256=tuple(judge.digests),
+        anchors=len(anchors),
+        invalid=scores.count(None),
+        invalid_reasons=dict(reasons.most_common()),
+        accuracy=bootstrap([(label, step(found)) for label, found in pairs], accuracy, seed=seed),
+        kappa=bootstrap(pairs, kappa, seed=seed),
+        spearman=bootstrap(pairs, spearman, seed=seed),
+        bias=bias,
+        drift=_change(earlier["scores"], scores, judge.scale, seed) if earlier is not None else None,
+        scores=tuple(scores),
+        findings=(),
+    )
+    return replace(report, findings=tuple(_findings(report, min_kappa)))
+
+
+class _Judge:
+    """Asks the judge for scores, on its scale, `concurrency` at once; `digests` are those of its prompts so far."""
+
+    def __init__(self, environment: Environment, term: Term, *, concurrency: int, seed: int) -> None:
+        assert isinstance(term.spec, JudgeSpec)
+        assert term.measure_async is not None
+        self.name = term.name
+        self.scale = term.spec.scale
+        self.digests: dict[str, None] = {}
+        self._measure = term.measure_async
+        self._environment = environment
+        self._seed = seed
+        self._places = asyncio.Semaphore(concurrency)
+
+    async def scores(
+        self, asked: Sequence[tuple[Mapping[str, Any], str]], reasons: Counter[str] | None = None
+    ) -> list[float | None]:
+        """One score for each (task, message), None where it is invalid; `reasons` counts what was wrong."""
+        return await asyncio.gather(*(self._score(task, message, reasons) for task, message in asked))
+
+    async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str] | None) -> float | None:
+        environment, turn = self._environment, Turn(0, message, ParsedAction(message))
+        context = RewardContext(
+            task, (), (turn,), message, {}, environment.spec.vars, _no_call, "", environment.scope, self._seed
+        )
+        async with self._places:
+            try:
+                measured = await self._measure(context)
+            except EpisodeError as error:
+                if reasons is not None:
+                    reasons[redact_within(str(error), _MAX_REASON)] += 1
+                return None
+        for asked in measured.details["judges"]:
+            self.digests[asked["prompt_sha256"]] = None
+        return float(measured.details["raw"])
+
+
+async def _bias(judge: _Judge, anchors: Sequence[Anchor], name: str, seed: int) -> Estimate:
+    """How much the score moves from one message of a pair to the other."""
+    sides = [
+        await judge.scores([(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors])
+        for side in (0, 1)
+    ]
+    return _change(sides[0], sides[1], judge.scale, seed)
+
+
+def _findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
+    if report.invalid:
+        most = list(report.invalid_reasons.items())[:_LISTED]
+        why = "; ".join(f"{count} times: {reason}" for reason, count in most)
+        yield f"invalid: {report.invalid} of {report.anchors} anchors got no score ({why})"
+    reached = report.kappa.value
     if reached is None or reached < min_kappa:
-        findings.append(f"agreement: kappa {'unknown' if reached is None else f'{reached:.2f}'} is below {min_kappa:g}")
-    for name, estimate in bias.items():
+        yield f"agreement: kappa {'unknown' if reached is None else f'{reached:.2f}'} is below {min_kappa:g}"
+    for name, estimate in report.bias.items():
         if estimate.value is not None and abs(estimate.value) > _BIAS and estimate.excludes(0.0):
-            findings.append(f"bias: {name} moves the score by {estimate.value:+.2f} of the scale")
+            yield f"bias: {name} moves the score by {estimate.value:+.2f} of the scale"
+    drift = report.drift
     if drift is not None and drift.excludes(0.0):
-        findings.append(f"drift: scores moved by {drift.value:+.2f} of the scale since the earlier run")
-    return JudgeReport(
-        judge.name, spec.scale, tuple(digests), len(anchors), invalid, dict(reasons.most_common()), **agreement,
-        bias=bias, drift=drift, scores=tuple(scores), findings=tuple(findings),
-    )  # fmt: skip
+        yield f"drift: scores moved by {drift.value:+.2f} of the scale since the earlier run"
 
 
 def _judge(environment: Environment, term: str | None) -> Term:
@@ -261,8 +285,12 @@ def _check_prompt(before: Mapping[str, Any], digests: Mapping[str, None]) -> Non
         )
 
 
-def _drift(before: Sequence[float | None], scores: Sequence[float | None], width: float, seed: int) -> Estimate:
-    known = [(a / width, b / width) for a, b in zip(before, scores, strict=True) if a is not None and b is not None]
+def _change(
+    before: Sequence[float | None], after: Sequence[float | None], scale: tuple[float, float], seed: int
+) -> Estimate:
+    """The mean difference of scores of the same things, as a share of the scale; what has none is left out."""
+    width = scale[1] - scale[0]
+    known = [(a / width, b / width) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
     return bootstrap(known, mean, seed=seed)
 
 

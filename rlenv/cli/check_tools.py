@@ -66,7 +66,7 @@ async def _check(args: argparse.Namespace, environment: Environment) -> list[_Ch
                 episode.resources,
                 deadline,
                 0,
-                episode.scope,
+                episode.tools.scope,
                 environment.scope,
                 run_calls=environment.executor.run,
             )

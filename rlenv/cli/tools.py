@@ -140,7 +140,7 @@ async def _run(args: argparse.Namespace, environment: Environment, call: ToolCal
             episode.resources,
             deadline,
             0,
-            episode.scope,
+            episode.tools.scope,
             environment.scope,
             run_calls=environment.executor.run,
         )

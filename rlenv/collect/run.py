@@ -109,26 +109,50 @@ def collect(
             take(*found)
     else:
         files = [folder / TRAJECTORIES]
-        cut = cut_of(environment, encoder) if environment.spec.observation.max_tokens is not None else None
-        with Recorder(files[0]) as recorder:
-            asyncio.run(
-                play_jobs(
-                    environment,
-                    policy(),
-                    settings.jobs,
-                    samples=settings.samples,
-                    concurrency=settings.concurrency,
-                    cut=cut,
-                    recorder=recorder,
-                    on_episode=take,
-                )
-            )
+        _play(environment, encoder, settings, policy(), files[0], take)
     chosen = choose(
         pool.candidates, per_task=settings.per_task, balances=settings.balance is not None, seed=settings.seed
     )
     with _Rows(folder) as rows:
         for candidate, trajectory in _chosen(chosen, files):
             rows.add(trajectory, environment, encoder, source=_source(settings, files, candidate))
+    return Report(folder, _finished(environment, encoder, settings, pool, chosen, rows))
+
+
+def _play(
+    environment: Environment,
+    encoder: TokenEncoder,
+    settings: Settings,
+    policy: Policy,
+    path: Path,
+    take: Callable[[Trajectory, int, int], None],
+) -> None:
+    """Plays the jobs of `settings`, records the episodes at `path`, and hands each to `take`."""
+    cut = cut_of(environment, encoder) if environment.spec.observation.max_tokens is not None else None
+    with Recorder(path) as recorder:
+        asyncio.run(
+            play_jobs(
+                environment,
+                policy,
+                settings.jobs,
+                samples=settings.samples,
+                concurrency=settings.concurrency,
+                cut=cut,
+                recorder=recorder,
+                on_episode=take,
+            )
+        )
+
+
+def _finished(
+    environment: Environment, encoder: TokenEncoder, settings: Settings, pool: _Pool, chosen: Chosen, rows: _Rows
+) -> Manifest:
+    """Puts the rows in their place, and the manifest beside them.
+
+    Raises:
+        UsageError: there are none.
+    """
+    folder = settings.folder
     rejected = pool.rejected + chosen.left_out + rows.rejected
     if not rows.kept:
         (folder / f"{ROWS}.part").unlink()
@@ -137,7 +161,7 @@ def collect(
     manifest = _manifest(environment, encoder, settings, pool, chosen, rows, rejected)
     os.replace(folder / f"{ROWS}.part", folder / ROWS)
     manifest.write(folder)
-    return Report(folder, manifest)
+    return manifest
 
 
 def _check_is_free(folder: Path) -> None:

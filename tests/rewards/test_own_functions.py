@@ -13,12 +13,12 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.groups import score_groups
 from rlenv.rewards.base import Measured, Term, TermCompileContext
 from rlenv.rewards.comparators import PythonSpec, Side, compile_comparator
-from rlenv.scoring import EVIDENCE_CHARS, Scorer
+from rlenv.scoring import Scorer
 from rlenv.secrets import resolve
 from rlenv.spec import RewardSpec
 from rlenv.testing.rewards import compile_term, reward_context
 from rlenv.tools.base import Tool
-from rlenv.trajectory import RewardBreakdown, Trajectory
+from rlenv.trajectory import EVIDENCE_CHARS, RewardBreakdown, Trajectory
 from rlenv.validate import validate
 
 TOOL = Tool(name="tool", description="", parameters={}, run=lambda *_: None, mode="inline")

@@ -528,7 +528,7 @@ def test_a_call_that_met_a_dying_server_is_tried_again_where_the_spec_says_so(
     async def main() -> ToolResult:
         async with rlenv.load(spec) as environment, environment.start() as episode:
             limits = ToolContext(
-                episode.task, {}, time.monotonic() + 120, scope=episode.scope, shared=environment.scope
+                episode.task, {}, time.monotonic() + 120, scope=episode.tools.scope, shared=environment.scope
             )
             calls = (ToolCall("die", {"mark": str(tmp_path / "mark")}),)
             (result,) = await environment.executor.run(calls, limits)
