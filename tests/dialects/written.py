@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv import dialects
+from rlenv.dialects.built_in import FAMILIES
 from rlenv.dialects.engine import TextDialect
-from rlenv.dialects.families import ROWS
 from rlenv.messages import Message, ParsedAction, ToolCall
 
 TOOLS: dict[str, Any] = {
@@ -31,7 +31,7 @@ TOOLS: dict[str, Any] = {
 CONTENT = "ÖÄ ÄÖ."
 """Letters that no call and no mark holds."""
 THINKING = "ßß"
-NAMES = tuple(ROWS)
+NAMES = tuple(FAMILIES)
 TEXTS = ("yes <answer>5</answer> \\boxed{5} 5", 'say "no"\n\tat once')
 
 
