@@ -93,7 +93,7 @@ def _begin(reader: TextDialect, text: str, whole: ParsedAction) -> int:
     section = text.find(reader.spec.section_open) if reader.spec.section_open else -1
     if 0 <= section < start:
         return section + len(reader.spec.section_open)
-    opened = max((len(mark) for mark in reader._marks if text.startswith(mark, start)), default=1)
+    opened = max((len(mark) for mark in reader.marks if text.startswith(mark, start)), default=1)
     if opened > 1:
         return start + opened
     begin = next(end for end in range(start + 1, len(text)) if reader.parse(text[:end], TOOLS).calls)
