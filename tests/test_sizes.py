@@ -29,7 +29,6 @@ FUNCTIONS = {
 }
 MODULES = {
     "rlenv/audit/run.py",
-    "rlenv/dialects/json_body.py",
     "rlenv/episode.py",
     "rlenv/resources/_sql_workers.py",
     "rlenv/resources/_sqlite.py",
