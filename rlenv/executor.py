@@ -148,6 +148,7 @@ class Executor:
         for group in self._groups(calls):
             results.extend(await self._together(group, context, len(results)))
             if self._keeps_results and any(self._mutates(call) for call in group):
+                # A policy writes `update` and then `read` in one turn: the reading may be kept from before.
                 forget_episode(context)
         return tuple(results)
 
@@ -156,6 +157,7 @@ class Executor:
         return entry is not None and entry.tool.mutates
 
     def _groups(self, calls: Sequence[ToolCall | MalformedCall]) -> list[list[ToolCall | MalformedCall]]:
+        """The calls in order, in groups that run one after another: each one that mutates is a group of its own."""
         groups: list[list[ToolCall | MalformedCall]] = [[]]
         for call in calls:
             if self._mutates(call):
