@@ -126,7 +126,7 @@ class TextDialect:
             if place > at:
                 content.append(text[at:place])
             at = end + tail
-            calls.append(tool_call(read[0], read[1], place, at))
+            calls.append(tool_call(read[0], read[1], None, place, at))
             place = find(call_open, at)
         if at < len(text):
             if calls and is_beginning(text[at:].strip(), (call_open,)):

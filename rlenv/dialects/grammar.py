@@ -37,6 +37,7 @@ class Grammar:
         sure: a form for each mark that no text holds by chance: it opens a call, whatever follows. A word or a code
             fence does only before what a call starts with.
         bare: the forms that need no mark at the message's start.
+        lasting_section: the mark that opens a section which has to be closed; None where none does.
         spellings: the marks that are read with the leniency `spellings` alone.
         think_open, think_close: the marks around thinking, "" where the family has none.
         opens_thinking: whether the prompt ends inside a block of thinking.
@@ -44,13 +45,16 @@ class Grammar:
     """
 
     def __init__(self, spec: DialectSpec) -> None:
-        self.spec = spec
         self.lenient = frozenset(spec.lenient)
         self.think_open, self.think_close = spec.thinking_marks.open, spec.thinking_marks.close
         # A prompt that turns thinking off has closed the block that it opens.
         opens = None if spec.thinking_open and not spec.thinking else spec.thinking_open
         self.opens_thinking = bool(opens)
         self.may_close_thinking = opens is None and bool(self.think_open)
+        self.section_open, self.section_close = spec.section_open, spec.section_close
+        self.lasting_section = spec.section_open if spec.section_must_close else None
+        self.dropped = frozenset(spec.drop)
+        self.headers = {mark: close for mark, close in spec.headers.items() if mark}
         self.calls = calls_of(spec)
         others = tuple(mark for mark in (spec.section_close, spec.section_open, *spec.drop) if mark)
         stops = tuple(dict.fromkeys((*(mark for call in self.calls for mark in marks_of(call.open)), *others)))
@@ -61,12 +65,13 @@ class Grammar:
                 form.next_calls = (*form.opens, spec.section_open)
             for mark in form.opens:
                 forms.setdefault(mark, []).append(form)
-        for mark in (*others, *filter(None, spec.headers)):
+        for mark in (*others, *self.headers):
             forms.setdefault(mark, [])
         self.marks = tuple(sorted(forms, key=len, reverse=True))
         self.forms = {mark: tuple(forms[mark]) for mark in self.marks}
         self.sure = {m: some[0] for m, some in self.forms.items() if some and m[-1] in ">]" and m not in others}
         self.bare = tuple(form for form in self.all_forms if form.at_start)
+        self.has_bare = bool(self.bare)
         usual = {mark for call in self.calls for mark in marks_of(call.open)}
         self.spellings = {mark for call in self.calls for mark in call.spellings} - usual
 
@@ -95,11 +100,11 @@ class Grammar:
 
     def call_at(self, text: str) -> int:
         """Where the first call or section of calls stands, -1 where there is none."""
-        return _first(text, (mark for mark in self.marks if self.forms[mark] or mark == self.spec.section_open), -1)
+        return _first(text, (mark for mark in self.marks if self.forms[mark] or mark == self.section_open), -1)
 
     def header_end(self, text: str, mark: str, begin: int) -> int:
         """The end of the header that `mark` opens, the text's end where that cuts it; `begin` where it opens none."""
-        close = self.spec.headers.get(mark)
+        close = self.headers.get(mark)
         if not close:
             return begin
         end = text.find(close, begin, begin + _LONGEST_HEADER + len(close))

@@ -12,8 +12,9 @@ from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_call import json_call_reader, load, shaper
 from rlenv.dialects.json_spans import elements, value_end
 from rlenv.dialects.literals import Broken, value_at
+from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, typed
-from rlenv.messages import MalformedCall, ToolCall
+from rlenv.messages import MalformedCall
 
 __all__ = ["JsonForm", "marks_of", "until"]
 
@@ -410,7 +411,7 @@ class JsonForm:
             return malformed(reading.text, f"there is no tool {name[:40]!r}", start, end, name)
         if "typed_strings" in reading.lenient and arguments:
             arguments = _typed_strings(reading, name, arguments)
-        return ToolCall(name, arguments, call_id, start, end)
+        return tool_call(name, arguments, call_id, start, end)
 
 
 def _with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rlenv.dialects.grammar import Grammar
+from rlenv.dialects.quick import parsed_action
 from rlenv.dialects.reading import Call, Outcome, Reading, malformed
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 
@@ -26,6 +27,8 @@ class Scan:
     _is_cut = False
     _closes = False
     """Whether the next mark of thinking closes a block that this message has not opened."""
+    _next_open = _next_close = -1
+    """Where thinking is opened and closed next, -1 where it is not."""
     _blank = 0
     """How many parts of the content from the first on are blank, looked at once each."""
     _behind = 0
@@ -38,51 +41,49 @@ class Scan:
         self._grammar = grammar
         self._text = text
         self._tools = tools
-        self._length = len(text)
+        self._length = self._horizon = len(text)
+        """Where the next mark of thinking stands that counts, the text's end without any."""
         self._content: list[str] = []
         self._thinking: list[str] = []
         self._calls: list[Call] = []
-        self._is_start = bool(grammar.bare)
-        self._in_section = not grammar.spec.section_open
+        self._is_start = grammar.has_bare
+        self._in_section = not grammar.section_open
         self._may_be_inside = grammar.may_close_thinking
 
     def action(self) -> ParsedAction:
         """What the message says."""
-        text, grammar = self._text, self._grammar
+        text, grammar, length = self._text, self._grammar, self._length
         if grammar.opens_thinking and not self._end_opened():
-            return ParsedAction("", "".join(self._thinking).strip(), (), True)
-        at, find, length = self._at, text.find, self._length
+            return parsed_action("", "".join(self._thinking).strip(), (), True)
+        at, find = self._at, text.find
         self._places = [find(mark, at) for mark in grammar.marks]
-        has_thinking = bool(grammar.think_open)
-        self._next_open = find(grammar.think_open, at) if has_thinking else -1
-        self._next_close = find(grammar.think_close, at) if has_thinking else -1
-        if max(self._next_open, self._next_close, *self._places) < 0 and not at and not grammar.bare:
-            return ParsedAction(text.strip())
+        if grammar.think_open:
+            self._next_open, self._next_close = find(grammar.think_open, at), find(grammar.think_close, at)
+        if max(self._next_open, self._next_close, *self._places) < 0 and not at and not grammar.has_bare:
+            return parsed_action(text.strip())
+        self._find_mark()
+        self._find_thinking()
         while self._at < length:
-            place, mark = self._next_mark()
-            horizon = self._next_thinking()
-            outcome = self._bare_call(horizon) if self._is_start else None
-            if outcome is not None:
-                place = self._at
-            elif mark and place < horizon:
-                outcome = self._at_mark(place, mark)
-            elif horizon < length:
-                self._think(horizon)
-            else:
+            if self._place < self._at:
+                self._find_mark()
+            if self._horizon < self._at:
+                self._find_thinking()
+            if self._is_start and (outcome := self._bare_call()) is not None:
+                self._take(outcome, self._at)
+            elif self._place < self._horizon:
+                self._read_mark(self._place, self._mark)
+            elif self._horizon == length:
                 break
-            if outcome is not None:
-                self._take(outcome, place)
+            elif self._closes:
+                self._end_unopened()
+            else:
+                self._think()
         return self._end()
-
-    def _read(self) -> Reading:
-        if self._reading is None:
-            self._reading = Reading(self._text, self._tools, self._grammar.lenient)
-        return self._reading
 
     # -- what stands next ----------------------------------------------------------------------------------------
 
-    def _next_mark(self) -> tuple[int, str]:
-        """The place and the text of the next mark of the grammar; the text's end and "" where there is none."""
+    def _find_mark(self) -> None:
+        """Finds the next mark of the grammar: its place and its text, the text's end and "" where there is none."""
         at, places, marks = self._at, self._places, self._grammar.marks
         place, which = self._length, -1
         for number, found in enumerate(places):
@@ -90,21 +91,21 @@ class Scan:
                 found = places[number] = self._text.find(marks[number], at)
             if 0 <= found < place:
                 place, which = found, number
-        return (place, marks[which]) if which >= 0 else (place, "")
+        self._place = place
+        self._mark = marks[which] if which >= 0 else ""
 
-    def _next_thinking(self) -> int:
-        """Where the next block of thinking begins, or ends that the prompt has begun; the text's end without any."""
+    def _find_thinking(self) -> None:
+        """Finds where the next block of thinking begins, or ends that this message has not opened."""
         at = self._at
         if 0 <= self._next_open < at:
             self._next_open = self._text.find(self._grammar.think_open, at)
         horizon = self._next_open if self._next_open >= 0 else self._length
-        if not self._may_be_inside:
-            self._closes = False
-            return horizon
-        if 0 <= self._next_close < at:
-            self._next_close = self._text.find(self._grammar.think_close, at)
-        self._closes = 0 <= self._next_close < horizon
-        return self._next_close if self._closes else horizon
+        if self._may_be_inside:
+            if 0 <= self._next_close < at:
+                self._next_close = self._text.find(self._grammar.think_close, at)
+            self._closes = 0 <= self._next_close < horizon
+            horizon = self._next_close if self._closes else horizon
+        self._horizon = horizon
 
     # -- thinking ------------------------------------------------------------------------------------------------
 
@@ -117,66 +118,78 @@ class Scan:
         if end < 0:
             end = self._at = grammar.call_at(text) if "open_thinking" in grammar.lenient else -1
             if end >= 0:
-                self._read().used.append("open_thinking")
+                self._reading = Reading(text, self._tools, grammar.lenient)
+                self._reading.used.append("open_thinking")
         self._thinking.append(text[begin:end] if end >= 0 else text[begin:])
         return end >= 0
 
-    def _think(self, horizon: int) -> None:
-        """Reads on from the mark of thinking at `horizon`, behind the block that it opens or closes."""
-        if self._closes:
-            self._end_unopened()
-            return
-        text, content, close = self._text, self._content, self._grammar.think_close
-        content.append(text[self._at : horizon])
-        begin = horizon + len(self._grammar.think_open)
-        end = text.find(close, begin)
-        self._is_cut = end < 0
-        self._thinking.append(text[begin:] if end < 0 else text[begin:end])
-        self._at = self._length if end < 0 else end + len(close)
-        self._may_be_inside = False
-        blank = self._blank
-        while blank < len(content) and not content[blank].strip():
-            blank += 1
-        self._blank = blank
-        self._is_start = bool(self._grammar.bare) and blank >= len(content)
+    def _think(self) -> None:
+        """Reads the block of thinking that begins next, and those that follow before any other mark."""
+        text, content, grammar = self._text, self._content, self._grammar
+        find, at, start, place = text.find, self._at, self._horizon, self._place
+        opened, closed = grammar.think_open, grammar.think_close
+        while True:
+            content.append(text[at:start])
+            begin = start + len(opened)
+            end = find(closed, begin)
+            self._thinking.append(text[begin:end] if end >= 0 else text[begin:])
+            at = end + len(closed) if end >= 0 else self._length
+            start = find(opened, at)
+            if not at <= start < place or grammar.has_bare:
+                break
+        self._at, self._next_open, self._is_cut = at, start, end < 0
+        if self._may_be_inside or self._closes:
+            self._may_be_inside = self._closes = False
+        self._find_thinking()
+        if grammar.has_bare:
+            blank = self._blank
+            while blank < len(content) and not content[blank].strip():
+                blank += 1
+            self._blank, self._is_start = blank, blank >= len(content)
 
     def _end_unopened(self) -> None:
         """A block is closed that this message has not opened: all so far was thinking."""
         self._thinking, self._content, self._calls = [self._text[: self._next_close]], [], []
-        self._section, self._blank, self._may_be_inside = None, 0, False
-        self._in_section = not self._grammar.spec.section_open
+        self._section, self._blank, self._may_be_inside, self._closes = None, 0, False, False
+        self._in_section = not self._grammar.section_open
         self._at = self._next_close + len(self._grammar.think_close)
-        self._is_start = bool(self._grammar.bare)
+        self._is_start = self._grammar.has_bare
+        self._find_thinking()
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _bare_call(self, horizon: int) -> Outcome | None:
+    def _bare_call(self) -> Outcome | None:
         """The calls without a mark that stand here, where a message may start with some."""
-        form = self._grammar.bare_at(self._text, self._at)
-        self._is_start = form is not None and self._at < horizon  # another one may stand right behind it
-        return form.read(self._read(), self._at, self._at) if form is not None and self._is_start else None
+        at, grammar = self._at, self._grammar
+        form = grammar.bare_at(self._text, at)
+        self._is_start = form is not None and at < self._horizon  # another one may stand right behind it
+        if form is None or not self._is_start:
+            return None
+        reading = self._reading = self._reading or Reading(self._text, self._tools, grammar.lenient)
+        return form.read(reading, at, at)
 
-    def _at_mark(self, place: int, mark: str) -> Outcome | None:
-        """The calls that the mark at `place` opens. None where it opens none: it is a section's, say, or text."""
-        text, grammar, reading = self._text, self._grammar, self._read()
-        spec = grammar.spec
+    def _read_mark(self, place: int, mark: str) -> None:
+        """Reads the calls that the mark at `place` opens, or the mark itself: of a section, say, or as text."""
+        text, grammar = self._text, self._grammar
         begin = place + len(mark)
         self._content.append(text[self._at : place])
-        form = grammar.form_at(mark, text, begin)
+        reading = self._reading = self._reading or Reading(text, self._tools, grammar.lenient)
+        form = grammar.form_at(mark, text, begin) if grammar.forms[mark] else None
         if form is None:
-            if mark == spec.section_open and spec.section_must_close and reading.find(spec.section_close, place) < 0:
-                reason = f"the section of calls is not closed; expected {spec.section_close}"
-                return [malformed(text, reason, place, self._length)], self._length, True
-            self._pass(place, mark)
-            return None
+            if mark != grammar.lasting_section or reading.find(grammar.section_close, place) >= 0:
+                self._pass(place, mark)
+                return
+            reason = f"the section of calls is not closed; expected {grammar.section_close}"
+            self._take(([malformed(text, reason, place, self._length)], self._length, True), place)
+            return
         if mark in grammar.spellings:
             reading.used.append("spellings")
         outcome = form.read(reading, place, begin)
-        if self._in_section or mark == spec.section_open or reading.allows("bare_calls"):
-            return outcome
-        _, end, is_open = outcome
-        reason = f"the call stands outside its section; expected {spec.section_open} before it"
-        return [malformed(text, reason, place, max(end, begin))], end, is_open
+        if not self._in_section and mark != grammar.section_open and not reading.allows("bare_calls"):
+            _, end, is_open = outcome
+            reason = f"the call stands outside its section; expected {grammar.section_open} before it"
+            outcome = [malformed(text, reason, place, max(end, begin))], end, is_open
+        self._take(outcome, place)
 
     def _take(self, outcome: Outcome, start: int) -> None:
         """Takes the calls that begin at `start`, unless they are spoken of in thinking that ends inside them."""
@@ -195,21 +208,22 @@ class Scan:
 
     def _pass(self, place: int, mark: str) -> None:
         """Reads a mark that opens no call: of a section, of a header, or one that is dropped; any other is content."""
-        spec, content = self._grammar.spec, self._content
-        begin = place + len(mark)
-        end = self._grammar.header_end(self._text, mark, begin)
-        if mark == spec.section_open:
+        grammar = self._grammar
+        begin = self._at = place + len(mark)
+        is_cut = False
+        if mark in grammar.headers:
+            self._at = grammar.header_end(self._text, mark, begin)
+            is_cut = self._at == self._length and mark[0] == "<"
+            self._is_cut = self._is_cut or is_cut
+        if mark == grammar.section_open:
             self._in_section = True
             if self._section is None or len(self._calls) > self._section[1]:
-                self._section = (place, len(self._calls), len(content))
-        elif mark == spec.section_close:
+                self._section = (place, len(self._calls), len(self._content))
+        elif mark == grammar.section_close:
             self._in_section = False
             self._end_section(begin)
-        is_cut = end == self._length and mark in spec.headers and mark[0] == "<"
-        if end == begin and not is_cut and mark not in (spec.section_open, spec.section_close, *spec.drop):
-            content.append(mark)
-        self._is_cut = self._is_cut or is_cut
-        self._at = end
+        elif mark not in grammar.dropped and self._at == begin and not is_cut:
+            self._content.append(mark)
 
     def _end_section(self, end: int) -> bool:
         """Ends the open section, if there is one: without a call in it, it is a malformed one, and its content none."""
@@ -220,7 +234,7 @@ class Scan:
         if len(self._calls) > calls_before:
             return False
         grammar = self._grammar
-        opens = " or ".join(m for m in grammar.marks if grammar.forms[m] and m != grammar.spec.section_open)
+        opens = " or ".join(m for m in grammar.marks if grammar.forms[m] and m != grammar.section_open)
         reason = f"there is no call in the section; expected {opens}"
         self._calls.append(malformed(self._text, reason, start, end))
         del self._content[content_before:]
@@ -228,13 +242,14 @@ class Scan:
 
     def _end(self) -> ParsedAction:
         rest, calls, content = self._text[self._at :], self._calls, self._content
-        is_part = bool(calls) and is_beginning(rest.strip(), self._grammar.marks)
-        if is_part and not any(map(str.strip, content[self._behind :])):
-            rest, self._is_cut = "", True  # nothing but a mark of the next call, or of the section's end, that was cut
+        if calls and rest:
+            bare = rest.strip()
+            if bare and is_beginning(bare, self._grammar.marks) and not any(map(str.strip, content[self._behind :])):
+                rest, self._is_cut = "", True  # only a mark of the next call, or of the section's end, that was cut
         content.append(rest)
         is_cut = self._end_section(self._length) or self._is_cut
         used = tuple(self._reading.used) if self._reading is not None else ()
-        return ParsedAction("".join(content).strip(), "\n".join(self._thinking).strip(), tuple(calls), is_cut, used)
+        return parsed_action("".join(content).strip(), "\n".join(self._thinking).strip(), tuple(calls), is_cut, used)
 
 
 def _checked(text: str, call: Call) -> Call:
