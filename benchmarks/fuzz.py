@@ -39,9 +39,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rlenv import dialects
-from rlenv.dialects.built_in import row_of
+from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.dialects.engine import TextDialect
-from rlenv.dialects.families import ROWS
 from rlenv.dialects.json_body import marks_of
 from rlenv.environment import Environment, load
 from rlenv.errors import RewardError, SpecError, UsageError
@@ -95,7 +94,9 @@ class Parse:
     """Every dialect, strict and lenient."""
 
     def __init__(self) -> None:
-        self.readers = [dialects.get(name, lenient=lenient) for name in ROWS for lenient in {(), row_of(name).offers}]
+        self.readers = [
+            dialects.get(name, lenient=lenient) for name in FAMILIES for lenient in {(), row_of(name).offers}
+        ]
         self.readers += [dialects.get("hermes", thinking_open=True), dialects.get("hermes", thinking_open=False)]
         self.parts = sorted({part for reader in self.readers for part in pieces(reader)})
         self.seeds = self.parts
@@ -470,7 +471,7 @@ def mark_texts(dialect: TextDialect, size: int) -> dict[str, str]:
 def growth() -> None:
     """Prints how the cost of reading grows from 100 kB to 1 MB."""
     worst = []
-    for name, lenient in [(row, given) for row in ROWS for given in {(), row_of(row).offers}]:
+    for name, lenient in [(row, given) for row in FAMILIES for given in {(), row_of(row).offers}]:
         dialect = dialects.get(name, lenient=lenient)
         assert isinstance(dialect, TextDialect)
         large = {**hostile_texts(dialect, LARGE), **mark_texts(dialect, LARGE)}

@@ -211,6 +211,14 @@ class ThreadPool:
             state.queue.put((job, mailbox))
         return job
 
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function(*arguments)` returns or raises in a thread."""
+        job = self.submit(function, *arguments)
+        await job.done
+        if job.error is not None:
+            raise job.error
+        return job.result
+
     def give_up(self, job: Job, *, after: Callable[[], None] | None = None) -> bool:
         """Stops waiting for `job`; False where it had not started, or has ended: then no thread is left behind.
 

@@ -245,8 +245,8 @@ class ChatTemplateSpec(Spec):
 class DialectSpec(Spec):
     """How a model writes calls and reads results; what is not given comes from `base`."""
 
-    base: Text = "hermes"
-    """The built-in dialect that fills what is left out."""
+    base: Text | None = "hermes"
+    """The built-in dialect that fills what is left out; null where none does, and each key has its own default."""
     calls: Annotated[tuple[CallSpec, ...], Field(min_length=1)] | CallSpec = CallSpec(
         open="<tool_call>", close="</tool_call>"
     )

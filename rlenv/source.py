@@ -232,20 +232,12 @@ def override_value(path: str, text: str) -> Any:
     if bare.startswith(("{{", "{%")) or (bare[0] not in "[{\"'" and "\n" in text):
         return text
     try:
-        value = _plain(parse_text(bare, file=f"--set {path}", base=Path.cwd(), is_override=True))
+        value = parse_text(bare, file=f"--set {path}", base=Path.cwd(), is_override=True).plain()
     except SpecError:
         if bare[0] in "[{\"'":
             raise
         return text
     return text if isinstance(value, (dict, list)) and bare[0] not in "[{" else value
-
-
-def _plain(node: Node) -> Any:
-    if isinstance(node.value, dict):
-        return {key: _plain(child) for key, child in node.value.items()}
-    if isinstance(node.value, list):
-        return [_plain(child) for child in node.value]
-    return node.value
 
 
 def read_source(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:

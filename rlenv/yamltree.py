@@ -98,6 +98,14 @@ class Node:
     span: Span
     key: Span | None = None
 
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
 
 def parse_text(text: str, *, file: str, base: Path, is_override: bool = False) -> Node:
     """The tree of one YAML document.

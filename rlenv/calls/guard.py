@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlenv._deadline import Expired
@@ -19,15 +20,28 @@ from rlenv.reasons import whose
 from rlenv.spec import CacheSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 
-__all__ = ["Guard", "Notes", "Try"]
+__all__ = ["Attempt", "Guard", "Notes"]
 
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 10.0
 _OWN = frozenset({"crashed", "server_error"})
 
 Notes = dict[str, Any]
-Try = Callable[[float, float], Awaitable[ToolOutput]]
-"""Runs the tool once: until when (on the clock of `time.monotonic()`), and for how many seconds it is held first."""
+Attempt = Callable[[Mapping[str, Any], ToolContext, float, float], Awaitable[ToolOutput]]
+"""Runs the tool once, with its arguments and context: until when (on the clock of `time.monotonic()`), and for how many
+seconds it is held first."""
+
+
+@dataclass(slots=True)
+class _Try:
+    """One try of a call. `caller` stands for the episode that makes it."""
+
+    arguments: Mapping[str, Any]
+    context: ToolContext
+    limit: float
+    fault: Fault | None
+    notes: Notes
+    caller: Hashable
 
 
 class Guard:
@@ -35,12 +49,23 @@ class Guard:
 
     One try draws its fault, looks for a kept result, waits for the rate, asks the breaker, and runs. A try with a fault
     neither reads nor writes kept results, so that which calls are spoiled follows from seeds alone.
+
+    Args:
+        attempt: runs the tool once.
+        in_thread: runs a blocking function of the cache's.
     """
 
     def __init__(
-        self, tool: Tool, policy: CallPolicy, *, timeout_s: float, in_thread: Callable[..., Awaitable[Any]]
+        self,
+        tool: Tool,
+        policy: CallPolicy,
+        *,
+        timeout_s: float,
+        attempt: Attempt,
+        in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._name = tool.name
+        self._attempt = attempt
         self._retries = policy.retries
         self._attempt_s = policy.attempt_s
         self._time_s = min(timeout_s, policy.attempt_s or timeout_s)
@@ -77,14 +102,7 @@ class Guard:
             self._disk.close()
 
     async def run(
-        self,
-        attempt: Try,
-        arguments: Mapping[str, Any],
-        context: ToolContext,
-        *,
-        index: int,
-        limit: float,
-        notes: Notes,
+        self, arguments: Mapping[str, Any], context: ToolContext, *, index: int, limit: float, notes: Notes
     ) -> ToolOutput:
         """The call's result after as many tries as it takes and `limit` allows.
 
@@ -93,9 +111,7 @@ class Guard:
         tries = 0
         while True:
             try:
-                return await self._once(
-                    attempt, arguments, context, index=index, limit=limit, number=tries, notes=notes
-                )
+                return await self._once(arguments, context, index=index, limit=limit, number=tries, notes=notes)
             except EpisodeError:
                 raise
             except Exception as error:
@@ -107,52 +123,43 @@ class Guard:
             notes["attempts"] = tries + 1
 
     async def _once(
-        self,
-        attempt: Try,
-        arguments: Mapping[str, Any],
-        context: ToolContext,
-        *,
-        index: int,
-        limit: float,
-        number: int,
-        notes: Notes,
+        self, arguments: Mapping[str, Any], context: ToolContext, *, index: int, limit: float, number: int, notes: Notes
     ) -> ToolOutput:
         # The scope is the episode's own; whoever has none is known by task and seed.
         caller = (context.seed, id(getattr(context.scope, "__self__", context.task)))
         if self._attempt_s is not None:
             limit = min(limit, time.monotonic() + self._attempt_s)
         fault = self._faults.draw(context, index=index, attempt=number) if self._faults is not None else None
+        one = _Try(arguments, context, limit, fault, notes, caller)
         if fault is not None:
             notes.setdefault("faults", []).append(fault.kind)
-            output = await self._admitted(attempt, limit, fault, notes, caller)
+            output = await self._admitted(one)
             return fault.spoil(output) if type(output) is ToolOutput else output
         if self._cache is None:
-            return await self._admitted(attempt, limit, None, notes, caller)
+            return await self._admitted(one)
         output, was_kept = await self._cache.get_or_run(
-            arguments, context, until=limit, run=lambda: self._admitted(attempt, limit, None, notes, caller)
+            arguments, context, until=limit, run=lambda: self._admitted(one)
         )
         if was_kept:
             notes["cached"] = True
         return output
 
-    async def _admitted(
-        self, attempt: Try, limit: float, fault: Fault | None, notes: Notes, caller: Hashable
-    ) -> ToolOutput:
+    async def _admitted(self, one: _Try) -> ToolOutput:
         if self._rate is not None:
-            wait = self._rate.take(until=limit)
+            wait = self._rate.take(until=one.limit)
             if wait is None:
                 raise ToolFailed(f"the tool {self._name} is busy: too many calls wait for it", reason="busy")
             if wait > 0:
                 await asyncio.sleep(wait)
         breaker = self._breaker
         if breaker is None:
-            return await self._run(attempt, limit, fault)
+            return await self._run(one)
         if not breaker.admits():
-            notes["breaker"] = "open"
+            one.notes["breaker"] = "open"
             raise ToolFailed(f"the tool {self._name} is not available at the moment", reason="breaker_open")
         began = time.monotonic()
         try:
-            output = await self._run(attempt, limit, fault)
+            output = await self._run(one)
         except ToolFailed as failure:
             # What one policy writes must not take the tool from all the others: only the tool's own faults count.
             if failure.whose == "policy":
@@ -160,7 +167,7 @@ class Guard:
             elif failure.whose == "infrastructure":
                 breaker.failed()
             elif failure.retryable or failure.reason in _OWN:
-                breaker.failed(caller)
+                breaker.failed(one.caller)
             else:
                 breaker.abandoned()
             raise
@@ -169,13 +176,13 @@ class Guard:
                 breaker.succeeded()
             # A call that came with little of its episode's time left says nothing about the tool.
             elif expired.reason == "stalled" or time.monotonic() - began >= self._time_s / 2:
-                breaker.failed(caller if whose(expired.reason) == "unclear" else None)
+                breaker.failed(one.caller if whose(expired.reason) == "unclear" else None)
             else:
                 breaker.abandoned()
             raise
         except Exception:
             # An author's bug, which some arguments may find and others not.
-            breaker.failed(caller)
+            breaker.failed(one.caller)
             raise
         except BaseException:
             breaker.abandoned()
@@ -183,10 +190,11 @@ class Guard:
         breaker.succeeded()
         return output
 
-    async def _run(self, attempt: Try, limit: float, fault: Fault | None) -> ToolOutput:
+    async def _run(self, one: _Try) -> ToolOutput:
+        fault = one.fault
         if fault is not None and fault.kind == "error":
             raise injected(self._name)
-        return await attempt(limit, fault.seconds if fault is not None else 0.0)
+        return await self._attempt(one.arguments, one.context, one.limit, fault.seconds if fault is not None else 0.0)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -13,9 +13,9 @@ from rlenv import dialects, registry
 from rlenv._nearest import nearest
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.terminal import write_json
+from rlenv.cli.terminal import write, write_json
 from rlenv.dialects.base import Dialect
-from rlenv.dialects.built_in import row_of, whole_row
+from rlenv.dialects.built_in import family_text, row_of, whole_row
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.findings import calls_of
 from rlenv.dialects.json_body import marks_of
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME|SPEC", help="a dialect, or a spec whose dialect is shown")
     parser.add_argument("--json", action="store_true", help="print the texts as one JSON object")
+    parser.add_argument("--yaml", action="store_true", help="print what a built-in dialect is, for a spec's `dialect`")
     add_set(parser)
 
 
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Lists the dialects, or shows a conversation in the words of one."""
     if args.name is None:
         return _list(as_json=args.json)
+    if args.yaml:
+        return _print_yaml(args.name)
     texts = _texts(*_chosen(args))
     if args.json:
         write_json(texts, indent=2)
@@ -69,6 +72,14 @@ def _list(*, as_json: bool) -> int:
         forms = [" ".join([body, *(mark or ["at the start"])]) for body, *mark in rows.get(name, [])]
         table.add_row(Text(name), Text(", ".join(forms) or "of a plug-in"))
     Console().print(table)
+    return 0
+
+
+def _print_yaml(name: str) -> int:
+    try:
+        write(family_text(name))
+    except KeyError as error:
+        raise UsageError("; ".join(dialects.unknown(name, is_base=True))) from error
     return 0
 
 

@@ -9,9 +9,9 @@ from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.literals import Broken, literal
+from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
 from rlenv.dialects.schema import Shape
-from rlenv.messages import ToolCall
 
 __all__ = ["GemmaForm", "TextForm"]
 
@@ -68,7 +68,7 @@ class GemmaForm:
             end, is_cut = reading.recover(max(error.at, begin), closes, opens)
             return [malformed(text, error.reason, start, end, name)], end, is_cut
         end = at + len(close or "")
-        return [ToolCall(name, arguments, None, start, end)], end, close is None
+        return [tool_call(name, arguments, None, start, end)], end, close is None
 
     def _object(self, reading: Reading, name: str, at: int) -> tuple[dict[str, Any], int]:
         value, end = self._value(reading, at)
@@ -215,7 +215,7 @@ class TextForm:
             given = typed(value, reading.parameter(spec.tool, key))
         except Refused as error:
             return [malformed(text, f"in the value of {key!r}: {error}", start, end, spec.tool)], end, False
-        return [ToolCall(spec.tool, {key: given}, None, start, end)], end, mark == ""
+        return [tool_call(spec.tool, {key: given}, None, start, end)], end, mark == ""
 
 
 def _skip(text: str, at: int) -> int:

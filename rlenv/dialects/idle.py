@@ -64,7 +64,7 @@ def _another_grammar(given: DialectSpec) -> Iterator[Finding]:
     """`calls` replaces the forms of the base as a whole; without `body` it is JSON, which the base may not be."""
     from rlenv.dialects.built_in import row_of
 
-    if "base" not in given.model_fields_set:
+    if "base" not in given.model_fields_set or given.base is None:
         return
     bodies = dict.fromkeys(form.body for form in calls_of(row_of(given.base)))
     if "json" in bodies:

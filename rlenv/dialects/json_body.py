@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from rlenv._strict_json import missing_brackets, stopped_at
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_call import json_call_reader, load, shaper
+from rlenv.dialects.json_spans import elements, value_end
 from rlenv.dialects.literals import Broken, value_at
+from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, typed
-from rlenv.messages import MalformedCall, ToolCall
+from rlenv.messages import MalformedCall
 
 __all__ = ["JsonForm", "marks_of", "until"]
 
-_DECODER: Final = json.JSONDecoder()
-_RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[][{},]', re.DOTALL)
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _CONTROL: Final = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _ID: Final = re.compile(r"[\w.\-/: ]{0,128}")
@@ -199,13 +197,13 @@ class JsonForm:
                 head = at + rest
             match = _SPACE.match(text, head)
             head = match.end() if match is not None else head
-            end = _value_end(text, head, stop, raw="raw_strings" in reading.lenient)
+            end = value_end(text, head, stop, raw="raw_strings" in reading.lenient)
             if end < 0 and stop < len(text) and text[stop] == '"':
                 # A string was broken off, by what JSON forbids in one or by the text's end: the call ends where it
                 # would if strings could hold all, or at the next call.
                 again, _ = reading.first(self._stops, stop)
                 stop = again if again >= 0 and _OPEN_STRING.match(text, stop) is None else len(text)
-                whole = _value_end(text, head, stop, raw=True)
+                whole = value_end(text, head, stop, raw=True)
                 stop = whole if whole >= 0 else stop
             is_cut = False
             if end < 0 and (
@@ -373,7 +371,7 @@ class JsonForm:
             read = _with_ids(text[begin:stop], self._spec.id_key, read)
         if len(read) == 1:
             return [self._call(reading, read[0], start, end)]
-        spans = list(_elements(text, begin, stop))
+        spans = list(elements(text, begin, stop))
         if len(spans) != len(read):  # a leniency has read what JSON does not count
             spans = [(start + i, start + i + 1) for i in range(len(read))]
         # A malformed call of a list has the place of its own text, without the marks around the list.
@@ -413,7 +411,7 @@ class JsonForm:
             return malformed(reading.text, f"there is no tool {name[:40]!r}", start, end, name)
         if "typed_strings" in reading.lenient and arguments:
             arguments = _typed_strings(reading, name, arguments)
-        return ToolCall(name, arguments, call_id, start, end)
+        return tool_call(name, arguments, call_id, start, end)
 
 
 def _with_ids(text: str, key: str, read: list[tuple[Any, str | None]]) -> list[tuple[Any, str | None]]:
@@ -443,40 +441,3 @@ def _typed_strings(reading: Reading, name: str, arguments: dict[str, Any]) -> di
 def _escaped(match: re.Match[str]) -> str:
     """A string with its control characters escaped."""
     return _CONTROL.sub(lambda found: found[0] if len(found[0]) > 1 else f"\\u{ord(found[0]):04x}", match[0])
-
-
-def _value_end(text: str, at: int, stop: int, *, raw: bool) -> int:
-    """Where the JSON object or list at `at` ends, at `stop` at the latest; -1 where there is none."""
-    if not text.startswith(("{", "["), at):
-        return -1
-    decoder = _RAW_DECODER if raw else _DECODER
-    # In windows, so that many values in one text cost no more than their length.
-    size = 4096
-    while True:
-        window = text[at : min(at + size, stop)]
-        try:
-            return at + decoder.raw_decode(window)[1]
-        except (ValueError, RecursionError):
-            if at + size >= stop:
-                return -1
-        size *= 4
-
-
-def _elements(text: str, begin: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The places of the elements of the list in `text[begin:stop]`."""
-    depth = 0
-    first = -1
-    for match in _TOKEN.finditer(text, begin, stop):
-        token = match[0]
-        if token in "[{":
-            depth += 1
-            if depth == 1:
-                first = match.end()
-        elif token in "]}":
-            depth -= 1
-            if depth == 0:
-                yield first, match.start()
-                return
-        elif token == "," and depth == 1:
-            yield first, match.start()
-            first = match.end()

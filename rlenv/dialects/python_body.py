@@ -8,6 +8,7 @@ from typing import Final
 from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.literals import Broken, call_at, missing_closes
+from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Call, Outcome, Reading, malformed
 from rlenv.messages import ToolCall
 
@@ -64,7 +65,7 @@ class PythonForm:
             first = start
             while True:
                 name, arguments, at = call_at(reading, at)
-                calls.append(ToolCall(name, arguments, None, first, at))
+                calls.append(tool_call(name, arguments, None, first, at))
                 first = at
                 at = self._skip(text, at)
                 if self._is_list:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from rlenv.dialects.json_call import load
+from rlenv.dialects.quick import malformed_call
 from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
@@ -143,7 +144,7 @@ class Reading:
 
 def malformed(text: str, reason: str, start: int, end: int, name: str | None = None) -> MalformedCall:
     """The broken call that stands from `start` to `end`."""
-    return MalformedCall(text[start:end], reason, start, end, name or None)
+    return malformed_call(text[start:end], reason, start, end, name or None)
 
 
 def _types(schema: Any) -> tuple[str, ...]:

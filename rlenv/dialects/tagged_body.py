@@ -10,9 +10,9 @@ from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import load
 from rlenv.dialects.literals import Broken, literal, value_at
 from rlenv.dialects.nested_body import tree_at, value_of
+from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
 from rlenv.dialects.schema import Shape
-from rlenv.messages import ToolCall
 
 __all__ = ["TaggedForm"]
 
@@ -87,7 +87,7 @@ class TaggedForm:
         reason = self._unknown(reading, name, unwrapped)
         if reason:
             return [malformed(text, reason, start, end, name)], end, False
-        return [ToolCall(name, unwrapped, None, start, end)], end, False
+        return [tool_call(name, unwrapped, None, start, end)], end, False
 
     def _cut(self, reading: Reading, begin: int) -> int:
         return reading.without_cut_mark((*self._closes, *self._keys, self._spec.value_close), begin)

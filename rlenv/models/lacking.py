@@ -75,7 +75,7 @@ def looked_at(
         needs_weights: False where nothing starts here: that weights or their configuration are not there stops
             nothing then.
     """
-    from rlenv.models import local_model, local_tokenizer
+    from rlenv.models import local_model
 
     try:
         place = local_model(model)
@@ -95,15 +95,9 @@ def looked_at(
         weights = weights_in(folder)
         rows = weights.rows
         found.append(_judge_weights(weights.fault, weights.dtypes, needs_weights=needs_weights))
-    try:
-        tokenizer = local_tokenizer(place, chat_template=chat_template)
-    except RlenvError as error:
-        # Importing transformers takes seconds, which a name that the hub does not give is not worth.
-        may_ask = folder.is_dir() or "transformers" in sys.modules
-        other = _through_transformers(place) if may_ask else None
-        if other is None:
-            return [*found, _no_tokenizer(place, folder, error)]
-        tokenizer = other
+    tokenizer = _tokenizer(place, chat_template)
+    if isinstance(tokenizer, Looked):
+        return [*found, tokenizer]
     found.append(Looked("tokenizer"))
     found += _judge_embeddings(tokenizer, config, rows)
     template, encoder = judge_template(tokenizer, environment, template_kwargs)
@@ -142,6 +136,20 @@ def _judge_weights(fault: str, dtypes: frozenset[str], *, needs_weights: bool) -
     if other := sorted(dtypes - _TRAINED):
         return Looked("weights", f"tensors are stored as {', '.join(other)}", "take the model in bfloat16 or float32")
     return Looked("weights")
+
+
+def _tokenizer(place: str, chat_template: str | Path | None) -> LoadedTokenizer | Looked:
+    """The model's tokenizer, or why it has none."""
+    from rlenv.models import local_tokenizer
+
+    folder = Path(place)
+    try:
+        return local_tokenizer(place, chat_template=chat_template)
+    except RlenvError as error:
+        # Importing transformers takes seconds, which a name that the hub does not give is not worth.
+        may_ask = folder.is_dir() or "transformers" in sys.modules
+        other = _through_transformers(place) if may_ask else None
+        return other if other is not None else _no_tokenizer(place, folder, error)
 
 
 def _no_tokenizer(place: str, folder: Path, error: RlenvError) -> Looked:

@@ -17,9 +17,9 @@ from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlenv.errors import UnsupportedTemplate
+from rlenv.errors import UnsupportedTemplate, UsageError
 
-__all__ = ["ChatTemplate", "names_read"]
+__all__ = ["ChatTemplate", "names_read", "template_of"]
 
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
@@ -67,6 +67,28 @@ def names_read(source: str) -> frozenset[str]:
     """
     environment = _environment()
     return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys() - _GIVEN)
+
+
+def template_of(
+    tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any], str]:
+    """The text of a tokenizer's template, or of another one for it, the values that it reads, and the tokenizer's name.
+
+    Raises:
+        UsageError: there is no template.
+    """
+    own = getattr(tokenizer, "chat_template", None)
+    if isinstance(own, Mapping):
+        own = own.get("tool_use", own.get("default"))
+    source = chat_template if chat_template is not None else own
+    if source is None:
+        raise UsageError("the tokenizer has no chat template", hint="give one as chat_template")
+    special = {
+        key: str(value)
+        for key, value in (getattr(tokenizer, "special_tokens_map", None) or {}).items()
+        if isinstance(value, str) or hasattr(value, "content")
+    }
+    return source, {**special, **(kwargs or {})}, str(getattr(tokenizer, "name_or_path", "") or "of this tokenizer")
 
 
 class ChatTemplate:

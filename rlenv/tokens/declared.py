@@ -17,7 +17,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ToolCall
 from rlenv.paths import names_in, read_file
 from rlenv.tokens.chat_template import names_read
-from rlenv.tokens.slots import ContentsLost, NoStopMark
+from rlenv.tokens.layouts import ContentsLost, NoStopMark
 from rlenv.tokens.templated import TemplatedDialect
 
 if TYPE_CHECKING:

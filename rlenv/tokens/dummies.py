@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from rlenv.messages import Message
 
 __all__ = [
+    "ANY_MARK",
     "FORMS",
     "KEYS",
     "SLOT",
@@ -24,6 +25,7 @@ __all__ = [
     "answer_messages",
     "content_mark",
     "said_mark",
+    "shared_marks",
     "shared_text",
     "thought_mark",
     "turn_message",
@@ -41,6 +43,7 @@ TOOL: Final = {
 _S: Final = "\ue000"  # private use: stands in no template
 SLOT: Final = re.compile(f"{_S}([cni])(\\d+){_S}")
 """A mark of an answer: its letter (content, name, id) and its number."""
+ANY_MARK: Final = re.compile(f"qz[tx]\\d+zq|qza\\d+v\\d+zq|{_S}[cni]\\d+{_S}")
 KEYS: Final = ("reasoning_content", "reasoning", "thinking")
 """The names under which templates look for an assistant's thinking, the common one first."""
 THINKING: Final = ("none", "empty", "some", "cut", "left", "closed", "stray")
@@ -240,3 +243,13 @@ class Marks:
         """The mark that `text` begins with, "" where it begins with none."""
         match = self._pattern.match(text) or self._LIKE.match(text)
         return match[0] if match else ""
+
+
+def shared_marks(one: str, other: str) -> str:
+    """What two texts begin with alike, up to the last white space or mark's end, so that no mark is torn apart."""
+    at = len(shared_text(one, other))
+    if at == len(one) or at == len(other):
+        return one[:at]
+    torn = max(one.rfind(sign, max(at - 40, 0), at) for sign in "<[")
+    whole = max(one.rfind(sign, max(at - 40, 0), at) for sign in ">]")
+    return one[:torn] if torn > whole else one[:at]

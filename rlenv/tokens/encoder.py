@@ -5,23 +5,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 
 from rlenv.dialects.base import SameTurn
-from rlenv.errors import EpisodeError, UnsupportedTemplate, UsageError
+from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message
-from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.chat_template import ChatTemplate, template_of
 from rlenv.tokens.cut import Keep, token_cut
 from rlenv.tokens.dummies import TOOL, USER, Marks, Turn
 from rlenv.tokens.growth import Finding, Growth
-from rlenv.tokens.images import ProcessorImages, Shown, as_template_reads
+from rlenv.tokens.images import NoImages, ProcessorImages, Shown, as_template_reads
+from rlenv.tokens.layouts import Layout
+from rlenv.tokens.limits import Limits
 from rlenv.tokens.observations import MAX_MESSAGES, Observations
 from rlenv.tokens.prompt_ids import PromptIds
 from rlenv.tokens.rows import TokenRows
 from rlenv.tokens.shapes import Story
-from rlenv.tokens.slots import Layout
+from rlenv.tokens.slots import Deriver
 from rlenv.tokens.stops import end_marks
 from rlenv.tokens.trajectory import TokenTrajectory
 from rlenv.tokens.vocabulary import Vocabulary, encode, fast_tokenizer
@@ -93,8 +94,9 @@ class TokenEncoder:
         self.history: History = history
         self.same_turn = same_turn
         self.images = images
-        source, values, name = _template_of(tokenizer, chat_template, template_kwargs)
-        self.vocabulary = Vocabulary(fast_tokenizer(tokenizer), size=vocab_size, source=source)
+        backend = fast_tokenizer(tokenizer)
+        source, values, name = template_of(tokenizer, chat_template, template_kwargs)
+        self.vocabulary = Vocabulary(backend, size=vocab_size, source=source)
         if images is not None and images.place not in self.vocabulary.added:
             raise UnsupportedTemplate(f"tokenizer {name}: the processor's {images.place} is no token of it")
         leaks = self.vocabulary.leaks()
@@ -104,6 +106,7 @@ class TokenEncoder:
                 " could not be told from structure"
             )
         self.template = ChatTemplate(source, name=name, values=values)
+        self._seen_by = images if images is not None else NoImages(name)
         self._thinking = tuple(thinking)
         named = (stop,) if isinstance(stop, str) else tuple(stop or ())
         eos = str(getattr(tokenizer, "eos_token", None) or self.template.values.get("eos_token") or "")
@@ -114,13 +117,10 @@ class TokenEncoder:
 
     def _bind(self) -> None:
         """Derives all that depends on the template."""
-        marks = Marks(tuple(self.vocabulary.added))
-        known = (*self._named, *self.vocabulary.texts(self._given_ends))
-        skipped: list[str] = []
-        self._observations = Observations(
-            self.template, self.vocabulary, known, marks, self.images, self.same_turn, skipped
-        )
         place = self.images.place if self.images is not None else ""
+        skipped: list[str] = []
+        deriver = Deriver(self.template, self.declared_ends, Marks(tuple(self.vocabulary.added)), place, skipped)
+        self._observations = Observations(deriver, self.vocabulary, self.images, self.same_turn)
         self.growth = Growth(
             self.template, self._observations.derive, added=self.vocabulary.added, thinking=self._thinking, place=place
         )
@@ -189,28 +189,9 @@ class TokenEncoder:
     def show(self, messages: Sequence[Message]) -> Shown:
         """Messages of the environment as this policy sees them: images decoded, or a note where one cannot be.
 
-        A policy that reads text alone is told of each message's images, and shown none: what a tool's server answers
-        may end nobody's run.
+        A policy that reads text alone is told of each message's images, and shown none.
         """
-        if self.images is not None:
-            return self.images.show(messages)
-        return Shown(tuple(_told_of_images(message) if message.images else message for message in messages))
-
-    def _refuse_images(self, messages: Sequence[Message | Mapping[str, Any]]) -> None:
-        for index, message in enumerate(messages):
-            if isinstance(message, Message) and message.images:
-                who = f"{message.role} {message.name}" if message.name else message.role
-                raise UnsupportedTemplate(
-                    f"message {index + 1} ({who}) has {len(message.images)} images, and the policy of chat template"
-                    f" {self.template.name} reads text alone; leave out prompt.images, or train a model whose processor"
-                    " takes images (TokenEncoder(images=ProcessorImages(processor)))"
-                )
-
-    def _show_prompt(self, messages: Sequence[Message | Mapping[str, Any]]) -> Shown:
-        if self.images is not None:
-            return self.images.show_prompt(messages)
-        self._refuse_images(messages)
-        return Shown(())
+        return self._seen_by.show(messages)
 
     def start(
         self,
@@ -238,20 +219,28 @@ class TokenEncoder:
             EpisodeError: the prompt is longer than `max_prompt_tokens` (`reason` is "prompt_tokens"), or fills
                 `max_total_tokens` (`reason` is "total_tokens"), or an image of it cannot be read (`reason` is "image").
         """
-        shown = self._show_prompt(messages)
-        if self.same_turn is not None:
-            tools = ()
-        story = self.story(messages, tools)
-        return self._trajectory(
-            self._prompt_ids.of_prompt(messages, tools, shown.places, story.now),
-            story,
-            images=shown.images,
+        limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
             max_response_tokens=max_response_tokens,
             max_total_tokens=max_total_tokens,
             max_observation_tokens=max_observation_tokens,
             keep=keep,
         )
+        return self.start_within(limits, messages, tools)
+
+    def start_within(
+        self,
+        limits: Limits,
+        messages: Sequence[Message | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> TokenTrajectory:
+        """What `start` gives."""
+        shown = self._seen_by.show_prompt(messages)
+        if self.same_turn is not None:
+            tools = ()
+        story = self.story(messages, tools)
+        ids = self._prompt_ids.of_prompt(messages, tools, shown.places, story.now)
+        return TokenTrajectory(self, ids, story, limits, images=shown.images)
 
     def start_rows(
         self,
@@ -264,23 +253,23 @@ class TokenEncoder:
 
         `limits` are those of `start`; `TokenRows` says which hold for each row and which for all together.
         """
-        return TokenRows(self, messages, tools=tools, **limits)
+        return TokenRows(self, messages, tools, Limits(**limits))
 
     def start_after(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
         said: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        story: Story | None = None,
-        **limits: Any,
+        tools: Sequence[Mapping[str, Any]],
+        story: Story,
+        limits: Limits,
     ) -> TokenTrajectory:
         """A trajectory that goes on after `said`, what a policy and the environment said after the first `messages`.
 
         Every word of `said` is text, whatever it spells; thinking and calls are written by the template.
 
         Args:
-            story: the shapes of what was said, where a trajectory knows them.
+            story: the shapes of what was said.
 
         Raises:
             UnsupportedTemplate: the template refuses the conversation.
@@ -288,45 +277,9 @@ class TokenEncoder:
         """
         if self.same_turn is not None:
             tools = ()
-        shown = self._show_prompt((*messages, *said))
-        if story is None:
-            whole = [*map(as_template_reads, messages), *map(as_template_reads, said)]
-            story = Story(whole, tools, datetime.now())
+        shown = self._seen_by.show_prompt((*messages, *said))
         ids = self._prompt_ids.of_history(messages, said, tools, shown.places, story.now, self.growth.way)
-        return self._trajectory(ids, story, images=shown.images, **limits)
-
-    def _trajectory(
-        self,
-        ids: array[int],
-        story: Story,
-        *,
-        images: Sequence[Any] = (),
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        max_total_tokens: int | None = None,
-        max_observation_tokens: int | None = None,
-        keep: Keep = "head_tail",
-    ) -> TokenTrajectory:
-        if max_prompt_tokens is not None and len(ids) > max_prompt_tokens:
-            raise EpisodeError(
-                f"the prompt has {len(ids)} tokens; expected at most {max_prompt_tokens} (max_prompt_tokens)",
-                reason="prompt_tokens",
-            )
-        if max_total_tokens is not None and len(ids) >= max_total_tokens:
-            raise EpisodeError(
-                f"the prompt has {len(ids)} tokens; expected fewer than {max_total_tokens} (max_total_tokens)",
-                reason="total_tokens",
-            )
-        return TokenTrajectory(
-            self,
-            ids,
-            story,
-            images=images,
-            max_response_tokens=max_response_tokens,
-            max_total_tokens=max_total_tokens,
-            max_observation_tokens=max_observation_tokens,
-            keep=keep,
-        )
+        return TokenTrajectory(self, ids, story, limits, images=shown.images)
 
     def encode_prompt(
         self,
@@ -469,29 +422,3 @@ class TokenEncoder:
         if self.same_turn is not None:
             return Finding("", self._observations.derive(turn.roles, turn.images, None, ()), turn.roles)
         return self.growth.look(story, turn)
-
-
-def _template_of(
-    tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any] | None
-) -> tuple[str, dict[str, Any], str]:
-    """The template's text, the values that it reads, and the tokenizer's name."""
-    own = getattr(tokenizer, "chat_template", None)
-    if isinstance(own, Mapping):
-        own = own.get("tool_use", own.get("default"))
-    source = chat_template if chat_template is not None else own
-    fast_tokenizer(tokenizer)
-    if source is None:
-        raise UsageError("the tokenizer has no chat template", hint="give one as chat_template")
-    special = {
-        key: str(value)
-        for key, value in (getattr(tokenizer, "special_tokens_map", None) or {}).items()
-        if isinstance(value, str) or hasattr(value, "content")
-    }
-    return source, {**special, **(kwargs or {})}, str(getattr(tokenizer, "name_or_path", "") or "of this tokenizer")
-
-
-def _told_of_images(message: Message) -> Message:
-    count = len(message.images)
-    note = "1 image is not shown: it" if count == 1 else f"{count} images are not shown: they"
-    note = f"[{note} cannot be seen here]"
-    return replace(message, content=f"{message.content}\n{note}" if message.content else note, images=())

@@ -10,7 +10,7 @@ from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.images import MAX_PIXELS, UnreadableImage, open_image
 from rlenv.messages import Image, Message
 
-__all__ = ["ProcessorImages", "Shown", "as_template_reads", "fill_places"]
+__all__ = ["NoImages", "ProcessorImages", "Shown", "as_template_reads", "fill_places"]
 
 _KEPT: Final = 4096  # sizes of images whose tokens are remembered
 
@@ -139,6 +139,44 @@ class ProcessorImages:
                 except UnreadableImage as error:
                     raise EpisodeError(f"image {number} of message {index + 1}: {error}", reason="image") from error
         return Shown((), tuple(opened), tuple(map(self.text_of, opened)))
+
+
+class NoImages:
+    """What a policy that reads text alone makes of images.
+
+    Args:
+        name: how errors call its chat template.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def show(self, messages: Sequence[Message]) -> Shown:
+        """Messages of the environment, with a note for the images of each: what a tool answers may end nobody's run."""
+        return Shown(tuple(_told_of_images(message) if message.images else message for message in messages))
+
+    def show_prompt(self, messages: Sequence[Message | Mapping[str, Any]]) -> Shown:
+        """Messages of a prompt.
+
+        Raises:
+            UnsupportedTemplate: one of them has images.
+        """
+        for index, message in enumerate(messages):
+            if isinstance(message, Message) and message.images:
+                who = f"{message.role} {message.name}" if message.name else message.role
+                raise UnsupportedTemplate(
+                    f"message {index + 1} ({who}) has {len(message.images)} images, and the policy of chat template"
+                    f" {self._name} reads text alone; leave out prompt.images, or train a model whose processor"
+                    " takes images (TokenEncoder(images=ProcessorImages(processor)))"
+                )
+        return Shown(())
+
+
+def _told_of_images(message: Message) -> Message:
+    count = len(message.images)
+    note = "1 image is not shown: it" if count == 1 else f"{count} images are not shown: they"
+    note = f"[{note} cannot be seen here]"
+    return replace(message, content=f"{message.content}\n{note}" if message.content else note, images=())
 
 
 def as_template_reads(message: Message | Mapping[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from typing import Any, Final
 from rlenv.dialects.base import SameTurn
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
-from rlenv.tokens.chat_template import ChatTemplate
-from rlenv.tokens.dummies import Marks
 from rlenv.tokens.images import ProcessorImages
+from rlenv.tokens.layouts import TRANSFORMS, Layout, Slot
 from rlenv.tokens.program import Program
 from rlenv.tokens.prompt_ids import CHECKS, call_id
-from rlenv.tokens.slots import TRANSFORMS, Layout, Slot, derive
+from rlenv.tokens.slots import Deriver
 from rlenv.tokens.vocabulary import Vocabulary, encode
 
 __all__ = ["MAX_MESSAGES", "Observations"]
@@ -27,23 +26,13 @@ MAX_MESSAGES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Derives layouts and makes programs of them, each once; shared by all trajectories of a process.
+    """Derives layouts and makes programs of them, each once; shared by all trajectories of a process."""
 
-    `stops` are the known marks that end a turn, `skipped` those that may stand before a call and are none of it.
-    """
-
-    template: ChatTemplate
+    deriver: Deriver
     vocabulary: Vocabulary
-    stops: tuple[str, ...]
-    marks: Marks
     images: ProcessorImages | None
     same_turn: SameTurn | None
-    skipped: Sequence[str]
     kept: dict[Layout, Program | UnsupportedTemplate] = field(default_factory=dict)
-
-    @property
-    def _place(self) -> str:
-        return self.images.place if self.images is not None else ""
 
     def derive(
         self,
@@ -62,20 +51,10 @@ class Observations:
                 f"{len(roles)} messages answer one turn; token ids are made for at most {MAX_MESSAGES}"
             )
         if self.same_turn is None:
-            return derive(
-                self.template,
-                roles,
-                self.stops,
-                images=counts,
-                place=self._place,
-                marks=self.marks,
-                before=before,
-                tools=tools,
-                skipped=self.skipped,
-            )
+            return self.deriver.layout(roles, images=counts, before=before, tools=tools)
         if counts:
             raise UnsupportedTemplate("a dialect that goes on in the assistant's own turn shows no images")
-        stop = derive(self.template, ("user",), self.stops, marks=self.marks).stop
+        stop = self.deriver.layout(("user",)).stop
         return _going_on(roles, self.same_turn, stop)
 
     def program(self, layout: Layout) -> Program:
@@ -87,7 +66,7 @@ class Observations:
         found = self.kept.get(layout)
         if found is None:
             try:
-                found = Program.of(_with_places(layout, None, self._place), self.vocabulary, self._plain)
+                found = Program.of(_with_places(layout, None, self.deriver.place), self.vocabulary, self._plain)
                 if self.same_turn is None:
                     self._check(layout, found)
             except UnsupportedTemplate as error:
@@ -107,7 +86,7 @@ class Observations:
         """
         program = self.program(layout)
         if places:
-            program = Program.of(_with_places(layout, places, self._place), self.vocabulary, self._plain)
+            program = Program.of(_with_places(layout, places, self.deriver.place), self.vocabulary, self._plain)
         plain = self.images.plain if self.images is not None else str
 
         def value(slot: Slot) -> str:
@@ -125,14 +104,14 @@ class Observations:
 
     def _check(self, layout: Layout, program: Program) -> None:
         """Harmless contents must encode to what the whole tokenizer makes of the rendered text."""
-        name = self.template.name
+        name = self.deriver.template.name
         if layout.stop not in self.vocabulary.added:
             raise UnsupportedTemplate(f"chat template {name} ends a turn with {layout.stop}, which is no single token")
         for content in CHECKS:
 
             def value(slot: Slot, content: str = content) -> str:
                 if slot.field == "image":
-                    return self._place
+                    return self.deriver.place
                 return slot.transform(content) if slot.field == "content" else "name00000"
 
             whole = encode(self.vocabulary.full, layout.stop + layout.text(value))

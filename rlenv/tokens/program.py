@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlenv.tokens.slots import Slot, TextSlot
+from rlenv.tokens.layouts import Slot, TextSlot
 from rlenv.tokens.vocabulary import Vocabulary
 
 __all__ = ["Program", "Run"]

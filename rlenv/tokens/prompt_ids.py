@@ -17,9 +17,9 @@ from rlenv.messages import MalformedCall, Message
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.dummies import Way
 from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
+from rlenv.tokens.layouts import TRANSFORMS, Slot, TextSlot
 from rlenv.tokens.program import Program
 from rlenv.tokens.prompts import Part, encode_parts, written_parts
-from rlenv.tokens.slots import TRANSFORMS, Slot, TextSlot
 from rlenv.tokens.vocabulary import Vocabulary, encode
 
 __all__ = ["CHECKS", "PromptIds", "call_id"]

@@ -19,8 +19,8 @@ from typing import Any, Final
 from rlenv.control import Spans
 from rlenv.errors import UnsupportedTemplate
 from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.layouts import TextSlot
 from rlenv.tokens.program import Program
-from rlenv.tokens.slots import TextSlot
 from rlenv.tokens.vocabulary import Signs, Vocabulary
 
 __all__ = ["Part", "Written", "encode_parts", "written_parts"]

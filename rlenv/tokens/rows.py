@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import Message, Observation
+from rlenv.tokens.limits import Limits
 from rlenv.tokens.trajectory import TokenTrajectory
 
 if TYPE_CHECKING:
@@ -38,23 +40,19 @@ class TokenRows:
         self,
         encoder: TokenEncoder,
         messages: Sequence[Message | Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        max_response_tokens: int | None = None,
-        **limits: Any,
+        tools: Sequence[Mapping[str, Any]],
+        limits: Limits,
     ) -> None:
         self._encoder = encoder
         self._given = tuple(messages)
         self._said: list[Message] = []
         self._tools = tools
-        self._budget = max_response_tokens
+        self._budget = limits.max_response_tokens
         self._text = ""
         self._spent = 0  # of the budget, in the rows before the last
         self.reason = ""
-        self.rows: list[TokenTrajectory] = [
-            encoder.start(messages, tools=tools, max_response_tokens=max_response_tokens, **limits)
-        ]
-        self._limits = {name: value for name, value in limits.items() if name != "max_prompt_tokens"}
+        self.rows: list[TokenTrajectory] = [encoder.start_within(limits, messages, tools)]
+        self._limits = replace(limits, max_prompt_tokens=None)
 
     @property
     def last(self) -> TokenTrajectory:
@@ -168,8 +166,7 @@ class TokenRows:
                 (*self._said, self._told(said), *messages),
                 tools=self._tools,
                 story=story,
-                max_response_tokens=left_over,
-                **self._limits,
+                limits=replace(self._limits, max_response_tokens=left_over),
             )
         except EpisodeError as error:
             return None, 0, str(error)

@@ -7,10 +7,9 @@ where what it writes is the literal text around a known transformation of the co
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rlenv.errors import UnsupportedTemplate
@@ -32,23 +31,9 @@ from rlenv.tokens.dummies import (
     shown_content,
     turn_message,
 )
+from rlenv.tokens.layouts import TRANSFORMS, Layout, NoStopMark, Slot, split_slots
 
-__all__ = ["STOPS", "TRANSFORMS", "ContentsLost", "Layout", "NoStopMark", "Slot", "TextSlot", "derive", "split_slots"]
-
-
-class ContentsLost(UnsupportedTemplate):
-    """The template writes some content not once, or not in order."""
-
-
-class NoStopMark(UnsupportedTemplate):
-    """The template ends an assistant's turn with no mark that is known; `near` is what stands there."""
-
-    def __init__(self, name: str, near: str) -> None:
-        self.near = near
-        super().__init__(
-            f"chat template {name} ends an assistant's turn with no known stop mark: {near!r}; name it by stop"
-        )
-
+__all__ = ["STOPS", "Deriver"]
 
 _PROBES: Final = (
     "",
@@ -63,15 +48,6 @@ _PROBES: Final = (
 )
 _MOST_APART: Final = 16
 """The most messages whose contents are looked at one by one."""
-TRANSFORMS: Final[dict[str, Callable[[str], str]]] = {
-    "as it is": lambda text: text,
-    "strip": str.strip,
-    "lstrip": str.lstrip,
-    "rstrip": str.rstrip,
-    "tojson": lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
-    "ascii tojson": lambda text: json.dumps(text)[1:-1],
-    "strip, tojson": lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
-}
 STOPS: Final = (
     "<start_function_response>",
     "<|im_end|>",
@@ -92,114 +68,55 @@ _ONE_WAY: Final = Way("")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A place for a field of message `index`; `transform` is what the template does to it.
+class Deriver:
+    """Derives what a template writes behind an assistant's turn.
 
-    A slot of the field `image` stands for one placeholder; its `index` counts the images of all messages.
-    """
-
-    field: Literal["content", "name", "tool_call_id", "image"]
-    index: int
-    transform: Callable[[str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class TextSlot:
-    """A content that is always the same: text, whatever it spells."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a template writes behind an assistant's turn for messages of given roles.
-
-    `stop` is the mark behind the turn. `ends_turns` says that the template ends a turn with a mark of its own; else
-    `stop` is what the next message begins with. `opener` and `closer` are what a call begins and ends with ("" where
-    none is known).
-    """
-
-    stop: str
-    parts: tuple[str | Slot, ...]
-    form: Form = FORMS[0]
-    ends_turns: bool = True
-    opener: str = ""
-    closer: str = ""
-
-    def text(self, value: Callable[[Slot], str]) -> str:
-        """The text behind the stop mark with every slot filled."""
-        return "".join([part if isinstance(part, str) else value(part) for part in self.parts])
-
-
-def split_slots(text: str, *, name: str, contents: int) -> Iterator[str | tuple[str, int]]:
-    """Literal text and (letter, index) of each slot, in order.
-
-    Raises:
-        UnsupportedTemplate: a content stands not exactly once, or out of order.
-    """
-    seen: list[int] = []
-    at = 0
-    for match in SLOT.finditer(text):
-        if match.start() > at:
-            yield text[at : match.start()]
-        at = match.end()
-        index = int(match[2])
-        if match[1] == "c":
-            seen.append(index)
-        yield match[1], index
-    if at < len(text):
-        yield text[at:]
-    if seen != list(range(contents)):
-        lost = "" if seen else "; it leaves out what these messages say, so that no policy would read it"
-        raise ContentsLost(
-            f"chat template {name} writes contents {seen} where messages 0 to {contents - 1} were given, each once"
-            + lost
-        )
-
-
-def derive(
-    template: ChatTemplate,
-    roles: tuple[str, ...],
-    stops: Sequence[str],
-    *,
-    images: tuple[int, ...] = (),
-    place: str = "",
-    marks: Marks | None = None,
-    before: Sequence[Mapping[str, Any]] | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
-    skipped: Sequence[str] = (),
-) -> Layout:
-    """The layout for messages of `roles` that follow an assistant's turn.
-
-    Args:
+    Attributes:
         stops: the stop marks to look for first.
-        images: how many images each of the messages has; () where none has any.
+        marks: the tokenizer's; without one, what looks like a mark.
         place: the placeholder that the template writes for an image.
-        marks: the tokenizer's; None: what looks like a mark.
-        before: the first messages; None: a user's message, and made-up tools where the template asks for some.
-        tools: the schemas that stand with `before`.
         skipped: marks that may stand before a call and are none of it, as those of thinking.
-
-    Raises:
-        UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
     """
-    first: UnsupportedTemplate | None = None
-    for form in FORMS:
-        if before is not None and form.has_tools:
-            continue
-        if form.is_plain and first is not None and _NO_CALLS not in str(first):
-            continue  # it knows calls, and something else is amiss
-        given = (TOOL,) if form.has_tools else tuple(tools)
-        for named in _named(form, given):
-            try:
-                return _Derivation(
-                    template, named, Turn("none", "" if "tool" in roles else "before", roles, images), before, given,
-                    marks if marks is not None else Marks(), stops, place, skipped
-                ).layout()  # fmt: skip
-            except UnsupportedTemplate as error:
-                first = error if first is None or (named.is_plain and _NO_CALLS in str(first)) else first
-    assert first is not None
-    raise first
+
+    template: ChatTemplate
+    stops: Sequence[str]
+    marks: Marks = field(default_factory=Marks)
+    place: str = ""
+    skipped: Sequence[str] = ()
+
+    def layout(
+        self,
+        roles: tuple[str, ...],
+        *,
+        images: tuple[int, ...] = (),
+        before: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Layout:
+        """The layout for messages of `roles` that follow an assistant's turn.
+
+        Args:
+            images: how many images each of the messages has; () where none has any.
+            before: the first messages; None: a user's message, and made-up tools where the template asks for some.
+            tools: the schemas that stand with `before`.
+
+        Raises:
+            UnsupportedTemplate: no exact layout can be derived; the message names the template and the place.
+        """
+        turn = Turn("none", "" if "tool" in roles else "before", roles, images)
+        first: UnsupportedTemplate | None = None
+        for form in FORMS:
+            if before is not None and form.has_tools:
+                continue
+            if form.is_plain and first is not None and _NO_CALLS not in str(first):
+                continue  # it knows calls, and something else is amiss
+            given = (TOOL,) if form.has_tools else tuple(tools)
+            for named in _named(form, given):
+                try:
+                    return _Derivation(self, named, turn, before, given).layout()
+                except UnsupportedTemplate as error:
+                    first = error if first is None or (named.is_plain and _NO_CALLS in str(first)) else first
+        assert first is not None
+        raise first
 
 
 def _named(form: Form, tools: Sequence[Mapping[str, Any]]) -> Iterator[Form]:
@@ -216,25 +133,18 @@ class _Derivation:
 
     def __init__(
         self,
-        template: ChatTemplate,
+        given: Deriver,
         form: Form,
         turn: Turn,
         before: Sequence[Mapping[str, Any]] | None,
         tools: Sequence[Mapping[str, Any]],
-        marks: Marks,
-        stops: Sequence[str],
-        place: str,
-        skipped: Sequence[str],
     ) -> None:
-        self.template = template
+        self.template, self.marks, self.stops, self.place = given.template, given.marks, given.stops, given.place
+        self.skipped = [mark for mark in given.skipped if mark]
         self.form = form
         self.turn = turn
         self.before = list(before) if before is not None else [USER]
         self.tools = tools
-        self.marks = marks
-        self.stops = stops
-        self.place = place
-        self.skipped = [mark for mark in skipped if mark]
         self.said = turn_message(form, _ONE_WAY, turn, 0, 0)
         self.last = argument_mark(0, turn.calls - 1) if turn.calls else said_mark(0)
 

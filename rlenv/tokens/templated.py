@@ -11,7 +11,8 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, ParsedAction
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.images import as_template_reads
-from rlenv.tokens.slots import STOPS, Layout, NoStopMark, Slot, derive
+from rlenv.tokens.layouts import Layout, NoStopMark, Slot
+from rlenv.tokens.slots import STOPS, Deriver
 
 __all__ = ["TemplatedDialect"]
 
@@ -114,7 +115,7 @@ class TemplatedDialect:
     def _layout(self, roles: tuple[str, ...]) -> Layout:
         layout = self._layouts.get(roles)
         if layout is None:
-            layout = derive(self._template, roles, self._stops)
+            layout = Deriver(self._template, self._stops).layout(roles)
             self._check_stop(layout)
             self._layouts[roles] = layout
         return layout

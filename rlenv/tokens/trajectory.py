@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlenv.errors import UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation
-from rlenv.tokens.cut import CHARS_A_TOKEN, Keep, token_cut
+from rlenv.tokens.cut import CHARS_A_TOKEN, token_cut
 from rlenv.tokens.dummies import Turn
 from rlenv.tokens.ending import end_of
 from rlenv.tokens.growth import Finding
+from rlenv.tokens.limits import Limits
 from rlenv.tokens.shapes import Story
 
 if TYPE_CHECKING:
@@ -46,10 +47,9 @@ class TokenTrajectory:
         "_encoder",
         "_ids",
         "_last",
+        "_limits",
         "_logprobs",
         "_mask",
-        "_max_response_tokens",
-        "_max_total_tokens",
         "_opens",
         "_prompt_length",
         "_story",
@@ -57,8 +57,6 @@ class TokenTrajectory:
         "differences",
         "has_logprobs",
         "images",
-        "keep",
-        "max_observation_tokens",
         "reason",
         "turn_spans",
     )
@@ -68,25 +66,20 @@ class TokenTrajectory:
         encoder: TokenEncoder,
         prompt_ids: array[int],
         story: Story,
+        limits: Limits,
         *,
         images: Sequence[Any] = (),
-        max_response_tokens: int | None = None,
-        max_total_tokens: int | None = None,
-        max_observation_tokens: int | None = None,
-        keep: Keep = "head_tail",
     ) -> None:
+        limits.check_prompt(len(prompt_ids))
         self._encoder = encoder
         self._ids = prompt_ids
         self._prompt_length = len(prompt_ids)
         self._mask = bytearray()
         self._logprobs = array("d")
-        self._max_response_tokens = max_response_tokens
-        self._max_total_tokens = max_total_tokens
+        self._limits = limits
         self._story = story
         self._opens: bool | None = None  # whether the prompt of the last turn ends inside thinking
         self._last = ""
-        self.max_observation_tokens = max_observation_tokens
-        self.keep = keep
         self.reason = ""
         self.turn_spans: list[tuple[int, int]] = []
         self.closed_turns: list[int] = []
@@ -125,7 +118,7 @@ class TokenTrajectory:
     @property
     def remaining(self) -> int | None:
         """How many more tokens the response may have, at least 0; None where it has no limit."""
-        limit = self._limit_of_response()[0]
+        limit = self._limits.of_response(self._prompt_length)[0]
         return None if limit is None else max(limit - len(self._mask), 0)
 
     @property
@@ -143,15 +136,6 @@ class TokenTrajectory:
     def opens(self, thinking: bool) -> None:
         """Says whether the prompt ends inside a block of thinking; it is found by rendering where nobody does."""
         self._opens = thinking
-
-    def _limit_of_response(self) -> tuple[int | None, str]:
-        """The tokens that the response may have in all, and which limit it is."""
-        limit, name = self._max_response_tokens, "response"
-        if self._max_total_tokens is not None:
-            total = self._max_total_tokens - self._prompt_length
-            if limit is None or total < limit:
-                return total, "total"
-        return limit, name
 
     def __len__(self) -> int:
         """The tokens of the response."""
@@ -296,11 +280,11 @@ class TokenTrajectory:
         messages = self._encoder.show(messages).messages
         if limit is None:
             return messages
-        cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
+        cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self._limits.keep)
         return tuple(replace(message, content=cut(message.content)) for message in messages)
 
     def _limit(self, max_tokens: int | None) -> int | None:
-        return max_tokens if max_tokens is not None else self.max_observation_tokens
+        return max_tokens if max_tokens is not None else self._limits.max_observation_tokens
 
     def _check(self, observation: Observation) -> None:
         if not observation.messages:
@@ -356,7 +340,7 @@ class TokenTrajectory:
             if sum(len(message.content) for message in messages) <= limit * CHARS_A_TOKEN:
                 ids = self._encoder.encode_messages(messages, places=places, layout=layout)
             if ids is None or len(ids) > limit:
-                cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self.keep)
+                cut = token_cut(self._encoder.vocabulary.plain, max_tokens=limit, keep=self._limits.keep)
                 messages = [replace(message, content=cut(message.content)) for message in messages]
                 ids = None
         if ids is None:
@@ -375,9 +359,9 @@ class TokenTrajectory:
             if last != stop_id and not is_ended:
                 ids = array("q", (stop_id,)) + ids
                 is_closed = True
-        limit, name = self._limit_of_response()
+        limit, name = self._limits.of_response(self._prompt_length)
         if limit is not None and len(self._mask) + len(ids) > limit:
-            whole = self._max_response_tokens if name == "response" else self._max_total_tokens
+            whole = self._limits.max_response_tokens if name == "response" else self._limits.max_total_tokens
             self.reason = f"the observation has {len(ids)} tokens; {self.remaining} of {whole} {name} tokens are left"
             return False
         if is_closed:

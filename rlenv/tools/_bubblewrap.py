@@ -178,6 +178,37 @@ def _bound(path: str, *, may_write: bool) -> list[str]:
     return [*options, "--bind" if may_write else "--ro-bind", path, path]
 
 
+def _files(program: str, folders: Mapping[str, bool]) -> list[str]:
+    """What is seen of the machine: its files, but for those that are hidden, the program's and `folders`."""
+    options = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    hidden = [path for path in _HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
+    for path in (*hidden, "/dev/shm"):
+        options += ["--perms", "1777" if path in _SHARED else "0755", "--size", str(_SHARED_BYTES), "--tmpfs", path]
+    options += _bound(program, may_write=False)
+    for folder, may_write in folders.items():
+        options += _bound(folder, may_write=may_write)
+        if may_write and has_other_user():
+            os.chown(folder, NOBODY, NOBODY)
+    for path in (*hidden, "/dev"):
+        if path not in _SHARED:
+            options += ["--remount-ro", path]
+    return options
+
+
+def _as_user(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The capabilities that starting `argv` as its user takes, and the program that does."""
+    capabilities = ["--cap-drop", "ALL"]
+    if not has_other_user():
+        return capabilities, list(argv)
+    # The last is for entering the folder where it starts; all are gone before the program begins.
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH"):
+        capabilities += ["--cap-add", capability]
+    identity = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+    return capabilities, [
+        str(shutil.which("setpriv")), *identity, "--inh-caps=-all", "--bounding-set=-all", "--", *argv
+    ]  # fmt: skip
+
+
 @contextmanager
 def confined(
     argv: Sequence[str],
@@ -202,24 +233,12 @@ def confined(
     Raises:
         UsageError: bubblewrap does not work here.
     """
-    sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--ro-bind", "/", "/"]
-    hidden = [path for path in _HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
-    sandbox += ["--dev", "/dev", "--proc", "/proc"]
-    for path in (*hidden, "/dev/shm"):
-        sandbox += ["--perms", "1777" if path in _SHARED else "0755", "--size", str(_SHARED_BYTES), "--tmpfs", path]
-    sandbox += _bound(argv[0], may_write=False)
-    for folder, may_write in folders.items():
-        sandbox += _bound(folder, may_write=may_write)
-        if may_write and has_other_user():
-            os.chown(folder, NOBODY, NOBODY)
-    for path in (*hidden, "/dev"):
-        if path not in _SHARED:
-            sandbox += ["--remount-ro", path]
-    sandbox += ["--chdir", cwd, "--cap-drop", "ALL"]
+    sandbox = [check_bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session"]
+    capabilities, program = _as_user(argv)
+    sandbox += [*_files(argv[0], folders), "--chdir", cwd, *capabilities]
     handshake = Handshake(other_user=has_other_user())
     filter_fd = os.memfd_create("filter")
     loop = asyncio.get_running_loop()
-
     found = Confined((), has_sandbox=False)
 
     def started() -> None:
@@ -231,21 +250,6 @@ def confined(
 
     try:
         os.pwrite(filter_fd, system_call_filter("program" if processes else "single"), 0)
-        program = list(argv)
-        if has_other_user():
-            # The last is for entering `cwd`; all are gone before the program begins.
-            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_DAC_READ_SEARCH"):
-                sandbox += ["--cap-add", capability]
-            identity = [
-                "--reuid",
-                str(NOBODY),
-                "--regid",
-                str(NOBODY),
-                "--clear-groups",
-                "--inh-caps=-all",
-                "--bounding-set=-all",
-            ]
-            program = [str(shutil.which("setpriv")), *identity, "--", *program]
         loop.add_reader(handshake.fileno, started)
         found.argv = (*sandbox, *handshake.options, "--seccomp", str(filter_fd), "--", *program)
         found.pass_fds = (*handshake.pass_fds, filter_fd)

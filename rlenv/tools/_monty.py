@@ -8,25 +8,18 @@ threads. To be looked at again with a later version.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import secrets
-import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from rlenv._bounded import bounded, encodable, size
+from rlenv._bounded import bounded, size
 from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.tools._cell import Outcome, is_plain, plain
-from rlenv.tools._snippet import Snippet, read_snippet
-from rlenv.tools._work import work_of
+from rlenv.tools._cell import Outcome
+from rlenv.tools._monty_cell import LOOK_AGAIN_S, Asked, Cell, Notebook
 from rlenv.tools.base import Tool, ToolContext
 
 if TYPE_CHECKING:
@@ -36,59 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["monty_runner"]
 
-_MAX_SHOWN = 10_000
 _MAX_KEPT_ARGUMENTS = 1_000
 _MAX_ARGUMENTS = 1_000_000
 _MARGIN_S = 0.25
 """So long before the call's end waiting for a worker is given up."""
 _GRACE_S = 2.0
 """So long after its limit a worker that says nothing is killed."""
-_LOOK_AGAIN_S = 0.05
 _MOST_SILENT_S = 60.0
 """A worker that says nothing for so long, and that nobody waits for any more, is replaced."""
-
-# Runs before the code does: a code that calls something `len` or `type` is shown as any other. {name} cannot be
-# guessed, and the value of the last expression stands under it too. What leaves the sandbox is small, whatever it is.
-_PRELUDE = """
-def {name}_plain(
-    value, depth, type=type, len=len, scalars=(bool, type(None)), int=int, float=float, str=str, list=list, dict=dict
-):
-    kind = type(value)
-    if kind in scalars or kind == float and -1e308 <= value <= 1e308:
-        return 1
-    if kind == int:
-        return 1 if -10**1000 < value < 10**1000 else 100_000
-    if kind == str:
-        return 1 + len(value)
-    if kind != list and kind != dict or depth > 18 or len(value) > 2_000:
-        return 100_000
-    size = 1
-    for item in value:
-        if kind == dict:
-            if type(item) != str:
-                return 100_000
-            size += len(item)
-            item = value[item]
-        size += {name}_plain(item, depth + 1)
-        if size > 10_000:
-            break
-    return size
-{name}_repr = repr
-"""
-_SHOWN = "({name}_repr({name})[:{most}], {name} if {name}_plain({name}, 0) <= {most} else None, {name} is None)"
-
-# Without classes and with all built-ins in place, what is shown is as large as what leaves.
-_SIMPLY_SHOWN = (
-    "(repr({name})[:{most}], {name} if type({name}) in (int, float, bool) or type({name}) in (str, list, dict)"
-    " and len(repr({name})) < {most} else None, {name} is None)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The code waits for these calls, by the sandbox's number for each."""
-
-    calls: Mapping[int, tuple[str, tuple[Any, ...], Mapping[str, Any]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -101,265 +49,9 @@ class _Pool:
     threads: ThreadPool
 
 
-@dataclass(slots=True, eq=False)
-class _Notebook:
-    """An episode's session: between calls it is bytes, and holds no worker. `name` stands before what is rlenv's."""
-
-    state: bytes | None = None
-    name: str = ""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 @asynccontextmanager
-async def _notebook() -> AsyncIterator[_Notebook]:
-    yield _Notebook()
-
-
-class _Cell:
-    """One piece of code in one worker; each method is called in a thread, one at a time."""
-
-    def __init__(
-        self,
-        pool: Monty,
-        spec: CodeSpec,
-        called: Mapping[str, Tool],
-        notebook: _Notebook | None,
-        *,
-        seed: int,
-        most_s: float,
-    ) -> None:
-        self._spec = spec
-        self._called = called
-        self._state = notebook.state if notebook is not None else None
-        self.name = notebook.name if notebook is not None and notebook.name else f"_rlenv_{secrets.token_hex(8)}"
-        self._printed: list[str] = []
-        self._size = 0
-        self._pending: dict[int, tuple[str, tuple[Any, ...], Mapping[str, Any]]] = {}
-        self._snapshot: Any = None
-        self._snippet: Snippet | None = None
-        self._checkout: Callable[[], Any] = lambda: pool.checkout(
-            limits={
-                # Only that the worker's own time is up counts, and that is seen from here; see `look`.
-                "max_feed_duration_secs": most_s + 1.0 if _can_look() else spec.time_s,
-                "max_memory": spec.memory_mb * 1024 * 1024,
-                "max_suspensions": 1_000,
-            },
-            os_policy={"sleep": "zero", "random_start": {"seed": seed}},
-        )
-        self._session: Any = None
-        self._is_entered = False
-        self._pid: int | None = None
-        self._cpu_s = 0.0
-        self._hold = threading.Lock()
-        self._until = time.monotonic() + most_s
-        self._ended_for = ""
-        self.kept: bytes | None = None
-        """The session after the code, where it is kept."""
-
-    def start(self, code: str) -> Outcome | _Asked:
-        import pydantic_monty as monty
-
-        for is_last in (False, True):  # a worker that ended while it was idle has run nothing
-            self._session = self._checkout()
-            try:
-                self._session.__enter__()
-                break
-            except monty.MontyError as error:
-                if is_last:
-                    text = "the code's worker could not be started"
-                    raise ToolFailed(text, reason="worker", retryable=True) from error
-        self._is_entered = True
-        self._pid = self._session.worker_pid
-        self._cpu_s = self._cpu_used()
-        self._snippet = snippet = read_snippet(code, name=self.name)
-        return self._freed(self._guarded(lambda: self._begin(snippet)))
-
-    def answer(self, results: Mapping[int, Mapping[str, Any]]) -> Outcome | _Asked:
-        def go() -> Any:
-            if len(results) == 1 and not self._is_future:
-                return self._snapshot.resume(next(iter(results.values())))
-            return self._snapshot.resume(dict(results))
-
-        return self._freed(self._guarded(go))
-
-    @property
-    def is_held(self) -> bool:
-        """True while the cell has a worker."""
-        return self._is_entered
-
-    def _freed(self, step: Outcome | _Asked) -> Outcome | _Asked:
-        """`step`, after the worker went back where the code has ended: a thread less to wait for."""
-        if isinstance(step, Outcome):
-            self.release()
-        return step
-
-    def release(self) -> None:
-        # A look on the event loop may be about to end the worker, which the next cell has as soon as it is given back.
-        with self._hold:
-            self._pid = None
-        if self._is_entered:
-            self._is_entered = False
-            self._session.__exit__(None, None, None)
-
-    def look(self) -> float:
-        """Stops the worker where the code has used up its time, processor time, whatever else the machine does;
-        otherwise the seconds after which to look again. Called on the event loop, and costs some microseconds."""
-        with self._hold:
-            return self._looked()
-
-    def _looked(self) -> float:
-        work = work_of(self._pid) if self._pid is not None else None
-        if work is None:
-            return self._spec.time_s
-        used_s = work.cpu_s - self._cpu_s
-        left_s = self._spec.time_s - used_s
-        if self._size > self._spec.max_bytes:
-            self._end("too_large")
-        elif work.is_stopped:
-            self._end("stalled")
-        elif left_s <= 0:
-            self._end("timeout")
-        elif time.monotonic() >= self._until:
-            self._end("timeout" if used_s >= self._spec.time_s / 2 else "stalled")
-        return max(min(left_s, self._until - time.monotonic()), _LOOK_AGAIN_S)
-
-    def _end(self, reason: str) -> None:
-        if not self._ended_for and self._pid is not None:
-            # The worker is this cell's until the cell gives it back, and that comes after the last look.
-            self._ended_for = reason
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-
-    def _cpu_used(self) -> float:
-        work = work_of(self._pid) if self._pid is not None else None
-        return work.cpu_s if work is not None else 0.0
-
-    def _begin(self, snippet: Snippet) -> Any:
-        if self._state is not None:
-            self._session.load_session(self._state)
-        elif self._spec.session or not snippet.is_simple:
-            self._session.feed_run(_PRELUDE.format(name=self.name))
-        functions = dict.fromkeys(self._called, _never_called)
-        return self._session.feed_start(snippet.code, external_lookup=functions, print_callback=self._print)
-
-    def _guarded(self, go: Callable[[], Any]) -> Outcome | _Asked:
-        import pydantic_monty as monty
-
-        try:
-            asked = self._advance(go())
-            return asked if asked is not None else self._finish()
-        except monty.MontyCrashedError as error:
-            self._state = None
-            if self._ended_for == "too_large":
-                return self._outcome(error="the code printed too much and was stopped", reason="too_large")
-            if self._ended_for or error.timed_out:
-                return self._outcome(error=self._late(), reason=self._ended_for or "stalled")
-            return self._outcome(error="the code broke its sandbox and was stopped", reason=_how(str(error)))
-        except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
-            text = error.display("type-msg")
-            if text.startswith("TimeoutError: feed time limit"):
-                return self._outcome(error=self._late(), reason="timeout")  # no other clock is to be had here
-            is_memory = text.startswith("MemoryError")
-            if self._spec.session and not is_memory and (refused := self._keep()) is not None:
-                return refused
-            return self._outcome(error=text[:1_000] + _line(error), reason="memory" if is_memory else "failed")
-        except monty.MontyError as error:
-            return self._outcome(error=str(error)[:1_000], reason="killed")
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            # A value that has no counterpart outside (an integer of many digits).
-            return self._outcome(error=f"a value cannot leave the sandbox: {error}"[:1_000])
-
-    def _keep(self) -> Outcome | None:
-        """Keeps the session; what the call gives instead where that is too large."""
-        kept = self._session.dump()
-        if len(kept) > self._spec.session_mb * 1024 * 1024:
-            text = f"the session would hold more than {self._spec.session_mb} MB; it is as it was before"
-            return self._outcome(error=text, reason="memory")
-        self.kept = kept
-        return None
-
-    def _advance(self, snapshot: Any) -> _Asked | None:
-        """Goes on until the code ends (None) or waits for tools."""
-        import pydantic_monty as monty
-
-        assert self._snippet is not None
-        while not isinstance(snapshot, monty.MontyComplete):
-            self._snapshot = snapshot
-            self._is_future = isinstance(snapshot, monty.FutureSnapshot)
-            if self._is_future:
-                return _Asked({number: self._pending.pop(number) for number in sorted(snapshot.pending_call_ids)})
-            is_ours = isinstance(snapshot, monty.FunctionSnapshot) and not snapshot.is_os_function
-            if is_ours and snapshot.object_id is None and snapshot.function_name in self._called:
-                call = (str(snapshot.function_name), snapshot.args, snapshot.kwargs)
-                if not self._snippet.is_async:
-                    return _Asked({snapshot.call_id: call})
-                self._pending[snapshot.call_id] = call
-                snapshot = snapshot.resume({"future": ...})
-            else:
-                snapshot = snapshot.resume_auto()
-        return None
-
-    def _finish(self) -> Outcome:
-        assert self._snippet is not None
-        shown, result = None, None
-        if self._snippet.name is not None:
-            is_simple = self._snippet.is_simple and not self._spec.session
-            ask = (_SIMPLY_SHOWN if is_simple else _SHOWN).format(name=self.name, most=_MAX_SHOWN)
-            told = self._session.feed_run(ask, print_callback=self._print)
-            if type(told) is not tuple or len(told) != 3 or type(told[0]) is not str:
-                return self._outcome(error="the value of the last expression cannot be shown")
-            shown, result, is_none = told
-            if is_none is True:
-                shown = result = None
-            elif result is None or not is_plain(result):
-                result = shown
-        if self._spec.session and (refused := self._keep()) is not None:
-            return refused
-        return self._outcome(shown=None if shown is None else encodable(shown), result=plain(result))
-
-    _is_future = False
-
-    def _outcome(self, **more: Any) -> Outcome:
-        output = "".join(self._printed)
-        is_cut = self._size > self._spec.max_bytes
-        return Outcome(output[: self._spec.max_bytes] if is_cut else output, is_cut, **more)
-
-    def _late(self) -> str:
-        text = f"the code did not end within {self._spec.time_s:g} s"
-        return text + "; the session is as it was before" if self._spec.session else text
-
-    def _print(self, stream: str, text: str) -> None:
-        if self._size <= self._spec.max_bytes:
-            self._printed.append(text)
-        self._size += len(text)
-
-
-@lru_cache(maxsize=1)
-def _can_look() -> bool:
-    return work_of(os.getpid()) is not None
-
-
-def _how(text: str) -> str:
-    """The reason of a crash: no code has its own worker killed, but it may find what breaks it."""
-    if any(name in text for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")):
-        return "worker"
-    return "failed" if "SIG" in text or "exit" in text else "killed"
-
-
-def _never_called(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("calls are answered by the executor")
-
-
-def _line(error: Any) -> str:
-    frames = error.traceback()
-    return f" (line {frames[0].line})" if frames else ""
-
-
-def _arguments(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    names = list(tool.parameters.get("properties", {}))
-    if len(args) > len(names):
-        raise ValueError(f"{tool.name} takes at most {len(names)} arguments; {len(args)} were given")
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+async def _notebook() -> AsyncIterator[Notebook]:
+    yield Notebook()
 
 
 def _check() -> None:
@@ -386,27 +78,24 @@ def monty_runner(
         MissingExtra, UsageError: pydantic-monty, or its worker program, is not installed.
     """
     _check()
+    return _Runner(name, spec, called).run
 
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[_Pool]:
-        import pydantic_monty
 
-        threads = ThreadPool(size=spec.workers)
-        workers = pydantic_monty.Monty(
-            min_processes=1,
-            max_processes=spec.workers,
-            request_timeout=max(_MOST_SILENT_S, 10 * spec.time_s),
-            feed_duration_limit_grace=_GRACE_S,
-        )
-        await _in_thread(threads, workers.__enter__)
-        try:
-            yield _Pool(workers, asyncio.Semaphore(spec.workers), threads)
-        finally:
-            await _in_thread(threads, workers.__exit__, None, None, None)
-            threads.close()
+class _Runner:
+    def __init__(self, name: str, spec: CodeSpec, called: Mapping[str, Tool]) -> None:
+        self._key = ("monty", name)
+        self._spec = spec
+        self._called = called
 
-    async def one(code: str, call: ToolContext, notebook: _Notebook | None) -> Outcome:
-        pool = await call.shared().get(("monty", name), opened)
+    async def run(self, code: str, call: ToolContext) -> Outcome:
+        if not self._spec.session:
+            return await self._one(code, call, None)
+        notebook = await call.scope().get(self._key, _notebook)
+        async with notebook.turn:
+            return await self._one(code, call, notebook)
+
+    async def _one(self, code: str, call: ToolContext, notebook: Notebook | None) -> Outcome:
+        pool = await call.shared().get(self._key, self._opened)
         made = _Made()
         try:
             async with asyncio.timeout(call.deadline - _MARGIN_S - time.monotonic()):
@@ -415,38 +104,49 @@ def monty_runner(
             raise ToolFailed("no worker was free in the code's time", reason="busy", retryable=True) from error
         try:
             left_s = max(call.deadline - time.monotonic() - 2 * _MARGIN_S, _MARGIN_S)
-            cell = _Cell(pool.workers, spec, called, notebook, seed=call.seed, most_s=left_s)
-            try:
-                step = await _in_thread(
-                    pool.threads, cell.start, code, give_up=cell.release, look=cell.look, first_look_s=spec.time_s
-                )
-                while isinstance(step, _Asked):
-                    answers = await _answers(step, called, call, made)
-                    step = await _in_thread(
-                        pool.threads,
-                        cell.answer,
-                        answers,
-                        give_up=cell.release,
-                        look=cell.look,
-                        first_look_s=_LOOK_AGAIN_S,
-                    )
-            finally:
-                if cell.is_held:
-                    await asyncio.shield(asyncio.ensure_future(_in_thread(pool.threads, cell.release)))
+            cell = Cell(pool.workers, self._spec, self._called, notebook, seed=call.seed, most_s=left_s)
+            outcome = await self._to_end(code, call, cell, pool.threads, made)
         finally:
             pool.places.release()
         if notebook is not None and cell.kept is not None:
             notebook.state, notebook.name = cell.kept, cell.name
-        return made.seen_by(step, is_reward=call.turn < 0)
+        return made.seen_by(outcome, is_reward=call.turn < 0)
 
-    async def run(code: str, call: ToolContext) -> Outcome:
-        if not spec.session:
-            return await one(code, call, None)
-        notebook = await call.scope().get(("monty", name), _notebook)
-        async with notebook.turn:
-            return await one(code, call, notebook)
+    async def _to_end(self, code: str, call: ToolContext, cell: Cell, threads: ThreadPool, made: _Made) -> Outcome:
+        """How the code ends; each of its steps takes a thread, none while it waits for tools."""
 
-    return run
+        async def step(go: Callable[[Any], Outcome | Asked], given: Any, first_look_s: float) -> Outcome | Asked:
+            found: Outcome | Asked = await _in_thread(
+                threads, go, given, give_up=cell.release, look=cell.look, first_look_s=first_look_s
+            )
+            return found
+
+        try:
+            found = await step(cell.start, code, self._spec.time_s)
+            while isinstance(found, Asked):
+                found = await step(cell.answer, await _answers(found, self._called, call, made), LOOK_AGAIN_S)
+            return found
+        finally:
+            if cell.is_held:
+                await asyncio.shield(asyncio.ensure_future(_in_thread(threads, cell.release)))
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[_Pool]:
+        import pydantic_monty
+
+        threads = ThreadPool(size=self._spec.workers)
+        workers = pydantic_monty.Monty(
+            min_processes=1,
+            max_processes=self._spec.workers,
+            request_timeout=max(_MOST_SILENT_S, 10 * self._spec.time_s),
+            feed_duration_limit_grace=_GRACE_S,
+        )
+        await _in_thread(threads, workers.__enter__)
+        try:
+            yield _Pool(workers, asyncio.Semaphore(self._spec.workers), threads)
+        finally:
+            await _in_thread(threads, workers.__exit__, None, None, None)
+            threads.close()
 
 
 @dataclass(slots=True)
@@ -507,7 +207,7 @@ async def _in_thread(
 
 
 async def _answers(
-    asked: _Asked, called: Mapping[str, Tool], call: ToolContext, made: _Made
+    asked: Asked, called: Mapping[str, Tool], call: ToolContext, made: _Made
 ) -> dict[int, dict[str, Any]]:
     """What the tools answer, each in the form in which the sandbox goes on: a value, or an exception."""
     if call.run_calls is None:
@@ -532,3 +232,10 @@ async def _answers(
         else:
             answers[number] = {"exception": RuntimeError(result.text)}
     return answers
+
+
+def _arguments(tool: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = list(tool.parameters.get("properties", {}))
+    if len(args) > len(names):
+        raise ValueError(f"{tool.name} takes at most {len(names)} arguments; {len(args)} were given")
+    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -12,8 +12,8 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -113,12 +113,11 @@ async def run_program(
         collected(limits.max_bytes) as (output_fd, output),
         collected(limits.max_bytes) as (errors_fd, errors),
     ):
-        started = ExitStack()
-        try:
-            with TemporaryFile() as given:
+        with ExitStack() as sandbox:
+            with _refusals(), _closing(output_fd, errors_fd), TemporaryFile() as given:
                 given.write(stdin)
                 given.seek(0)
-                confined = started.enter_context(program(folder))
+                confined = sandbox.enter_context(program(folder))
                 # About a millisecond; asyncio's own processes would wait for pipes that a daemon holds.
                 process = subprocess.Popen(  # noqa: ASYNC220
                     _limited(confined.argv, limits),
@@ -130,38 +129,49 @@ async def run_program(
                     start_new_session=True,
                     pass_fds=confined.pass_fds,
                 )
-        except BaseException as error:
-            started.close()
-            refused = _refused(error)
-            if refused is error:
-                raise
-            raise refused from error
-        finally:
-            os.close(output_fd)
-            os.close(errors_fd)
-        ending = asyncio.ensure_future(ended(process))
-        floods = [asyncio.ensure_future(_flood(one)) for one in (output, errors)]
-        try:
-            await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            started.close()
-            _kill_group(process.pid)
-            for one in floods:
-                one.cancel()
-            await asyncio.shield(asyncio.ensure_future(_gone(ending, mark)))
+            code = await _end(process, mark, (output, errors), sandbox)
         output.take_rest()
         errors.take_rest()
         is_flood = output.is_flood or errors.is_flood
-        return Ended(ending.result(), output.data, errors.data, is_flood, confined.has_sandbox), folder
+        return Ended(code, output.data, errors.data, is_flood, confined.has_sandbox), folder
 
 
-def _refused(error: BaseException) -> BaseException:
-    """What it means where a program could not be started."""
-    if isinstance(error, ValueError):  # a null character, or text that no file system encodes
-        return ToolFailed("an argument holds a character that no program takes", reason="bad_arguments")
-    if isinstance(error, OSError) and error.errno == errno.E2BIG:
-        return ToolFailed("the arguments are too long", reason="bad_arguments")
-    return error
+async def _end(process: subprocess.Popen[bytes], mark: str, pipes: Sequence[Collected], sandbox: ExitStack) -> int:
+    """The program's exit status, once nothing is left of it; it is killed where a pipe has given too much."""
+    ending = asyncio.ensure_future(ended(process))
+    floods = [asyncio.ensure_future(_flood(pipe)) for pipe in pipes]
+    try:
+        await asyncio.wait([ending, *floods], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sandbox.close()
+        _kill_group(process.pid)
+        for flood in floods:
+            flood.cancel()
+        await asyncio.shield(asyncio.ensure_future(_gone(ending, mark)))
+    return ending.result()
+
+
+@contextmanager
+def _closing(*descriptors: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raises what it means for the policy where a program could not be started."""
+    try:
+        yield
+    except ValueError as error:  # a null character, or text that no file system encodes
+        text = "an argument holds a character that no program takes"
+        raise ToolFailed(text, reason="bad_arguments") from error
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        raise ToolFailed("the arguments are too long", reason="bad_arguments") from error
 
 
 async def _flood(pipe: Collected) -> None:

@@ -78,6 +78,20 @@ class ToolContext:
     bounded_by: Literal["episode", "turn"] = "episode"
     run_calls: RunCalls | None = None
 
+    def until(self, deadline: float) -> ToolContext:
+        """The same with another deadline."""
+        return ToolContext(  # by position: `dataclasses.replace` takes several times as long, on every call
+            self.task,
+            self.resources,
+            deadline,
+            self.seed,
+            self.scope,
+            self.shared,
+            self.turn,
+            self.bounded_by,
+            self.run_calls,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:

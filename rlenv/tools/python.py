@@ -172,6 +172,14 @@ def _source_digest(function: Callable[..., Any]) -> str:
         return ""
 
 
+def _hidden(key: str, call: ToolContext) -> Any:
+    """What a parameter gets that the model does not see."""
+    # A resource's own name wins: a spec may well call one of them "task".
+    if key in call.resources:
+        return call.resources[key]
+    return call.task if key == "task" else call
+
+
 def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequence[Tool]:
     """One tool that calls the function.
 
@@ -187,16 +195,7 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
 
     def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
         values = convert(arguments)
-        if not injected:
-            return values
-        hidden: dict[str, Any] = {}
-        for key in injected:
-            # A resource's own name wins: a spec may well call one of them "task".
-            if key in call.resources:
-                hidden[key] = call.resources[key]
-            else:
-                hidden[key] = call.task if key == "task" else call
-        return {**values, **hidden}
+        return {**values, **{key: _hidden(key, call) for key in injected}} if injected else values
 
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
         try:

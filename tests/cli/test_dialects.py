@@ -9,7 +9,7 @@ import pytest
 
 from rlenv import dialects
 from rlenv.cli.main import main
-from rlenv.dialects.families import ROWS
+from rlenv.dialects.built_in import FAMILIES, family_text
 from rlenv.messages import ToolCall
 
 SPEC = """
@@ -28,13 +28,13 @@ rewards: {correct: {kind: rule, rule: numeric_match, expect: "{{ task.answer }}"
 def test_all_dialects_are_listed_with_their_marks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dialects", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert set(ROWS) <= set(listed)
+    assert set(FAMILIES) <= set(listed)
     assert listed["hermes"] == [["json", "<tool_call>"]]
     assert main(["dialects"]) == 0
     assert "json <tool_call>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_dialect_can_be_shown_and_its_calls_read_back(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dialects", name, "--json"]) == 0
     texts = json.loads(capsys.readouterr().out)
@@ -43,6 +43,14 @@ def test_every_dialect_can_be_shown_and_its_calls_read_back(name: str, capsys: p
     (call,) = dialects.get(name).parse(texts["a call"]).calls
     assert isinstance(call, ToolCall)
     assert (call.name, dict(call.arguments)) == ("search", {"query": "VALUE"})
+
+
+@pytest.mark.parametrize("name", ["glm45", "GLM4.5"])
+def test_what_a_family_is_is_printed_as_its_file_has_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dialects", name, "--yaml"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == family_text("glm45").rstrip("\n")
+    assert main(["dialects", "glm4", "--yaml"]) == 2
+    assert "of that family there is glm45" in capsys.readouterr().err
 
 
 def test_the_dialect_of_a_spec_is_shown_with_its_tools_and_forms(

@@ -7,13 +7,12 @@ import pytest
 from rlenv import dialects
 from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.aliases import ALIASES, row_name
-from rlenv.dialects.built_in import row_of
-from rlenv.dialects.families import ROWS
+from rlenv.dialects.built_in import FAMILIES, row_of
 
 
 def test_every_alias_names_a_row_and_is_none() -> None:
-    assert set(ALIASES.values()) <= set(ROWS)
-    assert not set(ALIASES) & set(ROWS)
+    assert set(ALIASES.values()) <= set(FAMILIES)
+    assert not set(ALIASES) & set(FAMILIES)
     assert all(name == name.lower().replace("-", "_").replace(".", "_") for name in ALIASES)
 
 
@@ -35,6 +34,6 @@ def test_a_known_name_gives_its_row(name: str, row: str) -> None:
 
 
 def test_an_unknown_name_is_no_alias() -> None:
-    assert row_name("nothing_like_it", ROWS) == "nothing_like_it"
+    assert row_name("nothing_like_it", FAMILIES) == "nothing_like_it"
     with pytest.raises(KeyError):
         dialects.get("nothing_like_it")

@@ -3,36 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
+import yaml
 
 from rlenv import dialects
-from rlenv.dialects.built_in import row_of
-from rlenv.dialects.families import ROWS
+from rlenv.control import broken
+from rlenv.dialect_spec import LENIENCIES, DialectSpec
+from rlenv.dialects import built_in
+from rlenv.dialects.built_in import FAMILIES, family_text, row_of, whole_row
+from rlenv.loader import load_spec
 from rlenv.messages import ToolCall
-from rlenv.registry import BUILT_IN
+from rlenv.registry import names
 from rlenv.testing.dialects import ARGUMENTS, TOOLS, check_dialect, check_reading, hostile_texts
 
 # These write one text, or have marks that stand for a line break.
 SINGLE = {"search_r1": [{"query": "cats"}, {"query": "two words"}]}
 
+SPEC = """
+rlenv: 1
+name: pasted
+tasks: {train: {rows: [{question: q}]}}
+prompt: {user: "{{ task.question }}"}
+rewards: {said: {kind: rule, rule: answered}}
+"""
 
-def test_every_row_can_be_named() -> None:
-    assert set(BUILT_IN["dialects"]) == set(ROWS)
+
+def test_every_family_is_a_file_and_can_be_named() -> None:
+    folder = Path(built_in.__file__).with_name("families")
+    assert {path.name for path in folder.iterdir()} == {f"{name}.yaml" for name in FAMILIES}
+    assert set(FAMILIES) <= set(names("dialects"))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_file_under_dialect_in_a_spec_is_the_same_dialect(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC + "dialect:\n" + indent(family_text(name), "  "), "utf-8")
+    given = load_spec(path).spec.dialect
+    assert isinstance(given, DialectSpec)
+    assert whole_row("inline", given).model_copy(update={"base": name}) == row_of(name)
+    assert dialects.findings_of(given) == []
+
+
+def test_a_family_stands_on_nothing_or_on_one_that_does_in_the_end() -> None:
+    for name in FAMILIES:
+        seen = [name]
+        while (base := yaml.safe_load(family_text(seen[-1]))["base"]) is not None:
+            assert base in FAMILIES
+            assert base not in seen
+            seen.append(base)
+
+
+def test_what_the_files_list_beside_marks_is_no_control_token() -> None:
+    assert [name for name in LENIENCIES if broken(f"[{name}]") != f"[{name}]"] == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_built_in_dialect_keeps_the_laws(name: str) -> None:
     check_dialect(dialects.get(name), arguments=SINGLE.get(name, ARGUMENTS))
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if row_of(name).offers])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if row_of(name).offers])
 def test_leniencies_keep_the_laws_of_reading(name: str) -> None:
     check_dialect(dialects.get(name, lenient=row_of(name).offers), arguments=SINGLE.get(name, ARGUMENTS), texts=300)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_hostile_texts_are_read_without_a_fault(name: str) -> None:
     for lenient in ((), row_of(name).offers):
         dialect = dialects.get(name, lenient=lenient)

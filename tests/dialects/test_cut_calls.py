@@ -65,7 +65,7 @@ def is_between(reader: TextDialect, text: str, ended: list[ToolCall]) -> bool:
     for mark in reader.spec.headers:  # it says whom a message is for, and text may follow as well as a call
         rest = rest.partition(mark)[0]
     rest = rest.strip()
-    return not rest or any(mark.startswith(rest) for mark in (*reader._marks, reader.writer.row.separator))
+    return not rest or any(mark.startswith(rest) for mark in (*reader.marks, reader.writer.row.separator))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if row_of(name).thinking_marks.close])

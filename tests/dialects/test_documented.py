@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlenv.dialects.built_in import row_of
-from rlenv.dialects.families import ROWS
+from rlenv.dialects.built_in import FAMILIES, row_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "language" / "dialects.md"
 
@@ -15,4 +14,4 @@ def test_the_table_lists_every_row_with_what_it_offers() -> None:
     text = DOCS.read_text("utf8").partition("| dialect | parse |")[2].partition("\n\n")[0]
     lines = re.findall(r"^\| `([^`]+)` \|.*\| ([^|]*) \| (?:exact|from row) \|$", text, re.MULTILINE)
     said = {name: set(offers.replace("—", "").split(", ")) - {""} for name, offers in lines}
-    assert said == {name: set(row_of(name).offers) for name in ROWS}
+    assert said == {name: set(row_of(name).offers) for name in FAMILIES}

@@ -15,7 +15,7 @@ import pytest
 
 from rlenv import dialects
 from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, ThinkingSpec
-from rlenv.dialects.families import ROWS
+from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.dialects.findings import Finding
 from rlenv.dialects.idle import CALL_RULES, CHAT_RULES, ROW_RULES
 from rlenv.dialects.meaning import BODIES, bodies_of
@@ -255,7 +255,7 @@ def test_calls_over_a_base_of_another_grammar_say_which_they_mean() -> None:
 
 
 def test_a_section_whose_opening_mark_is_taken_away_leaves_nothing_of_the_base() -> None:
-    base = next(name for name, row in ROWS.items() if "section_open" in row)
+    base = next(name for name in FAMILIES if row_of(name).section_open)
     (found,) = dialects.contradictions(DialectSpec(base=base, section_open=""))
     assert found.path == ("section_open",)
     assert f"nothing reads section_close of {base}" in found.message.replace(", ", " of ") or base in found.message

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from rlenv import dialects
 from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec
-from rlenv.dialects.built_in import row_of
-from rlenv.dialects.families import ROWS
+from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.dialects.meaning import BODIES, bodies_of, meaning_findings
 from rlenv.dialects.roundtrip import round_trip_findings
 from rlenv.messages import Message, ToolCall
@@ -75,7 +74,7 @@ def spec(**given: Any) -> DialectSpec:
     return DialectSpec.model_validate(given)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_no_built_in_row_contradicts_itself_and_all_that_it_writes_reads_back(name: str) -> None:
     row = row_of(name)
     assert list(meaning_findings(row, row)) == []
@@ -211,7 +210,7 @@ def calls() -> st.SearchStrategy[dict[str, Any]]:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.sampled_from(sorted(ROWS)),
+    st.sampled_from(sorted(FAMILIES)),
     st.one_of(calls(), st.lists(calls(), min_size=1, max_size=3)),
     st.fixed_dictionaries({}, optional={"open": MARKS, "close": MARKS}),
 )

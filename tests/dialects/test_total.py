@@ -66,7 +66,7 @@ def test_tools_may_be_a_list_as_chat_templates_take_it(name: str, tools: Any) ->
         assert dialect(name).parse(one.text, tools) == dialect(name).parse(one.text, TOOLS)
 
 
-MARKS = sorted({part for name in NAMES for part in dialect(name)._marks})
+MARKS = sorted({part for name in NAMES for part in dialect(name).marks})
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,11 +77,23 @@ def test_any_text_is_read(parts: list[str], data: st.DataObject) -> None:
         check_reading(dialect(name, **options), "".join(parts), TOOLS)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_quick_path_reads_a_message_as_the_general_one_does(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(NAMES))
+    # One mark more, which stands in no text, and the quick path is not taken.
+    quick, general = dialect(name), dialect(name, drop=(*row_of(name).drop, "⟦never⟧"))
+    calls = [one.text for one in written(name)]
+    parts = st.sampled_from([*calls, *pieces(quick), "text ", " ", "\n"])
+    text = "".join(data.draw(st.lists(parts, max_size=6)))
+    assert quick.parse(text, TOOLS) == general.parse(text, TOOLS)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_of_a_dialects_own_pieces_keep_the_laws(name: str) -> None:
     rng = random.Random(name)
     readers = [dialect(name), dialect(name, lenient=row_of(name).offers), dialect(name, thinking_open=True)]
-    parts = [*pieces(readers[0]), *readers[0]._marks, "<think>", "\ud800", "NaN", "1e400", "9" * 400]
+    parts = [*pieces(readers[0]), *readers[0].marks, "<think>", "\ud800", "NaN", "1e400", "9" * 400]
     for _ in range(60):
         text = "".join(rng.choices(parts, k=rng.randint(1, 25)))
         for reader in readers:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlenv import dialects
+from rlenv.dialects.built_in import FAMILIES
 from rlenv.dialects.engine import TextDialect
-from rlenv.dialects.families import ROWS
 from rlenv.messages import Message, ParsedAction, ToolCall
 
 TOOLS: dict[str, Any] = {
@@ -31,7 +31,7 @@ TOOLS: dict[str, Any] = {
 CONTENT = "ÖÄ ÄÖ."
 """Letters that no call and no mark holds."""
 THINKING = "ßß"
-NAMES = tuple(ROWS)
+NAMES = tuple(FAMILIES)
 TEXTS = ("yes <answer>5</answer> \\boxed{5} 5", 'say "no"\n\tat once')
 
 
@@ -93,7 +93,7 @@ def _begin(reader: TextDialect, text: str, whole: ParsedAction) -> int:
     section = text.find(reader.spec.section_open) if reader.spec.section_open else -1
     if 0 <= section < start:
         return section + len(reader.spec.section_open)
-    opened = max((len(mark) for mark in reader._marks if text.startswith(mark, start)), default=1)
+    opened = max((len(mark) for mark in reader.marks if text.startswith(mark, start)), default=1)
     if opened > 1:
         return start + opened
     begin = next(end for end in range(start + 1, len(text)) if reader.parse(text[:end], TOOLS).calls)

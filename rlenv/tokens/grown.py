@@ -1,0 +1,218 @@
+"""One made-up conversation that goes on by a turn and its answers: whether a chat template's text only grew by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rlenv.errors import UnsupportedTemplate
+from rlenv.tokens.chat_template import ChatTemplate
+from rlenv.tokens.dummies import (
+    ANY_MARK,
+    Form,
+    Turn,
+    Way,
+    answer_messages,
+    argument_mark,
+    content_mark,
+    said_mark,
+    shared_text,
+    thought_mark,
+    turn_message,
+)
+from rlenv.tokens.layouts import Layout, Slot, split_slots
+from rlenv.tokens.shapes import Reader, Story
+
+__all__ = ["Finding", "Grown", "Voice", "words_of"]
+
+_DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
+_TORN_MARK: Final = re.compile("^[^\ue000]{0,8}\ue000|\ue000[^\ue000]{0,8}$")
+_ID: Final = "\ue000i"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a template does once a turn of a shape is answered.
+
+    Attributes:
+        fault: how it writes the history otherwise; "" where the text only grows.
+        layout: what it writes behind the turn.
+        opens: whether the next prompt ends inside a block of thinking.
+        is_refused: whether the template takes no such conversation at all; `fault` says why.
+    """
+
+    fault: str
+    layout: Layout
+    layout_roles: tuple[str, ...]
+    opens: bool = False
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A chat template with how it is spoken to.
+
+    Attributes:
+        way: how it is given thinking.
+        reader: knows the marks around thinking.
+        place: the placeholder of an image.
+    """
+
+    template: ChatTemplate
+    way: Way
+    reader: Reader
+    place: str
+
+    def render(self, story: Story, conversation: Sequence[Any], *, add_generation_prompt: bool = True) -> str:
+        """A conversation with the tools and at the time of `story`."""
+        return self.template.render(
+            conversation, tools=story.tools, now=story.now, add_generation_prompt=add_generation_prompt
+        )
+
+
+class Grown:
+    """A story that was told, and one turn more.
+
+    Args:
+        told: the turns that follow the story's first messages.
+        layout: what the template writes behind `turn` in a short conversation.
+        form: how the turns' calls are given.
+    """
+
+    def __init__(
+        self, voice: Voice, story: Story, told: Sequence[Turn], turn: Turn, layout: Layout, form: Form
+    ) -> None:
+        self._voice = voice
+        self._story = story
+        self._turn = turn
+        self._layout = layout
+        self._form = form
+        self._number = len(told)
+        self._conversation = list(story.messages)
+        self._calls = 0
+        """The calls before the turn."""
+        for number, one in enumerate(told):
+            contents = [f"qzr{number}v{index}zq" for index in range(len(one.roles))]
+            self._conversation.append(turn_message(form, voice.way, one, number, self._calls))
+            self._conversation += answer_messages(form, one, contents, self._calls)
+            self._calls += one.calls
+        self._said = turn_message(form, voice.way, turn, self._number, self._calls)
+        self._marks = [content_mark(index) for index in range(len(turn.roles))]
+        self._answers = answer_messages(form, turn, self._marks, self._calls)
+
+    def finding(self) -> Finding:
+        """What the template does with it.
+
+        Raises:
+            UnsupportedTemplate: it refuses the conversation, or exact ids cannot be promised for the answers.
+        """
+        voice, turn, layout = self._voice, self._turn, self._layout
+        before = voice.render(self._story, self._conversation)
+        after = voice.render(self._story, [*self._conversation, self._said, *self._answers])
+        found = Finding("", layout, turn.roles, voice.reader.is_left_open(after))
+        if not after.startswith(before):
+            return replace(found, fault=_rewritten(before, after, self._number))
+        grown = after[len(before) :]
+        fault, end = self._words_fault(grown, is_open=voice.reader.is_left_open(before))
+        if fault:
+            return replace(found, fault=fault)
+        at = grown.find(layout.stop, end)
+        limit = grown.find(self._marks[0], end)
+        if at < 0 or 0 <= limit < at:
+            return replace(found, fault=f"it ends such a turn without {layout.stop}")
+        ids = after.count(_ID, 0, len(before) + at)
+        if ids > before.count(_ID) and self._alone().count(_ID) < ids:
+            return replace(found, fault="it writes the ids of calls once results follow, not before")
+        return replace(found, layout=self._own_layout(grown[at + len(layout.stop) :]))
+
+    def _alone(self) -> str:
+        """The conversation that ends with the turn."""
+        return self._voice.render(self._story, [*self._conversation, self._said], add_generation_prompt=False)
+
+    def _words_fault(self, grown: str, *, is_open: bool) -> tuple[str, int]:
+        """How the turn's own words are written otherwise ("" where they are not), and where they end."""
+        turn, reader, words = self._turn, self._voice.reader, words_of(self._turn, self._number)
+        at = 0
+        for word in words:
+            count = grown.count(word)
+            if count != 1:
+                if word[2] == "t" and not count:
+                    return _DROPS, 0
+                what = {"t": "thinking", "x": "text beside calls" if turn.calls else "text", "a": "call"}[word[2]]
+                return f"it {'leaves out' if not count else 'repeats'} the {what} of a turn", 0
+            place = grown.find(word)
+            if place < at:
+                return "it writes the text of a turn on the other side of its calls", 0
+            at = place + len(word)
+        if turn.text == "both":
+            return "it writes the text of a turn on one side of its calls", 0
+        first = grown.find(words[0]) if words else 0
+        gap = grown[:first]
+        if not words:
+            gap = grown.partition("\ue000")[0]
+        held = reader.blocks(gap, is_open=is_open)
+        if turn.thinking in ("none", "left", "stray") and held != "none":
+            what = "a mark that closes" if held == "closed" else "an empty block of"
+            return f"it writes {what} thinking where a turn has none", 0
+        if turn.thinking == "closed" and held != "closed":
+            return "it leaves out a mark that closes thinking, which no mark has opened", 0
+        if turn.thinking == "stray" and not reader.closes(grown[first:].partition("\ue000")[0]):
+            return "it leaves out a mark that closes thinking, which no mark has opened", 0
+        if turn.thinking in ("cut", "left") and reader.closes(grown[at:].partition("\ue000")[0]):
+            return "it closes a block of thinking that a turn left open", 0
+        if turn.thinking == "empty" and held != "empty":
+            return "it leaves out the empty block of thinking of a turn", 0
+        return "", at
+
+    def _own_layout(self, tail: str) -> Layout:
+        """The layout as it is here, where the history stands, by what is written behind the stop mark."""
+        turn, layout, calls = self._turn, self._layout, self._calls
+
+        def value(slot: Slot) -> str:
+            if slot.field == "image":
+                return self._voice.place
+            text = content_mark(slot.index) if slot.field == "content" else self._answers[slot.index][slot.field]
+            return slot.transform(text)
+
+        if layout.text(value) == tail:
+            return layout
+        name = self._voice.template.name
+        if turn.images:
+            raise UnsupportedTemplate(
+                f"chat template {name} writes images otherwise in this conversation than in a short one"
+            )
+        numbers = [index for index, role in enumerate(turn.roles) if role == "tool"]
+        changes = {
+            part.index: part.transform for part in layout.parts if isinstance(part, Slot) and part.field == "content"
+        }
+        parts: list[str | Slot] = []
+        for part in split_slots(tail, name=name, contents=len(turn.roles)):
+            if isinstance(part, str):
+                parts.append(part)
+            elif part[0] == "c":
+                parts.append(Slot("content", part[1], changes[part[1]]))
+            else:
+                parts.append(Slot("name" if part[0] == "n" else "tool_call_id", numbers[part[1] - calls], str))
+        return replace(layout, parts=tuple(parts))
+
+
+def words_of(turn: Turn, number: int) -> list[str]:
+    """The marks of a turn's own words, in the order in which they are written."""
+    words = [thought_mark(number)] if turn.thinking in ("some", "cut", "left", "stray") else []
+    calls = [argument_mark(number, index) for index in range(turn.calls)]
+    if turn.text == "behind":
+        return [*words, *calls, said_mark(number)]
+    return [*words, *((said_mark(number),) if turn.text else ()), *calls]
+
+
+def _rewritten(before: str, after: str, number: int) -> str:
+    """Where two renderings part, in words."""
+    for turn in range(number):
+        if thought_mark(turn) in before and thought_mark(turn) not in after:
+            return _DROPS
+    at = len(shared_text(before, after))
+    shown = (ANY_MARK.sub("…", text[max(at - 20, 0) : at + 30]) for text in (after, before))
+    new, old = (_TORN_MARK.sub("…", text) for text in shown)
+    return f"after turn {number + 1} it writes {new!r} where {old!r} stood"
