@@ -1,4 +1,4 @@
-"""The seam between resources and episodes."""
+"""The seam between resources and episodes, and what resources with a path have in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-__all__ = ["Resource", "ResourceContext"]
+from rlenv.errors import UsageError
+from rlenv.templates import Template, TemplateError, compile_template
+
+__all__ = ["Resource", "ResourceContext", "path_template"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,20 @@ class Resource(Protocol):
     scope: Literal["episode", "process"]
 
     def open(self, context: ResourceContext) -> AbstractAsyncContextManager[Any]: ...
+
+
+def path_template(key: str, text: str, *, scope: Literal["episode", "process"]) -> Template:
+    """The template of a path that stands under `key`: over `task` and `vars`, or over `vars` alone if it is shared.
+
+    Raises:
+        UsageError: it does not compile, or reads what is not there.
+    """
+    try:
+        template = compile_template(text)
+    except TemplateError as error:
+        raise UsageError(f"{key}: {error}") from error
+    if unknown := template.names - {"task", "vars"}:
+        raise UsageError(f"{key}: there is no '{sorted(unknown)[0]}' here; expected task or vars")
+    if scope == "process" and "task" in template.names:
+        raise UsageError(f"{key}: a resource of scope process is opened once and cannot depend on the task")
+    return template
