@@ -13,15 +13,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from rlenv.errors import ResourceError
 
 __all__ = ["Job", "ThreadPool"]
 
 _IDLE_S = 30.0
+_T = TypeVar("_T")
 
 
 class Job:
@@ -69,6 +71,12 @@ class Job:
         """Called in the thread that runs the call, as it takes it up."""
         self._cpu_began = time.thread_time()
         self._clock = time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else 0
+
+    def outcome(self) -> Any:
+        """What the call returned, or raises what it raised; once it has ended."""
+        if self.error is not None:
+            raise self.error
+        return self.result
 
     def cpu_s(self) -> float:
         """Processor seconds that the call has used, from any thread; 0.0 before it began and where nobody counts them.
@@ -215,9 +223,19 @@ class ThreadPool:
         """What `function(*arguments)` returns or raises in a thread."""
         job = self.submit(function, *arguments)
         await job.done
-        if job.error is not None:
-            raise job.error
-        return job.result
+        return job.outcome()
+
+    async def finish(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, or raises what it raises; whoever is cancelled meanwhile waits for its end."""
+        job = self.submit(work)
+        try:
+            await asyncio.shield(job.done)
+        except asyncio.CancelledError:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((job.done,))
+            raise
+        found: _T = job.outcome()
+        return found
 
     def give_up(self, job: Job, *, after: Callable[[], None] | None = None) -> bool:
         """Stops waiting for `job`; False where it had not started, or has ended: then no thread is left behind.

@@ -58,9 +58,9 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "sql": "rlenv.tools.sql:KIND",
     },
     "resources": {
-        "duckdb": "rlenv.resources.duckdb:KIND",
+        "duckdb": "rlenv.resources.sql.duckdb:KIND",
         "python": "rlenv.resources.python:KIND",
-        "sqlite": "rlenv.resources.sqlite:KIND",
+        "sqlite": "rlenv.resources.sql.sqlite:KIND",
         "tempdir": "rlenv.resources.tempdir:KIND",
     },
     "rewards": {

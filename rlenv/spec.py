@@ -148,7 +148,28 @@ class FaultsSpec(Spec):
         return delayed or any((self.error, self.garble, self.oversize, self.hang))
 
 
-class ToolSpec(Spec):
+class PolicySpec(Spec):
+    """What is done around calls: under `calls` for all tools, in a tool's entry for its own, which wins."""
+
+    retries: Annotated[Int, Field(ge=0, le=20)] | None = None
+    """A failed call of an idempotent tool is tried again so often, with growing waits."""
+    attempt_s: Annotated[Float, Field(gt=0)] | None = None
+    """One try is ended after this many seconds; all tries and the waits between them stay within `timeout_s`."""
+    rate_per_s: Annotated[Float, Field(gt=0)] | None = None
+    """At most this many calls a second of one tool in one process; others wait within their time limit."""
+    shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
+    """At most this many calls of one tool at once over all processes of the machine that run this spec."""
+    cache: CacheSpec | None = None
+    """Keeps results of equal calls, of idempotent tools that do not mutate; `{scope: none}` keeps none."""
+    breaker: BreakerSpec | None = None
+    """Refuses calls of a tool after many failures in a row; `{failures: 0}` never does."""
+    faults: FaultsSpec | None = None
+    """Faults put in on purpose, to train and test against flaky tools; `{}` for none."""
+    coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
+    """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
+
+
+class ToolSpec(PolicySpec):
     """What every kind of tool takes."""
 
     kind: Text
@@ -165,22 +186,6 @@ class ToolSpec(Spec):
     """True if a call may be repeated without harm; by default what the kind says. Retries and the cache need it."""
     example: Mapping[str, Any] | None = None
     """Arguments for `rlenv tools SPEC check`; for an entry that gives several tools, by the tool's name."""
-    retries: Annotated[Int, Field(ge=0, le=20)] | None = None
-    """A failed call of an idempotent tool is tried again so often; `calls.retries` otherwise."""
-    attempt_s: Annotated[Float, Field(gt=0)] | None = None
-    """One try is ended after this many seconds; all tries and the waits between them stay within `timeout_s`."""
-    rate_per_s: Annotated[Float, Field(gt=0)] | None = None
-    """At most this many calls a second of one tool in one process; others wait within their time limit."""
-    shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
-    """At most this many calls of one tool at once over all processes of the machine that run this spec."""
-    cache: CacheSpec | None = None
-    """Keeps results of equal calls; `{scope: none}` keeps none. `calls.cache` otherwise."""
-    breaker: BreakerSpec | None = None
-    """Refuses calls after many failures in a row; `{failures: 0}` never does. `calls.breaker` otherwise."""
-    faults: FaultsSpec | None = None
-    """Faults put in on purpose, to train and test against flaky tools; `{}` for none. `calls.faults` otherwise."""
-    coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
-    """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
 
 
 class ResourceSpec(Spec):
@@ -265,29 +270,13 @@ class EndpointSpec(Spec):
     """For all requests; who asks may set fields of it anew."""
 
 
-class CallsSpec(Spec):
+class CallsSpec(PolicySpec):
     """Defaults for the calls of all tools."""
 
     timeout_s: Annotated[Float, Field(gt=0)] = 10.0
     """A call is ended after this many seconds."""
     concurrency: Annotated[Int, Field(ge=1)] = 256
     """At most this many calls of one tool at once in one process."""
-    retries: Annotated[Int, Field(ge=0, le=20)] | None = None
-    """A failed call of an idempotent tool is tried again so often, with growing waits."""
-    attempt_s: Annotated[Float, Field(gt=0)] | None = None
-    """One try is ended after this many seconds; all tries and the waits between them stay within `timeout_s`."""
-    rate_per_s: Annotated[Float, Field(gt=0)] | None = None
-    """At most this many calls a second of one tool in one process; others wait within their time limit."""
-    shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
-    """At most this many calls of one tool at once over all processes of the machine that run this spec."""
-    cache: CacheSpec | None = None
-    """Keeps results of equal calls, of idempotent tools that do not mutate."""
-    breaker: BreakerSpec | None = None
-    """Refuses calls of a tool after many failures in a row."""
-    faults: FaultsSpec | None = None
-    """Faults put in on purpose, to train and test against flaky tools."""
-    coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
-    """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
 
 
 class ObservationSpec(Spec):

@@ -12,7 +12,7 @@ from rlenv.rollout import Job, rollout
 from rlenv.tokens.check import CheckReport, check
 from rlenv.tokens.dialogues import Dialogue, Turn
 from rlenv.tokens.encoder import TokenEncoder
-from rlenv.tokens.played import Prompts, verdict_of
+from rlenv.tokens.played import Prompts, opened_prompts, verdict_of
 from rlenv.tokens.verdict import Verdict
 from rlenv.trajectory import Trajectory
 
@@ -53,16 +53,7 @@ def check_environment(
 async def _prompts(environment: Environment) -> Prompts:
     from rlenv.errors import UsageError
 
-    prompts, why = Prompts(), ""
-    async with environment:
-        for split in environment.spec.tasks:
-            size = len(environment.tasks(split))
-            for task in range(0, size, max(size // _PROMPTS, 1)):
-                async with environment.start(task=task, split=split) as episode:
-                    if episode.failure is None:
-                        prompts.add(episode.messages)
-                    else:
-                        why = why or episode.failure.message
+    prompts, why = await opened_prompts(environment, most=_PROMPTS)
     if not list(prompts):
         raise UsageError(f"no episode of {environment.spec.name} opens, so that its prompts are not known: {why}")
     return prompts

@@ -19,7 +19,7 @@ from rlenv.models.said import judge_marks, judge_template, judge_tools
 from rlenv.models.weights import weights_in
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.load import LoadedTokenizer
-from rlenv.tokens.played import Prompts
+from rlenv.tokens.played import opened_prompts
 
 __all__ = ["first_prompts", "lacks", "looked_at"]
 
@@ -32,19 +32,8 @@ _TRAINED: Final = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL", 
 
 def first_prompts(environment: Environment) -> tuple[tuple[Message, ...], ...]:
     """The first messages of episodes of every split, the longest of each form; () where no episode opens."""
-
-    async def opened() -> Prompts:
-        found = Prompts()
-        async with environment:
-            for split in environment.spec.tasks:
-                size = len(environment.tasks(split))
-                for task in range(0, size, max(size // _OPENED, 1)):
-                    async with environment.start(task=task, split=split) as episode:
-                        if episode.failure is None:
-                            found.add(episode.messages)
-        return found
-
-    return tuple(asyncio.run(opened()))
+    prompts, _ = asyncio.run(opened_prompts(environment, most=_OPENED))
+    return tuple(prompts)
 
 
 def lacks(model: str, environment: Environment | None = None, **options: Any) -> list[Looked]:

@@ -1,4 +1,4 @@
-"""The seam between resources and episodes."""
+"""The seam between resources and episodes, and what resources with a path have in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-__all__ = ["Resource", "ResourceContext"]
+from rlenv.errors import UsageError
+from rlenv.templates import Template, template_of
+
+__all__ = ["Resource", "ResourceContext", "path_template"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,16 @@ class Resource(Protocol):
     scope: Literal["episode", "process"]
 
     def open(self, context: ResourceContext) -> AbstractAsyncContextManager[Any]: ...
+
+
+def path_template(key: str, text: str, *, scope: Literal["episode", "process"]) -> Template:
+    """The template of a path that stands under `key`: over `task` and `vars`, or over `vars` alone if it is shared.
+
+    Raises:
+        UsageError: it does not compile, or reads what is not there.
+    """
+    template = template_of(text, key=key, names=("task", "vars"))
+    if scope == "process" and "task" in template.names:
+        message = "a resource of scope process is opened once and cannot depend on the task"
+        raise UsageError(message, key=key, hint="set scope: episode")
+    return template

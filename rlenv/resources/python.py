@@ -146,9 +146,7 @@ class PythonResource:
             if not job.is_ended:
                 _threads.give_up(job, after=late)
             raise
-        if job.error is not None:
-            raise job.error
-        return job.result
+        return job.outcome()
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from rlenv._threads import ThreadPool
-from rlenv.errors import ResourceError, UsageError
+from rlenv.errors import ResourceError
 from rlenv.paths import RefusedPath, leads_out
 from rlenv.registry import Kind
-from rlenv.resources.base import ResourceContext
+from rlenv.resources.base import ResourceContext, path_template
 from rlenv.spec import ResourceSpec, Text
-from rlenv.templates import Template, TemplateError, template_of
+from rlenv.templates import Template, TemplateError
 from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "Folder", "TempdirResource", "TempdirSpec"]
@@ -87,14 +86,8 @@ class TempdirResource:
             find = self._context.finder("copy_from", template, vars=context.vars)
             source = find(template.text(task=context.task, vars=context.vars))
             allowed = None if template.is_constant else (source, *self._context.roots)
-            job = _threads.submit(partial(_copy, source, path, allowed))
-            try:
-                await asyncio.shield(job.done)
-            except asyncio.CancelledError:
-                await asyncio.wait((job.done,))  # nothing may be copied into a folder that is being removed
-                raise
-            if job.error is not None:
-                raise job.error
+            # To its end: nothing may be copied into a folder that is being removed.
+            await _threads.finish(partial(_copy, source, path, allowed))
         except (TemplateError, RefusedPath, OSError, shutil.Error) as error:
             raise ResourceError(f"the folder of resource '{self.name}' cannot be filled: {error}") from error
 
@@ -125,15 +118,7 @@ def compile_tempdir(name: str, spec: TempdirSpec, context: CompileContext) -> Te
     Raises:
         UsageError: the template does not compile or reads what is not there.
     """
-    source: Template | None = None
-    if spec.copy_from is not None:
-        source = template_of(spec.copy_from, key="copy_from", names=("task", "vars"))
-        if spec.scope == "process" and "task" in source.names:
-            raise UsageError(
-                "a resource of scope process is opened once and cannot depend on the task",
-                key="copy_from",
-                hint="set scope: episode",
-            )
+    source = None if spec.copy_from is None else path_template("copy_from", spec.copy_from, scope=spec.scope)
     return TempdirResource(name, scope=spec.scope, source=source, context=context)
 
 

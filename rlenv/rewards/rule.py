@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 from rlenv import registry
 from rlenv.errors import RewardError, UsageError
 from rlenv.registry import Kind
-from rlenv.rewards.base import RewardContext, Term, TermCompileContext
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.spec import RewardSpec, Text
 
-__all__ = ["KIND", "Reads", "RuleSpec", "check_range", "compile_rule", "read"]
+__all__ = ["KIND", "NO_ANSWER", "Reads", "RuleSpec", "check_range", "compile_rule", "read", "scored"]
 
 Reads = Literal["answer", "message"]
+NO_ANSWER: Final = Measured(0.0, "no answer")
 
 
 class RuleSpec(RewardSpec):
@@ -45,6 +47,18 @@ def compile_rule(name: str, spec: RuleSpec, context: TermCompileContext) -> Term
 def read(context: RewardContext, reads: Reads) -> str | None:
     """What a rule measures: the answer (None where the policy gave none) or all of the last message."""
     return context.answer if reads == "answer" else context.final_text
+
+
+def scored(text: str | None, score: Callable[[str], Measured], *, most: int, that: str) -> Measured:
+    """What `score` makes of a text; 0 without one, and for one of more than the `most` characters `that` are looked at.
+
+    `that` goes on with the sentence `longer than the 1000 characters …`.
+    """
+    if text is None:
+        return NO_ANSWER
+    if len(text) > most:
+        return Measured(0.0, f"longer than the {most} characters {that}")
+    return score(text)
 
 
 def check_range(least: Any, most: Any, *, keys: str) -> None:

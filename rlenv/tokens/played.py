@@ -9,7 +9,7 @@ from rlenv.messages import Message
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.verdict import Played, Verdict, judge
 
-__all__ = ["Prompts", "answers_of", "verdict_of"]
+__all__ = ["Prompts", "answers_of", "opened_prompts", "verdict_of"]
 
 _MOST_PARALLEL = 4
 """The most results of one turn that are looked at one number after the other; beyond them, the spec's limit."""
@@ -33,6 +33,24 @@ class Prompts:
 
     def __iter__(self) -> Iterator[tuple[Message, ...]]:
         return iter([messages for _, messages in self._found.values()])
+
+
+async def opened_prompts(environment: Environment, *, most: int) -> tuple[Prompts, str]:
+    """The prompts of about `most` episodes of each split, which are opened for it, and why the first did not open.
+
+    The text is "" where all opened.
+    """
+    prompts, why = Prompts(), ""
+    async with environment:
+        for split in environment.spec.tasks:
+            size = len(environment.tasks(split))
+            for task in range(0, size, max(size // most, 1)):
+                async with environment.start(task=task, split=split) as episode:
+                    if episode.failure is None:
+                        prompts.add(episode.messages)
+                    else:
+                        why = why or episode.failure.message
+    return prompts, why
 
 
 def answers_of(environment: Environment) -> tuple[tuple[str, ...], ...]:

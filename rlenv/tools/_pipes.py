@@ -94,17 +94,8 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
         fd = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or an old one
         return await asyncio.to_thread(process.wait)
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    loop.add_reader(fd, wake)
     try:
-        await done
+        await readable(fd)
     finally:
-        loop.remove_reader(fd)
         os.close(fd)
     return process.wait()

@@ -20,9 +20,10 @@ from pydantic import Field
 
 from rlenv.errors import UnknownEntry, UsageError
 from rlenv.registry import Kind
-from rlenv.resources._sqlite import MAX_SIZE, Rows
-from rlenv.resources.duckdb import DuckdbDatabase, DuckdbResource
-from rlenv.resources.sqlite import Database, SqliteResource
+from rlenv.resources.sql.database import Database
+from rlenv.resources.sql.limits import MAX_SIZE
+from rlenv.resources.sql.resource import SqlResource
+from rlenv.resources.sql.rows import Rows
 from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
 
@@ -82,14 +83,14 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
     resource = context.resources.get(spec.resource)
     if resource is None:
         raise UnknownEntry("resources", spec.resource, context.resources, key="resource")
-    if not isinstance(resource, SqliteResource | DuckdbResource):
+    if not isinstance(resource, SqlResource):
         found = type(resource).__name__
         raise UsageError(f"'{spec.resource}' is a {found}; expected one of kind sqlite or duckdb", key="resource")
     can_write = resource.access == "copy"
     max_rows = spec.max_rows
 
     async def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:
-        database: Database | DuckdbDatabase = call.resources[spec.resource]
+        database: Database = call.resources[spec.resource]
         is_reward = call.turn < 0
         found = await database.query(
             arguments["sql"],
@@ -103,11 +104,10 @@ def compile_sql(name: str, spec: SqlSpec, context: CompileContext) -> Sequence[T
             {"columns": list(found.columns), "rows": found.rows, "truncated": found.truncated},
         )
 
-    engine = "SQLite" if isinstance(resource, SqliteResource) else "DuckDB"
     does = "Run one SQL statement" if can_write else "Run one SELECT statement"
     parameters: Mapping[str, Any] = {
         "type": "object",
-        "properties": {"sql": {"type": "string", "description": f"One {engine} statement."}},
+        "properties": {"sql": {"type": "string", "description": f"One {resource.engine.title} statement."}},
         "required": ["sql"],
     }
     return (

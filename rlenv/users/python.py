@@ -107,9 +107,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         _threads.give_up(job)
         raise
-    if job.error is not None:
-        raise job.error
-    return job.result
+    return job.outcome()
 
 
 def compile_python(spec: PythonUserSpec, context: CompileContext) -> _Python:

@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ToolFailed
-from rlenv.resources import duckdb as resource
-from rlenv.resources._sqlite import Rows
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.duckdb import KIND, DuckdbDatabase, DuckdbSpec
-from rlenv.tools.base import CompileContext
+from rlenv.resources.sql.database import Database
+from rlenv.resources.sql.duckdb import workers
+from rlenv.resources.sql.rows import Rows
+from tests.resources.sql.engines import DUCKDB, at_work, needs_duckdb
 
-duckdb = pytest.importorskip("duckdb", reason="the extra `duckdb` is not installed")
+pytestmark = needs_duckdb
 
-ENDLESS = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = -1"
 TOO_MUCH = {
-    "a join without an end": ENDLESS,
+    "a join without an end": DUCKDB.endless,
     "a recursion without an end": (
         "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     ),
@@ -62,9 +61,7 @@ FAULTS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with duckdb.connect(str(tmp_path / "t.duckdb")) as raw:
-        raw.execute("CREATE TABLE t (a INTEGER, b VARCHAR)")
-        raw.execute("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+    DUCKDB.make(tmp_path / "t.duckdb", "CREATE TABLE t (a INTEGER, b VARCHAR); INSERT INTO t VALUES (1, 'x'), (2, 'y')")
     return tmp_path
 
 
@@ -73,14 +70,14 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def compiled(folder: Path, **keys: Any) -> Any:
-    return KIND.factory("db", DuckdbSpec(kind="duckdb", path="t.duckdb", **keys), CompileContext(base=folder))
+    return DUCKDB.resource(folder, path="t.duckdb", **keys)
 
 
-async def ask(database: DuckdbDatabase, sql: str, *, cpu_s: float = 30, seconds: float = 100) -> Rows:
+async def ask(database: Database, sql: str, *, cpu_s: float = 30, seconds: float = 100) -> Rows:
     return await database.query(sql, deadline=time.monotonic() + seconds, cpu_s=cpu_s)
 
 
-async def failure_of(database: DuckdbDatabase, sql: str, *, cpu_s: float = 30) -> ToolFailed:
+async def failure_of(database: Database, sql: str, *, cpu_s: float = 30) -> ToolFailed:
     with pytest.raises(ToolFailed) as failed:
         await ask(database, sql, cpu_s=cpu_s)
     return failed.value
@@ -135,27 +132,17 @@ def test_a_result_is_given_up_to_its_bound(folder: Path) -> None:
     run(work)
 
 
-async def at_work(before: dict[int, float]) -> int:
-    """The id of the process that uses processor time."""
-    while True:
-        await asyncio.sleep(0.01)
-        for pid in before:
-            if cpu_of(pid) > before[pid] + 0.05:
-                return pid
-
-
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGSTOP, "stalled"), (signal.SIGKILL, "worker")])
 def test_a_process_that_is_stopped_or_killed_from_outside_takes_nothing_with_it(
     folder: Path, number: signal.Signals, reason: str
 ) -> None:
-    workers = resource._workers
-
     async def work() -> None:
         async with compiled(folder, access="copy").open(ResourceContext()) as database:
             await ask(database, "INSERT INTO t VALUES (3, 'z')")
-            before = {pid: cpu_of(pid) for pid in workers.processes}
-            slow = asyncio.ensure_future(ask(database, f"INSERT INTO t {ENDLESS.replace('*)', '*), NULL')}", seconds=5))
-            busy = await at_work(before)
+            slow = asyncio.ensure_future(
+                ask(database, f"INSERT INTO t {DUCKDB.endless.replace('*)', '*), NULL')}", seconds=5)
+            )
+            busy = await at_work(workers)
             os.kill(busy, number)
             with pytest.raises(ToolFailed) as failed:
                 await slow
@@ -163,10 +150,3 @@ def test_a_process_that_is_stopped_or_killed_from_outside_takes_nothing_with_it(
             assert (await ask(database, "SELECT count(*) FROM t")).rows == [[3]]
 
     run(work)
-
-
-def cpu_of(pid: int) -> float:
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0

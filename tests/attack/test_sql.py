@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ToolFailed
-from rlenv.resources._sql_workers import SqlWorkers, sqlite_workers
-from rlenv.resources._sqlite import Rows, cell_size
 from rlenv.resources.base import ResourceContext
-from rlenv.resources.sqlite import KIND, Database, SqliteSpec
-from rlenv.tools.base import CompileContext
+from rlenv.resources.sql.database import Database
+from rlenv.resources.sql.rows import Rows, cell_size
+from rlenv.resources.sql.sqlite import workers
+from tests.resources.sql.engines import SQLITE, at_work, cpu_of
 
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
 LARGE = "replace(hex(zeroblob(1000000)), '0', 'a')"
@@ -75,8 +75,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 def opened(folder: Path, **keys: Any) -> Any:
     given = {"path": "t.sqlite"} if "init" not in keys else {}
-    spec = SqliteSpec(kind="sqlite", **given, **keys)
-    return KIND.factory("db", spec, CompileContext(base=folder)).open(ResourceContext())
+    return SQLITE.resource(folder, **given, **keys).open(ResourceContext())
 
 
 COPIES = [{"access": "copy"}, {"access": "copy", "isolation": "savepoint"}]
@@ -128,7 +127,7 @@ def test_nothing_of_a_statement_goes_on_after_its_end(folder: Path, sql: str) ->
             with pytest.raises(ToolFailed) as failed:
                 await ask(database, sql, cpu_s=0.05)
             assert (failed.value.reason, failed.value.whose) == ("timeout", "policy")
-            for pid in sqlite_workers.processes:
+            for pid in workers.processes:
                 before = cpu_of(pid)
                 for _ in range(3):
                     await ask(database, "SELECT 1 LIKE 1")
@@ -136,23 +135,6 @@ def test_nothing_of_a_statement_goes_on_after_its_end(folder: Path, sql: str) ->
                 assert cpu_of(pid) - before < 2
 
     run(work)
-
-
-def cpu_of(pid: int) -> float:
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0
-
-
-async def at_work(workers: SqlWorkers) -> int:
-    """The id of the process that uses processor time."""
-    before = {pid: cpu_of(pid) for pid in workers.processes}
-    while True:
-        await asyncio.sleep(0.01)
-        for pid in workers.processes:
-            if pid in before and cpu_of(pid) - before[pid] > 0.05:
-                return pid
 
 
 @pytest.mark.parametrize(
@@ -166,13 +148,13 @@ def test_a_process_that_is_stopped_or_killed_from_outside_is_not_the_policys_fai
             await ask(database, "INSERT INTO t VALUES (4, 'w')")
             await ask(database, "SELECT a FROM t WHERE b LIKE 'x'")
             slow = asyncio.ensure_future(ask(database, ENDLESS, cpu_s=50, seconds=4))
-            pid = await at_work(sqlite_workers)
+            pid = await at_work(workers)
             os.kill(pid, number)
             with pytest.raises(ToolFailed) as failed:
                 await slow
             assert (failed.value.reason, failed.value.whose) == (reason, "infrastructure")
             assert failed.value.retryable
-            assert gone(pid) or pid not in sqlite_workers.processes
+            assert gone(pid) or pid not in workers.processes
             assert await ask(database, "SELECT count(*) FROM t WHERE b LIKE '_'") == [[4]]
 
     run(work)
@@ -183,11 +165,11 @@ def test_a_statement_that_is_given_up_is_killed(folder: Path) -> None:
         async with opened(folder) as database:
             await ask(database, "SELECT 1 LIKE 1")
             slow = asyncio.ensure_future(ask(database, ENDLESS, cpu_s=50))
-            pid = await at_work(sqlite_workers)
+            pid = await at_work(workers)
             slow.cancel()
             await asyncio.wait((slow,))
             assert slow.cancelled()
-            assert pid not in sqlite_workers.processes
+            assert pid not in workers.processes
             assert await ask(database, "SELECT count(*) FROM t") == [[3]]
 
     run(work)
@@ -298,9 +280,7 @@ def test_many_episodes_with_slow_statements_leave_time_for_a_rewards_statement(f
 def test_a_statement_that_finds_no_process_in_its_time_is_not_the_policys_failure(folder: Path) -> None:
     async def work() -> None:
         async with opened(folder) as database:
-            busy = [
-                asyncio.ensure_future(ask(database, ENDLESS, cpu_s=50, seconds=50)) for _ in range(sqlite_workers.limit)
-            ]
+            busy = [asyncio.ensure_future(ask(database, ENDLESS, cpu_s=50, seconds=50)) for _ in range(workers.limit)]
             await asyncio.sleep(0)
             with pytest.raises(ToolFailed) as failed:
                 await ask(database, "SELECT 1 LIKE 1", seconds=0.1)
@@ -326,10 +306,10 @@ def test_a_process_has_nothing_of_the_trainers_but_the_statement(folder: Path, m
     os.set_inheritable(held, True)
 
     async def work() -> None:
-        sqlite_workers.close()
+        workers.close()
         async with opened(folder) as database:
             await ask(database, "SELECT 1 LIKE 1")
-        for pid in sqlite_workers.processes:
+        for pid in workers.processes:
             check_process(pid)
 
     try:
@@ -342,7 +322,7 @@ def test_a_process_that_went_home_for_want_of_work_is_replaced(folder: Path) -> 
     async def work() -> None:
         async with opened(folder) as database:
             await ask(database, "SELECT 1 LIKE 1")
-            for worker in list(sqlite_workers._all):
+            for worker in list(workers._all):
                 worker.socket.shutdown(socket.SHUT_WR)  # what it sees when nobody needs it any more
                 worker.process.wait()
                 assert worker.process.returncode == 0
@@ -355,14 +335,14 @@ def test_a_child_of_the_trainer_has_processes_of_its_own(folder: Path) -> None:
     async def work() -> set[int]:
         async with opened(folder) as database:
             assert await ask(database, "SELECT 1 LIKE 1") == [[1]]
-        return set(sqlite_workers.processes)
+        return set(workers.processes)
 
     ours = run(work)
     child = os.fork()
     if child == 0:
         try:
             theirs = run(work)
-            sqlite_workers.close()
+            workers.close()
             os._exit(0 if theirs and not theirs & ours else 1)
         finally:
             os._exit(2)

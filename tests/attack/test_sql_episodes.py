@@ -15,8 +15,8 @@ import pytest
 
 import rlenv
 from rlenv.environment import Environment
-from rlenv.resources import _sql_workers
-from rlenv.resources._sql_workers import sqlite_workers
+from rlenv.resources.sql import limits
+from rlenv.resources.sql.sqlite import workers
 
 SPEC = """
 rlenv: 1
@@ -61,7 +61,7 @@ async def play(env: Environment, *actions: str) -> Any:
 
 
 def test_slow_statements_never_open_the_breaker_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sql_workers, "CPU_SHARE", 0.01)
+    monkeypatch.setattr(limits, "CPU_SHARE", 0.01)
 
     async def main() -> None:
         async with environment(tmp_path, seconds=60) as env:
@@ -122,14 +122,14 @@ def test_a_process_that_is_stopped_under_a_rewards_statement_leaves_the_reward_i
     async def main() -> None:
         async with environment(tmp_path, seconds=3) as env:
             await play(env, call("SELECT 1 LIKE 1"), "<answer>x</answer>")  # so that there is a process
-            stopped = sqlite_workers.processes
+            stopped = workers.processes
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             played = await play(env, f"<answer>{answer}</answer>")
             assert played.reward.total is None
-            sqlite_workers.close()  # with those that are stopped and were not asked
+            workers.close()  # with those that are stopped and were not asked
             again = await play(env, f"<answer>{answer}</answer>")
             assert again.reward.total in (1.0, None)  # the breaker may have opened: never a wrong number
-            assert not set(stopped) & set(sqlite_workers.processes)
+            assert not set(stopped) & set(workers.processes)
 
     asyncio.run(asyncio.wait_for(main(), 110))

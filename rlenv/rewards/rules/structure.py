@@ -14,14 +14,13 @@ from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
 from rlenv.rewards.exact_json import MAX_CHARS, loads
-from rlenv.rewards.rule import Reads, RuleSpec, read
+from rlenv.rewards.rule import Reads, RuleSpec, read, scored
 from rlenv.rewards.templating import compile_for_context
 
 __all__ = ["JSON_MATCH", "JSON_SCHEMA", "JsonMatchSpec", "JsonSchemaSpec"]
 
-
 _SAID_CHARS = 4_096
-_TOO_LONG = f"longer than the {MAX_CHARS} characters that are read as JSON"
+_THAT = "that are read as JSON"
 
 
 class JsonSchemaSpec(RuleSpec):
@@ -55,12 +54,7 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
     except ValueError as error:
         raise UsageError(f"not a valid JSON Schema: {error}", key="schema") from error
 
-    def measure(context: RewardContext) -> Measured:
-        text = read(context, spec.of)
-        if text is None:
-            return Measured(0.0, "no answer")
-        if len(text) > MAX_CHARS:
-            return Measured(0.0, _TOO_LONG)
+    def fits(text: str) -> Measured:
         try:
             value = loads(text)
             if validator.is_valid(value):
@@ -70,6 +64,9 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
         except (ValueError, RecursionError, OverflowError) as error:  # what is no JSON, or nested too deep to check
             return Measured(0.0, f"not JSON: {error}")
         return Measured(0.0, text if fault is None else fault.message)
+
+    def measure(context: RewardContext) -> Measured:
+        return scored(read(context, spec.of), fits, most=MAX_CHARS, that=_THAT)
 
     return Term(name=name, spec=spec, measure=measure)
 
@@ -86,16 +83,15 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
                 gold = loads(gold)
         if gold is None:
             raise RewardError("expect: the task gives no value to match")
-        text = read(context, spec.of)
-        if text is None:
-            return Measured(0.0, "no answer")
-        if len(text) > MAX_CHARS:
-            return Measured(0.0, _TOO_LONG)
-        try:
-            mine = loads(text)
-        except ValueError as error:
-            return Measured(0.0, f"not JSON: {error}")
-        return Measured(float(compare(mine, gold)), text)
+
+        def matches(text: str) -> Measured:
+            try:
+                mine = loads(text)
+            except ValueError as error:
+                return Measured(0.0, f"not JSON: {error}")
+            return Measured(float(compare(mine, gold)), text)
+
+        return scored(read(context, spec.of), matches, most=MAX_CHARS, that=_THAT)
 
     return Term(name=name, spec=spec, measure=measure)
 

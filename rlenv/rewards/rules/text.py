@@ -12,7 +12,7 @@ from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, qa, token_f1
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.rewards.rule import Reads, RuleSpec, check_range, gold_text, read
+from rlenv.rewards.rule import NO_ANSWER, Reads, RuleSpec, check_range, gold_text, read, scored
 from rlenv.rewards.templating import compile_accepted
 from rlenv.spec import Bool, Float, Int, Text
 
@@ -35,11 +35,10 @@ __all__ = [
 ]
 
 Expected = Text | Int | Float | tuple[Text | Int | Float, ...]
-_NO_ANSWER = Measured(0.0, "no answer")
 
 MAX_CHARS = 65_536
 """A longer answer is not the expected one, and of a longer message the end is looked at: the loop is not held."""
-_TOO_LONG = Measured(0.0, f"longer than the {MAX_CHARS} characters that an answer may have")
+_THAT = "that an answer may have"
 
 
 def check_qa(accepted: Callable[[RewardContext], tuple[Any, ...]]) -> Callable[[RewardContext], None]:
@@ -130,16 +129,12 @@ def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -
 
     def measure(context: RewardContext) -> Measured:
         golds = accepted(context)
-        answer = context.answer
-        if answer is None:
-            return _NO_ANSWER
-        if len(answer) > MAX_CHARS:
-            return _TOO_LONG
-        mine = normalise(answer)
-        for gold in golds:
-            if normalise(gold_text(gold)) == mine:
-                return Measured(1.0, answer)
-        return Measured(0.0, answer)
+
+        def equals(answer: str) -> Measured:
+            mine = normalise(answer)
+            return Measured(float(any(normalise(gold_text(gold)) == mine for gold in golds)), answer)
+
+        return scored(context.answer, equals, most=MAX_CHARS, that=_THAT)
 
     check = check_qa(accepted) if spec.normalise == "qa" else None
     return Term(name=name, spec=spec, measure=measure, check_gold=check)
@@ -150,12 +145,11 @@ def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
 
     def measure(context: RewardContext) -> Measured:
         golds = accepted(context)
-        answer = context.answer
-        if answer is None:
-            return _NO_ANSWER
-        if len(answer) > MAX_CHARS:
-            return _TOO_LONG
-        return Measured(max(token_f1(answer, gold_text(gold)) for gold in golds), answer)
+
+        def overlaps(answer: str) -> Measured:
+            return Measured(max(token_f1(answer, gold_text(gold)) for gold in golds), answer)
+
+        return scored(context.answer, overlaps, most=MAX_CHARS, that=_THAT)
 
     return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
 
@@ -170,7 +164,7 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
             raise RewardError("expect: a text to look for is empty after normalisation; every answer contains it")
         text = read(context, spec.of)
         if text is None:
-            return _NO_ANSWER
+            return NO_ANSWER
         mine = normalise(text[-MAX_CHARS:])
         found = [gold in mine for gold in golds]
         return Measured(float(any(found) if spec.match == "any" else all(found)), text)
@@ -186,7 +180,7 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
     def measure(context: RewardContext) -> Measured:
         text = read(context, spec.of)
         if text is None:
-            return _NO_ANSWER
+            return NO_ANSWER
         if spec.full and len(text) > pattern.sees:
             return Measured(0.0, f"longer than the {pattern.sees} characters that this pattern may see")
         match = search(text)
@@ -198,7 +192,7 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
 def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Term:
     def measure(context: RewardContext) -> Measured:
         # An empty tag is an answer to compare, yet it states nothing and earns nothing for its form.
-        return Measured(1.0, context.answer) if context.answer else _NO_ANSWER
+        return Measured(1.0, context.answer) if context.answer else NO_ANSWER
 
     return Term(name=name, spec=spec, measure=measure)
 

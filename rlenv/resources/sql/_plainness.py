@@ -2,7 +2,7 @@
 
 Preparing a statement cannot be stopped, and some texts of a few hundred characters take seconds and gigabytes: each
 level of a WITH, of a subquery in FROM or of a view can double what the one below it holds. So the text alone decides
-here, and it decides against whatever it does not know; a worker process runs the rest (see `_sql_workers.py`).
+here, and it decides against whatever it does not know; a worker process runs the rest (see `workers.py`).
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources._sqlite import MAX_COLUMNS, Rows, cell_size
+from rlenv.resources.sql.rows import Rows, cell_size, columns_of, columns_size
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Duckdb"]
+__all__ = ["Engine"]
 
 # https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview
 _CONFIG: Final[Mapping[str, Any]] = {
@@ -101,7 +101,7 @@ def _words(raw: duckdb.DuckDBPyConnection) -> list[str]:
     return list(dict.fromkeys(word for row in found for word in row))[:_MAX_WORDS]
 
 
-class Duckdb:
+class Engine:
     """Statements on DuckDB files: some that are shared and read, and one private copy at a time."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Duckdb:
         _limit_files(asked["max_bytes"])
         if asked["op"] == "release":
             self._close_copy()
-            return dict(_NOTHING), None
+            return Rows((), []).told(), None
         raw = self._opened(path, may_write=may_write)
         try:
             if asked["op"] == "describe":
@@ -147,8 +147,7 @@ class Duckdb:
             raise ToolFailed("what is TEMP is not kept from statement to statement; leave the word out") from None
         except (ValueError, OverflowError, RecursionError) as error:  # a value that Python cannot hold
             raise ToolFailed(f"the statement cannot be run: {str(error)[:200]}") from error
-        told = {"columns": found.columns, "rows": found.rows, "truncated": found.truncated, "changed": found.changed}
-        return told, None
+        return found.told(), None
 
     def _undo(self, copy: duckdb.DuckDBPyConnection) -> None:
         import duckdb
@@ -196,9 +195,6 @@ def _limit_files(most: int | None) -> None:
     if most is None or (hard != resource.RLIM_INFINITY and most > hard):
         most = hard
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-
-
-_NOTHING: Final[Mapping[str, Any]] = {"columns": (), "rows": [], "truncated": False, "changed": 0}
 
 
 class _Temporary(Exception):
@@ -279,16 +275,12 @@ class _Statement:
 
     def _fetched(self, raw: duckdb.DuckDBPyConnection) -> Rows:
         described = raw.description or []
-        columns = tuple(column[0] for column in described)
-        if len(columns) > MAX_COLUMNS:
-            raise ToolFailed(f"the result has {len(columns)} columns; at most {MAX_COLUMNS} can be given, so name them")
+        columns = columns_of(column[0] for column in described)
         for name, kind, *_ in described:
             if _ZONED in str(kind):  # read only where pytz is installed, and then in the machine's zone
                 raise ToolFailed(f"the column {name} is a {_ZONED}; cast it to VARCHAR or TIMESTAMP")
+        size = columns_size(columns, most=self._max_size)
         rows: list[list[Any]] = []
-        size = sum(map(cell_size, columns))
-        if size > self._max_size:
-            raise ToolFailed("the names of the columns are too long to be given", reason="too_large")
         while (row := raw.fetchone()) is not None:
             budget = _Budget(self._max_size - size)
             cells = [budget.json(cell) for cell in row]

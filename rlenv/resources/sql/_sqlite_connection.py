@@ -2,7 +2,7 @@
 
 The authorizer refuses what is not allowed while the statement is prepared, the progress handler stops it in time, and
 limits bound the size of single values. The same connection runs in two places: on the event loop, for statements that
-are plain (`_plain_sql.py`) and turn out to be quick, and in a worker process for all others.
+are plain (`_plainness.py`) and turn out to be quick, and in a worker process for all others.
 """
 
 from __future__ import annotations
@@ -10,33 +10,23 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import orjson
-
 from rlenv._bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
+from rlenv.resources.sql.limits import MAX_SIZE, MAX_SQL
+from rlenv.resources.sql.rows import Rows, cell_size, columns_of, columns_size
 
-__all__ = ["Connection", "NotQuick", "Rows"]
+__all__ = ["Connection", "NotQuick"]
 
 _READS: Final = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE))
 _WRITES: Final = {
-    sqlite3.SQLITE_ALTER_TABLE: "ALTER TABLE",
-    sqlite3.SQLITE_ANALYZE: "ANALYZE",
-    sqlite3.SQLITE_CREATE_INDEX: "CREATE INDEX",
-    sqlite3.SQLITE_CREATE_TABLE: "CREATE TABLE",
-    sqlite3.SQLITE_CREATE_TRIGGER: "CREATE TRIGGER",
-    sqlite3.SQLITE_CREATE_VIEW: "CREATE VIEW",
-    sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_DROP_INDEX: "DROP INDEX",
-    sqlite3.SQLITE_DROP_TABLE: "DROP TABLE",
-    sqlite3.SQLITE_DROP_TRIGGER: "DROP TRIGGER",
-    sqlite3.SQLITE_DROP_VIEW: "DROP VIEW",
-    sqlite3.SQLITE_INSERT: "INSERT",
-    sqlite3.SQLITE_REINDEX: "REINDEX",
-    sqlite3.SQLITE_UPDATE: "UPDATE",
+    getattr(sqlite3, f"SQLITE_{word.replace(' ', '_')}"): word
+    for word in (
+        *("ALTER TABLE", "ANALYZE", "CREATE INDEX", "CREATE TABLE", "CREATE TRIGGER", "CREATE VIEW", "DELETE"),
+        *("DROP INDEX", "DROP TABLE", "DROP TRIGGER", "DROP VIEW", "INSERT", "REINDEX", "UPDATE"),
+    )
 }
 _NEVER: Final = {
     sqlite3.SQLITE_ATTACH: "ATTACH or VACUUM",
@@ -61,26 +51,10 @@ _MADE_UP: Final = frozenset(("dbstat", "fts3tokenize", "generate_series", "json_
 # Functions whose single call is short whatever it is given (within the limit of a value on the loop); one call of
 # another (LIKE, replace, randomblob) can take long, and the engine cannot be stopped inside it.
 _SHORT: Final = frozenset(
-    (
-        *("abs", "avg", "ceil", "coalesce", "count", "cume_dist", "date", "datetime", "dense_rank", "first_value"),
-        *("floor", "ifnull", "iif", "julianday", "lag", "last_value", "lead", "length", "likelihood", "likely"),
-        *(
-            "last_insert_rowid",
-            "changes",
-            "lower",
-            "max",
-            "min",
-            "mod",
-            "nth_value",
-            "ntile",
-            "nullif",
-            "percent_rank",
-            "pow",
-            "power",
-        ),
-        *("rank", "round", "row_number", "sign", "sqrt", "strftime", "substr", "substring", "sum", "time"),
-        *("total", "trunc", "typeof", "unicode", "unixepoch", "unlikely", "upper"),
-    )
+    "abs avg ceil changes coalesce count cume_dist date datetime dense_rank first_value floor ifnull iif julianday lag"
+    " last_insert_rowid last_value lead length likelihood likely lower max min mod nth_value ntile nullif percent_rank"
+    " pow power rank round row_number sign sqrt strftime substr substring sum time total trunc typeof unicode unixepoch"
+    " unlikely upper".split()
 )
 # After these a connection that was used before looks like a new one to last_insert_rowid() and changes().
 _BEGIN: Final = (
@@ -115,7 +89,7 @@ _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
     sqlite3.SQLITE_LIMIT_LENGTH: 10_000_000,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 _QUICK_LIMITS: Final = {**_LIMITS, sqlite3.SQLITE_LIMIT_LENGTH: 65_536, sqlite3.SQLITE_LIMIT_VDBE_OP: 25_000}
@@ -124,12 +98,7 @@ _STEPS = 1_000
 _QUICK_STEPS = 200
 _QUICK_ROWS = 512
 _QUICK_SIZE = 32_000
-MAX_SIZE: Final = 8_000_000
-"""Of a result's cells together, in characters as JSON."""
-MAX_COLUMNS: Final = 200
-MAX_SQL: Final = 100_000
 _ROW_SIZE = 4
-_CELL_SIZE = 30
 _lenient = partial(str, encoding="utf-8", errors="replace")
 
 
@@ -143,30 +112,6 @@ def _is_blank(sql: str) -> bool:
 
 class NotQuick(Exception):
     """The statement may take long and has to be run off the event loop; it has changed nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What a statement gave.
-
-    Cells are JSON values; bytes are written as SQLite writes them, `x'0AFF'`. `columns` is empty for a statement that
-    gives no rows; then `changed` is how many it changed. `truncated` is true where there are more rows than the limits
-    let through.
-    """
-
-    columns: tuple[str, ...]
-    rows: list[list[Any]]
-    truncated: bool = False
-    changed: int = 0
-
-
-def cell_size(cell: Any) -> int:
-    """At least as many characters as the cell takes as JSON, whatever it is."""
-    if isinstance(cell, str):
-        if len(cell) < 200 or not (cell.isascii() and cell.isprintable()):
-            return len(orjson.dumps(cell)) + 2
-        return len(cell) + cell.count('"') + cell.count("\\") + 4
-    return _CELL_SIZE
 
 
 class Connection:
@@ -228,7 +173,7 @@ class Connection:
             ResourceError: the database is at fault.
         """
         try:
-            self._run_own("SAVEPOINT episode")
+            self._own("SAVEPOINT episode")
             self.prime(0, 0)
         except sqlite3.Error as error:
             raise ResourceError(f"the database cannot be written: {error}") from error
@@ -236,35 +181,29 @@ class Connection:
     def prime(self, rowid: int, changes: int) -> None:
         """Makes `last_insert_rowid()` and `changes()` give these from now on (of changes no more than can be told)."""
         for statement in _BEGIN if not rowid and not changes else _primed(rowid, changes):
-            self._run_own(statement)
+            self._own(statement)
 
     def last(self) -> tuple[int, int]:
         """What `last_insert_rowid()` and `changes()` give now."""
-        self._is_own = True
-        try:
-            rowid, changes = self._raw.execute("SELECT last_insert_rowid(), changes()").fetchone()
-            return int(rowid), int(changes)
-        finally:
-            self._is_own = False
+        ((rowid, changes),) = self._own("SELECT last_insert_rowid(), changes()")
+        return int(rowid), int(changes)
 
     def words(self, most: int) -> list[str]:
         """The names of tables and columns, in the order of the schema, at most so many."""
-        self._is_own = True
         try:
-            found = self._raw.execute(
+            found = self._own(
                 "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
                 f"WHERE m.type IN ('table', 'view') LIMIT {most}"
-            ).fetchall()
+            )
         except sqlite3.Error:
             return []
-        finally:
-            self._is_own = False
         return list(dict.fromkeys(word for row in found for word in row))[:most]
 
-    def _run_own(self, statement: str) -> None:
+    def _own(self, statement: str) -> list[Any]:
+        """What a statement of ours gives, to which nothing is forbidden."""
         self._is_own = True
         try:
-            self._raw.execute(statement)
+            return self._raw.execute(statement).fetchall()
         finally:
             self._is_own = False
 
@@ -278,8 +217,8 @@ class Connection:
         try:
             if not self.has_begun:
                 return False
-            self._run_own("ROLLBACK TO episode")
-            self._run_own("RELEASE episode")
+            self._own("ROLLBACK TO episode")
+            self._own("RELEASE episode")
             return not self.has_begun
         except sqlite3.Error:
             return False
@@ -341,15 +280,11 @@ class Connection:
             self._until = self._cpu_until = math.inf
 
     def _fetch(self, cursor: sqlite3.Cursor, max_rows: int, max_size: int) -> Rows:
-        columns = tuple(column[0] for column in cursor.description)
-        if len(columns) > MAX_COLUMNS:
-            raise ToolFailed(f"the result has {len(columns)} columns; at most {MAX_COLUMNS} can be given, so name them")
+        columns = columns_of(column[0] for column in cursor.description)
         if self._is_quick:
             return self._fetch_quick(cursor, columns)
+        size = columns_size(columns, most=max_size)
         rows: list[list[Any]] = []
-        size = sum(map(cell_size, columns))
-        if size > max_size:
-            raise ToolFailed("the names of the columns are too long to be given", reason="too_large")
         for found in cursor:
             size += _ROW_SIZE
             row = list(found)

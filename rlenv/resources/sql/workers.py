@@ -11,256 +11,87 @@ Nothing here belongs to an event loop between calls.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import atexit
 import contextlib
-import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, Final
-
-import orjson
 
 from rlenv._deadline import stopped
 from rlenv.errors import ResourceError, ToolFailed
+from rlenv.resources.sql._worker import Answer, Gone, Worker
+from rlenv.resources.sql.limits import ENDED_FULL, Limits
 
-__all__ = ["CPU_SHARE", "Answer", "Image", "Limits", "SqlWorkers", "cores", "encoded", "limits_for", "sqlite_workers"]
+__all__ = ["Answer", "Image", "Request", "SqlWorkers"]
 
-_PACKAGE: Final = Path(__file__).resolve().parent.parent
-# The package without its __init__, which brings in more than the engine needs.
-_PROGRAM: Final = (
-    "import json, sys, types; told = json.load(sys.stdin); sys.path[:] = told['path']; "
-    "package = types.ModuleType('rlenv'); package.__path__ = [told['package']]; sys.modules['rlenv'] = package; "
-    "from rlenv.resources._sql_worker import serve; serve(told)"
-)
-_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ", "TMPDIR")
-_ENDED_FULL: Final = 3
-_START_S: Final = 60.0
 _MARGIN_S: Final = 0.05
 """Whoever waits gives up at the deadline; the kill that comes later is for those who do not."""
-_MAX_FRAME: Final = 96_000_000
-CPU_SHARE: Final = 0.25
-"""How much of its time limit a statement may use as processor time."""
-_LEAST_CPU_S: Final = 0.02
 _OUT_OF_TIME: Final = "the query did not end within its time"
 _CRASHES: Final = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one statement may use: until when, on the clock of `time.monotonic()`, and how much processor time."""
-
-    deadline: float
-    cpu_s: float
-    max_rows: int
-    max_size: int
-    is_urgent: bool = False
-    """Before others in the queue: what a reward asks for."""
-
-
-def limits_for(
-    deadline: float, *, cpu_s: float | None, max_rows: int, max_size: int, is_urgent: bool = False
-) -> Limits:
-    """The limits of a statement that is given now; without `cpu_s` a quarter of its time is for the processor."""
-    if cpu_s is None:
-        cpu_s = max((deadline - time.monotonic()) * CPU_SHARE, _LEAST_CPU_S)
-    return Limits(deadline, cpu_s, max_rows, max_size, is_urgent)
-
-
-def encoded(sql: str) -> str:
-    """The statement as it can be handed over.
-
-    Raises:
-        ToolFailed: it holds what no text in UTF-8 can.
-    """
-    try:
-        sql.encode()
-    except UnicodeEncodeError as error:
-        raise ToolFailed(f"the statement cannot be run: {error.reason}") from error
-    return sql
-
-
-@dataclass(slots=True)
-class Answer:
-    """What a worker says, and the image of a copy that the statement changed, as a descriptor to be closed."""
-
-    told: dict[str, Any]
-    fd: int | None = None
-
-
 Image = Callable[[], AbstractAsyncContextManager[int]]
+"""A descriptor of the image, which stays the giver's, for as long as it is entered."""
 
 
-class _Gone(Exception):
-    """The process ended, or broke its socket."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One statement on its way to a process.
 
+    `where` is what the engine needs beside it: which file, and what may be done there. `key` stands for the file, or
+    for the image of a private copy, which is only sent if the process has another one; `next_key` for what the copy is
+    after a statement that wrote.
+    """
 
-class _Worker:
-    def __init__(self, engine: str) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            with TemporaryFile() as given:
-                told = {
-                    "engine": engine,
-                    "fd": theirs.fileno(),
-                    "package": str(_PACKAGE),
-                    "path": [str(entry) for entry in sys.path],
-                }
-                given.write(json.dumps(told).encode())
-                given.seek(0)
-                self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _PROGRAM],
-                    stdin=given,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            raise ToolFailed(
-                f"no process for SQL can be started: {error.strerror}", reason="worker", retryable=True
-            ) from error
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        self.socket = ours
-        self.is_ready = False
-        self.is_busy = False
-        """It owes an answer."""
-        self.holds = ""
-        """The key of the private copy whose image it has."""
-        self._received = bytearray()
-        self._fd: int | None = None
+    sql: str
+    limits: Limits
+    where: Mapping[str, Any]
+    key: str = ""
+    image: Image | None = None
+    next_key: str = ""
 
-    async def ready(self, started: float) -> None:
-        """Waits until the process answers.
-
-        Raises:
-            _Gone: it ended first.
-            ToolFailed: it takes too long.
-        """
-        if self.is_ready:
-            return
-        try:
-            async with asyncio.timeout(max(started + _START_S - time.monotonic(), 0)):
-                await self._frame()
-        except TimeoutError as error:
-            raise ToolFailed("a process for SQL did not start", reason="worker", retryable=True) from error
-        self.is_ready = True
-
-    async def ask(self, asked: Mapping[str, Any], fd: int | None) -> Answer:
-        """What the process answers.
-
-        Raises:
-            _Gone: it ended first.
-        """
-        body = orjson.dumps(asked)
-        frame = len(body).to_bytes(8, "big") + body
-        try:
-            if fd is not None:
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-                sent = self.socket.sendmsg([frame], ancillary)
-            else:
-                sent = self.socket.send(frame)
-            if sent < len(frame):
-                await asyncio.get_running_loop().sock_sendall(self.socket, frame[sent:])
-        except OSError as error:
-            raise _Gone from error
-        body = await self._frame()
-        fd, self._fd = self._fd, None
-        try:
-            told = orjson.loads(body)
-            told["holds"]
-            return Answer(told, fd)
-        except (ValueError, TypeError, KeyError) as error:
-            if fd is not None:
-                os.close(fd)
-            raise _Gone from error
-
-    async def _frame(self) -> bytes:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[bytes] = loop.create_future()
-
-        def read() -> None:
-            try:
-                piece, fds, _, _ = socket.recv_fds(self.socket, 262_144, 1)
-            except BlockingIOError:
-                return
-            except OSError:
-                piece, fds = b"", []
-            if fds:
-                self._fd = fds[0]
-            self._received += piece
-            size = int.from_bytes(self._received[:8], "big") if len(self._received) >= 8 else None
-            if done.done():
-                return
-            if not piece or (size is not None and size > _MAX_FRAME):
-                done.set_exception(_Gone())
-            elif size is not None and len(self._received) >= 8 + size:
-                frame = bytes(memoryview(self._received)[8 : 8 + size])
-                self._received = bytearray()  # nothing follows an answer
-                done.set_result(frame)
-
-        loop.add_reader(self.socket, read)
-        try:
-            return await done
-        finally:
-            loop.remove_reader(self.socket)
-
-    def cpu_s(self) -> float | None:
-        """Processor seconds that the process has used; None where nobody counts them or it is gone."""
-        try:
-            return time.clock_gettime((~self.process.pid << 3) | 2)
-        except (OSError, AttributeError):
-            return None
-
-    @property
-    def state(self) -> str:
-        """The letter by which Linux says what the process does: R runs, S sleeps, T is stopped, D waits for a disk."""
-        try:
-            with open(f"/proc/{self.process.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[0].decode()
-        except (OSError, IndexError):
-            return "?"
-
-    def kill(self) -> None:
-        self.socket.close()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+    def told(self, left: float) -> dict[str, Any]:
+        """As the process reads it, with so many seconds left."""
+        return {
+            **self.where,
+            "sql": self.sql,
+            "key": self.key,
+            "next": self.next_key,
+            "cpu_s": min(self.limits.cpu_s, left),
+            "wall_s": left + _MARGIN_S,
+            "max_rows": self.limits.max_rows,
+            "max_size": self.limits.max_size,
+        }
 
 
 class SqlWorkers:
-    """At most `limit` processes of one engine; what comes beyond waits, what rewards ask for first."""
+    """Processes of one engine: as many as there are processors, two at least; what comes beyond waits its turn.
 
-    def __init__(self, engine: str, *, limit: int) -> None:
+    Args:
+        engine: the module that has it (see `_serve.Engine`).
+        can_sleep: whether a statement of it can wait for nothing but the time.
+    """
+
+    def __init__(self, engine: str, *, can_sleep: bool = False) -> None:
         self._engine = engine
-        self.limit = limit
+        self._can_sleep = can_sleep
+        self.limit = max(2, _cores())
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._reset()
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        self._idle: list[_Worker] = []
-        self._all: set[_Worker] = set()
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
         self._dying: list[subprocess.Popen[bytes]] = []
         self._taken = 0
         self._waiting: tuple[deque[asyncio.Future[bool]], deque[asyncio.Future[bool]]] = (deque(), deque())
@@ -274,30 +105,26 @@ class SqlWorkers:
         """True where a process without work has the private copy of `key` open, or its image."""
         return any(worker.holds == key for worker in self._idle)
 
-    async def run(
-        self, asked: dict[str, Any], limits: Limits, *, key: str, image: Image | None, next_key: str = ""
-    ) -> Answer:
+    async def run(self, request: Request) -> Answer:
         """What the statement gives.
-
-        Args:
-            asked: the statement and where it runs, for the process.
-            key: stands for the file, or for the image of a private copy, which is only sent where it is not there yet.
-            image: a descriptor of the image, which stays the giver's, for as long as it is entered.
-            next_key: stands for what a private copy is after a statement that wrote.
 
         Raises:
             ToolFailed: the statement is at fault, or ran out of time, or its process did.
             ResourceError: the database is at fault.
         """
-        await self._take(limits)
-        worker: _Worker | None = None
+        try:
+            request.sql.encode()
+        except UnicodeEncodeError as error:
+            raise ToolFailed(f"the statement cannot be run: {error.reason}") from error
+        await self._take(request.limits)
+        worker: Worker | None = None
         started = time.monotonic()
         try:
             for _ in range(3):
-                worker = self._next(key)
+                worker = self._next(request.key)
                 try:
-                    return _checked(await self._asked(worker, asked, limits, key, image, next_key, started))
-                except _Gone as error:
+                    return _checked(await self._asked(worker, request, started))
+                except Gone as error:
                     failure = await self._how(worker)
                     was_asked = worker.is_busy
                     self._end(worker)
@@ -311,38 +138,21 @@ class SqlWorkers:
                 self._give_back(worker)
             self._free()
 
-    async def _asked(
-        self,
-        worker: _Worker,
-        asked: dict[str, Any],
-        limits: Limits,
-        key: str,
-        image: Image | None,
-        next_key: str,
-        started: float,
-    ) -> Answer:
+    async def _asked(self, worker: Worker, request: Request, started: float) -> Answer:
         began = cpu_before = None
+        limits = request.limits
         timer = _Timer(limits.deadline + _MARGIN_S)
         try:
             with timer:
                 await worker.ready(started)
-                has_image = worker.holds == key or image is None
-                async with contextlib.nullcontext() if has_image or image is None else image() as fd:
+                image = request.image if worker.holds != request.key else None
+                async with contextlib.nullcontext() if image is None else image() as fd:
                     left = limits.deadline - time.monotonic()
                     if left <= 0:
                         raise ToolFailed(_OUT_OF_TIME, reason="stalled", retryable=True)
                     began, cpu_before = time.monotonic(), worker.cpu_s()
-                    request = {
-                        **asked,
-                        "key": key,
-                        "next": next_key,
-                        "cpu_s": min(limits.cpu_s, left),
-                        "wall_s": left + _MARGIN_S,
-                        "max_rows": limits.max_rows,
-                        "max_size": limits.max_size,
-                    }
                     worker.is_busy, worker.holds = True, ""
-                    answer = await worker.ask(request, fd)
+                    answer = await worker.ask(request.told(left), fd)
                     worker.is_busy = False
                 worker.holds = answer.told["holds"]
                 return answer
@@ -352,7 +162,7 @@ class SqlWorkers:
                 raise ToolFailed(_OUT_OF_TIME, reason=reason, retryable=reason != "timeout") from error
             raise stopped(reason) from error
 
-    def _verdict(self, worker: _Worker, began: float | None, before: float | None, limits: Limits) -> str:
+    def _verdict(self, worker: Worker, began: float | None, before: float | None, limits: Limits) -> str:
         """What a statement that is stopped now spent its time on."""
         now = worker.cpu_s()
         if began is None:
@@ -362,9 +172,9 @@ class SqlWorkers:
         if now - before >= 0.9 * limits.cpu_s:
             return "timeout"
         # One that sleeps without having been stopped does so because its statement says so.
-        return "timeout" if worker.state == "S" and self._engine == "duckdb" else "stalled"
+        return "timeout" if self._can_sleep and worker.state == "S" else "stalled"
 
-    async def _how(self, worker: _Worker) -> ToolFailed | None:
+    async def _how(self, worker: Worker) -> ToolFailed | None:
         """How a process ended; None where it went by itself."""
         for _ in range(1_000):  # the end of the socket is seen a little before the end of the process
             if (status := worker.process.poll()) is not None:
@@ -378,7 +188,7 @@ class SqlWorkers:
             return ToolFailed(_OUT_OF_TIME, reason="timeout")
         if status == -signal.SIGALRM:
             return ToolFailed(_OUT_OF_TIME, reason="stalled", retryable=True)
-        if status == _ENDED_FULL:
+        if status == ENDED_FULL:
             return ToolFailed("the statement needs more memory than it may use", reason="memory")
         if -status in _CRASHES:
             return ToolFailed("the statement made the database engine fail", details={"process": _name(status)})
@@ -430,7 +240,7 @@ class SqlWorkers:
         else:
             turn.set_result(True)
 
-    def _next(self, key: str) -> _Worker:
+    def _next(self, key: str) -> Worker:
         self._dying = [process for process in self._dying if process.poll() is None]
         while True:
             with self._lock:
@@ -443,14 +253,14 @@ class SqlWorkers:
             self._end(idle[0], may_replace=False)
         return self._start()
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _give_back(self, worker: Worker) -> None:
         if worker in self._all and not worker.is_busy:
             with self._lock:
                 self._idle.append(worker)
         else:
             self._end(worker)
 
-    def _end(self, worker: _Worker, *, may_replace: bool = True) -> None:
+    def _end(self, worker: Worker, *, may_replace: bool = True) -> None:
         is_worn = worker.is_ready and worker in self._all
         self._all.discard(worker)
         worker.kill()
@@ -461,8 +271,8 @@ class SqlWorkers:
             with contextlib.suppress(ToolFailed):
                 self._start(is_idle=True)
 
-    def _start(self, *, is_idle: bool = False) -> _Worker:
-        worker = _Worker(self._engine)
+    def _start(self, *, is_idle: bool = False) -> Worker:
+        worker = Worker(self._engine)
         with self._lock:
             self._all.add(worker)
             if is_idle:
@@ -532,12 +342,8 @@ def _checked(answer: Answer) -> Answer:
     return answer
 
 
-def cores() -> int:
-    """How many processors this process may use."""
+def _cores() -> int:
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count() or 1
-
-
-sqlite_workers: Final = SqlWorkers("sqlite", limit=max(2, cores()))

@@ -1,0 +1,236 @@
+"""A SQLite file as the event loop has it: its schema, connections for what is quick, and the image of its copies.
+
+What runs here is plain (`_plainness.py`) and ends at once, or is stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from rlenv._threads import ThreadPool
+from rlenv.errors import ResourceError
+from rlenv.paths import read_file
+from rlenv.resources.sql._memory_file import written
+from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
+from rlenv.resources.sql.limits import Limits
+from rlenv.resources.sql.rows import Rows
+
+__all__ = ["SqliteFile", "is_small", "memory_for", "off_the_loop", "run_briefly", "unique"]
+
+_T = TypeVar("_T")
+_QUICK_S: Final = 0.002
+_PAUSE_S: Final = 0.02
+_QUICK_FILE_BYTES: Final = 16_000_000
+_SMALL_BYTES: Final = 1_000_000
+"""Up to this size an image is made, or opened, at once."""
+_MEMORY_BYTES: Final = 512_000_000
+_MAX_IDLE: Final = 4
+_MAX_IDLE_BYTES: Final = 256_000_000
+_MAX_WORDS: Final = 500
+_OTHER_FILES: Final = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)  # VACUUM INTO attaches as well
+_numbers: Final = itertools.count()
+_threads: Final = ThreadPool(size=8)
+
+
+class _Pause:
+    """Until when nothing is tried on the event loop, after a statement there took too long.
+
+    Many slow statements at once thus hold the loop for a tenth of the time at most.
+    """
+
+    until = 0.0
+
+
+_pause: Final = _Pause()
+
+
+def run_briefly(run: Callable[..., Rows], sql: str, limits: Limits) -> Rows:
+    """What a plain SELECT gives on the event loop.
+
+    Raises:
+        NotQuick: it was stopped, or not tried as others just took too long.
+    """
+    now = time.monotonic()
+    if now < _pause.until:
+        raise NotQuick
+    try:
+        return run(sql, until=min(limits.deadline, now + _QUICK_S), max_rows=limits.max_rows)
+    finally:
+        ended = time.monotonic()
+        if ended > now + _QUICK_S:
+            _pause.until = ended + _PAUSE_S
+
+
+def unique(prefix: str) -> str:
+    """A key that no other file or copy of any process has."""
+    return f"{prefix}.{next(_numbers)}"
+
+
+def is_small(size: int) -> bool:
+    """Whether an image of so many bytes is made, or opened, at once."""
+    return size <= _SMALL_BYTES
+
+
+def memory_for(size: int) -> int:
+    """How many bytes a process may use for statements on an image of `size` bytes, or on a file (0)."""
+    return _MEMORY_BYTES + 4 * size
+
+
+async def off_the_loop(work: Callable[[], _T], *, size: int) -> _T:
+    """What `work` on `size` bytes gives, done in a thread unless that is little; it is never left in the middle."""
+    return work() if is_small(size) else await _threads.finish(work)
+
+
+class SqliteFile:
+    """One database file, or the result of one script: its image or its pool of connections, and its schema."""
+
+    def __init__(self, path: Path, *, is_script: bool, is_copied: bool, is_kept: bool) -> None:
+        self.path = path
+        self.is_copied = is_copied
+        self.is_kept = is_kept
+        self.key = unique(str(os.getpid()))
+        self.version: tuple[str, int, int] | None = None
+        self._is_closed = False
+        self.image: bytes | None = None
+        self._idle: list[Connection] = []
+        self._words: list[str] | None = None
+        self._file: _Image | None = None
+        try:
+            if not path.is_file():
+                raise ResourceError(f"there is no database file {path}")
+            if not is_copied:
+                state = path.stat()
+                self.version = (str(path.resolve()), state.st_mtime_ns, state.st_size)
+            with closing(_built(path) if is_script else sqlite3.connect(_address(path), uri=True)) as raw:
+                self.schema = _schema(raw)
+                if is_script or is_copied:
+                    self.image = raw.serialize()
+        except (sqlite3.Error, sqlite3.Warning, OSError, UnicodeDecodeError) as error:
+            raise ResourceError(f"the database {path} cannot be opened: {error}") from error
+        self.size = len(self.image) if self.image is not None else path.stat().st_size
+        # A read of memory ends when it is told to; one of a disk when the disk gives it.
+        schema = self.schema.upper()
+        self.is_quick = (is_copied or self.size <= _QUICK_FILE_BYTES) and "CREATE VIRTUAL" not in schema
+        # What rolls a transaction back takes with it what the episode wrote before.
+        self.is_written_quickly = self.is_quick and "ROLLBACK" not in schema
+
+    def connect(self) -> Connection:
+        """A connection of its own, for the event loop: to the file, or to a fresh copy of the image."""
+        try:
+            if self.image is None:
+                raw = sqlite3.connect(_address(self.path), uri=True, check_same_thread=False, cached_statements=0)
+            else:
+                raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0)
+                if self.is_kept:
+                    # Unlike a deserialized one, it can be serialized with what its transaction wrote.
+                    with closing(sqlite3.connect(":memory:")) as first:
+                        first.deserialize(self.image)
+                        first.backup(raw)
+                else:
+                    raw.deserialize(self.image)
+            return Connection(raw, may_write=self.is_copied, is_quick=True)
+        except sqlite3.Error as error:
+            raise ResourceError(f"the database {self.path} cannot be opened: {error}") from error
+
+    def run(self, sql: str, *, until: float, max_rows: int) -> Rows:
+        """What a quick statement on the shared file gives."""
+        connection = self._idle.pop() if self._idle else self.connect()
+        try:
+            return connection.run(sql, until=until, max_rows=max_rows)
+        finally:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def where(self) -> dict[str, Any]:
+        """Where a worker finds the shared file; it opens it once."""
+        if self.image is not None:
+            return {"file": "", "may_write": False, "memory": memory_for(self.size)}
+        return {"file": _address(self.path), "may_write": False, "memory": memory_for(0)}
+
+    @asynccontextmanager
+    async def shared_image(self) -> AsyncIterator[int]:
+        """A descriptor of the image as it was at first."""
+        image = self.image
+        assert image is not None
+        if self._file is None:
+            file = await off_the_loop(lambda: _Image(image), size=self.size)
+            self._file = self._file or file
+        yield self._file.fd
+
+    def lend(self) -> Connection:
+        """A private copy that may be written, for one episode."""
+        if not self.is_kept:
+            return self.connect()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self.connect()
+        connection.begin()
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Takes a private copy back, without what was written into it, or closes it."""
+        room = max(_MAX_IDLE, _MAX_IDLE_BYTES // max(1, self.size))
+        if self.is_kept and connection.roll_back() and not self._is_closed and len(self._idle) < room:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    @property
+    def has_idle(self) -> bool:
+        """True where a connection is there that nobody uses."""
+        return bool(self._idle)
+
+    def close(self) -> None:
+        """Closes the idle connections; those in use are closed when nothing refers to them any more."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def words(self) -> list[str]:
+        """The names of tables and columns, in the order of the schema; of very many the first."""
+        if self._words is None:
+            with closing(self.connect()) as connection:
+                self._words = connection.words(_MAX_WORDS)
+        return self._words
+
+
+class _Image:
+    """A descriptor that is closed with the object that has it."""
+
+    def __init__(self, image: bytes) -> None:
+        self.fd = written(image)
+        weakref.finalize(self, os.close, self.fd)
+
+
+def _address(path: Path) -> str:
+    # Unchanging files need no locks and no look at the disk; one with a write-ahead log has to be read with it.
+    log = path.with_name(path.name + "-wal")
+    has_log = log.is_file() and log.stat().st_size > 0
+    return f"{path.absolute().as_uri()}?mode=ro{'' if has_log else '&immutable=1'}"
+
+
+def _built(script: Path) -> sqlite3.Connection:
+    """A database in memory from a script, which reaches no other file: a row may name it."""
+    raw = sqlite3.connect(":memory:")
+    raw.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _OTHER_FILES else sqlite3.SQLITE_OK)
+    raw.executescript(read_file(script).decode())
+    raw.set_authorizer(None)
+    return raw
+
+
+def _schema(raw: sqlite3.Connection) -> str:
+    found = raw.execute(
+        "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
+    )
+    return "\n".join(f"{row[0]};" for row in found)

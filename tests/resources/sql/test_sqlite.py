@@ -1,0 +1,106 @@
+"""What is SQLite's own: scripts, write-ahead logs, copies that are kept."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.errors import ToolFailed, UsageError
+from rlenv.resources.base import ResourceContext
+from tests.resources.sql.engines import SQLITE, rows, run, toys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    SQLITE.make(tmp_path / "toys.sqlite", SQLITE.toys)
+    (tmp_path / "init.sql").write_text("CREATE TABLE made (a); INSERT INTO made VALUES (1);", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("access", ["read_only", "copy"])
+def test_a_database_can_be_made_from_a_script(folder: Path, access: str) -> None:
+    async def work() -> None:
+        async with SQLITE.resource(folder, init="init.sql", access=access).open(ResourceContext()) as database:
+            assert await rows(database, "SELECT a FROM made") == [[1]]
+            if access == "read_only":
+                with pytest.raises(ToolFailed, match="read only"):
+                    await rows(database, "DELETE FROM made")
+
+    run(work())
+
+
+def test_a_database_with_a_write_ahead_log_is_read_with_it(folder: Path) -> None:
+    async def work() -> None:
+        async with SQLITE.resource(folder).open(toys(db="logged")) as database:
+            assert await rows(database, "SELECT a FROM t") == [[1]]
+
+    with closing(sqlite3.connect(folder / "logged.sqlite")) as raw:
+        raw.executescript(
+            "PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; CREATE TABLE t (a); INSERT INTO t VALUES (1)"
+        )
+        run(work())
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"path": "a.sqlite", "init": "a.sql"}, "either path or init"),
+        ({"path": None}, "either path or init"),
+        ({"isolation": "savepoint"}, "write access: copy"),
+    ],
+)
+def test_an_authors_mistake_says_what_to_change(folder: Path, keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        SQLITE.resource(folder, **keys)
+
+
+def test_a_file_that_changed_has_another_version(folder: Path) -> None:
+    async def work() -> None:
+        async with SQLITE.resource(folder).open(toys()) as one:
+            before = one.version
+        SQLITE.make(folder / "toys.sqlite", "INSERT INTO toy VALUES ('boat', 1)")
+        async with SQLITE.resource(folder).open(toys()) as changed:
+            assert changed.version != before
+
+    run(work())
+
+
+def test_a_kept_copy_is_as_new_after_each_episode(folder: Path) -> None:
+    async def work() -> None:
+        resource = SQLITE.resource(folder, access="copy", isolation="savepoint")
+        state = (
+            "SELECT (SELECT count(*) FROM toy), (SELECT count(*) FROM sqlite_master), last_insert_rowid(), changes()"
+        )
+        for _ in range(3):
+            async with resource.open(toys()) as database:
+                assert await rows(database, state) == [[4, 3, 0, 0]]
+                await rows(database, "INSERT INTO toy VALUES ('boat', 9)")
+                await rows(database, "CREATE TABLE more (a)")
+                await rows(database, "DROP VIEW cheap")
+                assert await rows(database, "SELECT count(*) FROM toy") == [[5]]
+        assert resource.source(toys()).has_idle
+
+    run(work())
+
+
+@pytest.mark.parametrize("isolation", ["savepoint", "deserialize"])
+def test_a_copy_goes_on_as_it_was_after_a_write_that_is_stopped(folder: Path, isolation: str) -> None:
+    async def work() -> None:
+        resource = SQLITE.resource(folder, access="copy", isolation=isolation)
+        async with resource.open(toys()) as database:
+            await rows(database, "DELETE FROM toy WHERE name <> 'ball'")
+            endless = f"INSERT INTO toy {SQLITE.series.replace('SELECT n FROM', 'SELECT n, n FROM')}"
+            with pytest.raises(ToolFailed, match="within its time"):
+                await database.query(endless, deadline=time.monotonic() + 50, cpu_s=0.05)
+            assert await rows(database, "SELECT name FROM toy") == [["ball"]]
+            await rows(database, "INSERT INTO toy VALUES ('boat', 1)")
+            assert await rows(database, "SELECT count(*) FROM toy") == [[2]]
+        async with resource.open(toys()) as database:
+            assert await rows(database, "SELECT count(*) FROM toy") == [[4]]
+
+    run(work())
