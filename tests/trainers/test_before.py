@@ -15,7 +15,7 @@ from rlenv_verl.before import UNMEASURED, config_of, is_to_be_made, machine_of
 from rlenv_verl.before import _passes as passes_of
 from rlenv_verl.preset import load_preset
 from rlenv_verl.train import main
-from tests.preflight.conftest import FORGETS, model, spec
+from tests.support.lengths import FORGETS, model, spec
 
 __all__ = ["model", "spec"]
 pytestmark = pytest.mark.filterwarnings("ignore")

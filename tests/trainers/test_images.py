@@ -16,8 +16,8 @@ import PIL.Image
 import pytest
 import torch
 
+from tests.support.vision import model_parts, processor, save_model
 from tests.trainers.conftest import quiet
-from tests.vision import model_parts, processor, save_model
 
 MODELS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
 TYPES = {"Qwen2VLProcessor": "qwen2_vl", "Qwen2_5_VLProcessor": "qwen2_5_vl", "Qwen3VLProcessor": "qwen3_vl"}
