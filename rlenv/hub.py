@@ -62,7 +62,6 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
             "dataset", f"there is no folder '{name}'", "name a folder, or a dataset of the hub as organisation/name"
         )
     try:
-        import httpx  # what huggingface_hub speaks with; its errors come through
         import huggingface_hub as hub
         from huggingface_hub import constants, errors
     except ImportError as error:
@@ -71,7 +70,7 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     def cached(why: str) -> Path:
         try:
             return Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
-        except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, FileNotFoundError) as error:
+        except Exception as error:  # it is not there, or what is there cannot be read
             what = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
             hint = f"download it where there is a network: hf download {name} --repo-type dataset"
             raise DatasetFault("dataset", f"{what} is not in the hub's cache, and {why}", hint) from error
@@ -87,7 +86,9 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     except errors.RepositoryNotFoundError as error:
         hint = "check the name; a private one needs HF_TOKEN"
         raise DatasetFault("dataset", f"the hub has no dataset '{name}'", hint) from error
-    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except errors.HFValidationError as error:
+        raise DatasetFault("dataset", f"'{name}' is no name of a dataset", "write organisation/name") from error
+    except Exception as error:  # the client's own, and those of its transports and its storage
         return cached(f"the hub cannot be reached ({type(error).__name__})")
 
 
