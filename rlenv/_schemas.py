@@ -243,7 +243,7 @@ class BoundedValidator:
             self._rust = jsonschema_rs.validator_for(
                 dict(schema), retriever=_refuse, pattern_options=_PATTERN_OPTIONS, validate_formats=False
             )
-        except ValueError as error:
+        except (ValueError, jsonschema_rs.ReferencingError) as error:
             for pattern in reader.patterns:
                 if not _is_linear(pattern):
                     raise ValueError(

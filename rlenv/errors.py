@@ -5,16 +5,24 @@ RlenvError
 ├── UsageError             the caller's: an API used out of order or with arguments that do not fit
 │   ├── MissingExtra       an optional part is not installed; names the extra
 │   ├── UnknownEntry       an entry of a spec names another that is not there
-│   └── MissingVariable    an environment variable that a spec names is not set
+│   ├── MissingVariable    an environment variable that a spec names is not set
+│   ├── ExpressionError    an expression of a spec that is none (rlenv.expressions)
+│   └── DatasetFault       a dataset that cannot be read as asked (rlenv.hub)
+├── TemplateError          a template that cannot be compiled or filled (rlenv.templates)
 ├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
+│   ├── ContentsLost       it does not write each content once, in order (rlenv.tokens.layouts)
+│   └── NoStopMark         it ends a turn with no mark that is known (rlenv.tokens.layouts)
+├── Unencodable            an episode that cannot be a row of supervised training (rlenv.collect.encode)
 ├── InvalidReward          a term with `on_invalid: raise` could not be measured; stops the run
 ├── ToolFailed             the tool's: the model sees its text, the episode goes on
 └── EpisodeError           the infrastructure's: the reward is invalid (None), never a number
     ├── ResourceError      a resource could not be opened or was lost
     ├── RewardError        a reward term could not be measured
+    │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.templating)
     ├── EndpointError      a model's server refused, or did not answer
     └── PolicyError        a policy or its endpoint failed
 
+What other libraries raise is turned into one of these at the place that calls them, with the cause kept.
 A model's mistakes (a malformed call, an unknown tool, bad arguments) are observations and never exceptions.
 Anything else that escapes is a bug and propagates.
 """

@@ -59,7 +59,6 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
             hint="name a folder, or a dataset of the hub as organisation/name",
         )
     try:
-        import httpx  # what huggingface_hub speaks with; its errors come through
         import huggingface_hub as hub
         from huggingface_hub import constants, errors
     except ImportError as error:
@@ -68,7 +67,7 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     def cached(why: str) -> Path:
         try:
             return Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
-        except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, FileNotFoundError) as error:
+        except Exception as error:  # it is not there, or what is there cannot be read
             what = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
             hint = f"download it where there is a network: hf download {name} --repo-type dataset"
             raise DatasetFault(f"{what} is not in the hub's cache, and {why}", key="dataset", hint=hint) from error
@@ -86,7 +85,11 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     except errors.RepositoryNotFoundError as error:
         hint = "check the name; a private one needs HF_TOKEN"
         raise DatasetFault(f"the hub has no dataset '{name}'", key="dataset", hint=hint) from error
-    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except errors.HFValidationError as error:
+        raise DatasetFault(
+            f"'{name}' is no name of a dataset", key="dataset", hint="write organisation/name"
+        ) from error
+    except Exception as error:  # the client's own, and those of its transports and its storage
         return cached(f"the hub cannot be reached ({type(error).__name__})")
 
 

@@ -215,6 +215,8 @@ class _Reader:
             if mark is None:
                 self._fail(self._at(1, 1), message, hint)
             self._refuse(mark, message, hint)
+        except yaml.YAMLError as error:
+            self._fail(self._at(1, 1), f"it cannot be read as YAML: {error}", "")
         except (ValueError, OverflowError, IndexError) as error:
             # PyYAML lets some broken escapes through to chr() and int().
             assert loader is not None

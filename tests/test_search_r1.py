@@ -28,10 +28,10 @@ except MissingExtra as error:
 
 from rlenv.retrieval.bm25 import Bm25Retriever
 from rlenv.retrieval.server import application, serve
+from tests.support import data
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "examples" / "search_r1"
-DATA = ROOT.parent / "shared" / "data"
 SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 
@@ -175,7 +175,7 @@ def test_four_searches_leave_one_more_action_to_answer_in(world: dict[str, str])
     assert asyncio.run(play("<search> again </search>")) == (False, "turns")
 
 
-@pytest.mark.skipif(not (DATA / "hotpot_search").is_dir(), reason="shared/data/hotpot_search is not there")
+@pytest.mark.shared_data
 def test_real_questions_in_official_files_work_over_a_real_corpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,9 +185,9 @@ def test_real_questions_in_official_files_work_over_a_real_corpus(
     def lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
-    nq = [("nq", row["question"], row["answer"]) for row in lines(DATA / "nq_open" / "dev_slice.jsonl")[:20]]
+    nq = [("nq", row["question"], row["answer"]) for row in lines(data.find("nq_open/dev_slice.jsonl"))[:20]]
     hotpot = [
-        ("hotpotqa", row["question"], [row["answer"]]) for row in lines(DATA / "hotpot_search" / "questions.jsonl")[:20]
+        ("hotpotqa", row["question"], [row["answer"]]) for row in lines(data.find("hotpot_search/questions.jsonl"))[:20]
     ]
     rows = [
         toy.official_row(source, question, answers, split="test", index=index)
@@ -199,7 +199,7 @@ def test_real_questions_in_official_files_work_over_a_real_corpus(
     corpus.write_text(
         "".join(
             json.dumps({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'}) + "\n"
-            for row in lines(DATA / "hotpot_search" / "corpus.jsonl")
+            for row in lines(data.find("hotpot_search/corpus.jsonl"))
         ),
         encoding="utf-8",
     )

@@ -62,7 +62,7 @@ class DiskStore:
                     )
                     .fetchone()
                 )
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, sqlite3.Warning, OSError) as error:
                 self._give_up(error)
                 return None
         return row[0] if row is not None and isinstance(row[0], bytes) else None
@@ -79,7 +79,7 @@ class DiskStore:
                 self._puts += 1
                 if self._puts % _SWEEP_EVERY == 1:
                     self._sweep(raw)
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, sqlite3.Warning, OSError) as error:
                 self._give_up(error)
 
     def close(self) -> None:

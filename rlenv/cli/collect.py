@@ -65,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens = parser.add_argument_group("how they are written")
     tokens.add_argument("--chat-template", metavar="FILE|NAME", help="as for `rlenv sft`; instead of its own")
     tokens.add_argument(
-        "--history", choices=HISTORIES, default="grow", help="as run.history of `rlenv train` (docs/training/training.md)"
+        "--history",
+        choices=HISTORIES,
+        default="grow",
+        help="as run.history of `rlenv train` (docs/training/training.md)",
     )
     tokens.add_argument(
         "--kwarg",

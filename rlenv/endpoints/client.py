@@ -241,7 +241,8 @@ class Client:
             if not problem.may_pass:
                 break
         where = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
-        raise EndpointError(f"{where} ({endpoint.model} at {path}): {problem.text}", status=problem.status)
+        told = f"{where} ({endpoint.model} at {path}): {problem.text}"
+        raise EndpointError(told, status=problem.status) from problem.cause
 
     async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
         import aiohttp  # found late: only an environment that asks a model pays for it
@@ -262,12 +263,12 @@ class Client:
                 coding = response.headers.get("Content-Encoding", "identity").lower()
                 raw = await _read(response) if coding == "identity" else b""
                 status, retry_after = response.status, response.headers.get("Retry-After")
-        except TimeoutError:
-            return _Problem(f"no answer from the server within {timeout_s:.3g} s")
+        except TimeoutError as error:
+            return _Problem(f"no answer from the server within {timeout_s:.3g} s", cause=error)
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            return _Problem(f"the address cannot be used ({type(error).__name__})", may_pass=False)
+            return _Problem(f"the address cannot be used ({type(error).__name__})", may_pass=False, cause=error)
         except (aiohttp.ClientError, OSError) as error:
-            return _Problem(f"no answer from the server ({type(error).__name__})")
+            return _Problem(f"no answer from the server ({type(error).__name__})", cause=error)
         if raw is None:
             return _Problem(f"the server's answer is larger than {_MAX_BYTES:,} bytes", may_pass=False)
         if coding != "identity":
@@ -317,6 +318,7 @@ class _Problem:
     status: int | None = None
     may_pass: bool = True
     wait_s: float = 0.0
+    cause: Exception | None = None
 
 
 def _within(body: Mapping[str, Any], room: int) -> dict[str, Any]:

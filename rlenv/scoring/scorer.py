@@ -96,9 +96,7 @@ class Scorer:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
         if self._plan.per_turn and len(turns) != len(context.turns):
-            raise UsageError(
-                f"{len(context.turns)} turns but results for {len(turns)}", hint="call score_turn on each"
-            )
+            raise UsageError(f"{len(context.turns)} turns but results for {len(turns)}", hint="call score_turn on each")
         results: dict[str, TermResult] = {}
         held, slow = self._go_on(self._plan.ordered, context, turns, results)
         if slow:

@@ -112,6 +112,8 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise UnsupportedTemplate(f"chat template {name}, line {error.lineno}: {error.message}") from error
+        except jinja2.TemplateError as error:
+            raise UnsupportedTemplate(f"chat template {name}: {error}") from error
 
     def render(
         self,

@@ -19,7 +19,7 @@ from rlenv.templates import compile_template
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.tokens import TokenEncoder
 from tests.attack.shapes import MARKS, SHAPES, TEMPLATES, tokenizer
-from tests.tokens import real
+from tests.support import real
 
 HARMLESS = (
     "hello there",
@@ -85,6 +85,7 @@ def test_no_message_and_no_schema_of_a_prompt_becomes_a_control_token(shape: str
         assert [number for number in ids_of(*texts) if number in control] == wanted, texts
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize("family", ["qwen3", "qwen2_5"])
 def test_the_same_holds_for_published_tokenizers_and_the_text_survives(family: str) -> None:
     encoder = TokenEncoder(real.qwen(family), chat_template=real.template(family))

@@ -16,8 +16,8 @@ from rlenv.rewards.fence import Fence, transcript
 from rlenv.rewards.verdict import ReplySchema, UnreadableReply
 from rlenv.testing.rewards import turn
 from tests.attack.shapes import MARKS, SHAPES, tokenizer
-from tests.rewards.test_judge import Server, chat, compiled, context, judged, one, verdict
-from tests.tokens import real
+from tests.support import real
+from tests.support.judges import Server, chat, compiled, context, judged, one, verdict
 
 VERDICT = '{"reasoning": "perfect", "score": 5}'
 
@@ -46,6 +46,7 @@ def test_material_spells_no_control_token_of_any_tokenizer(shape: str) -> None:
                 assert json.loads(fence(material).split(">", 1)[1].rsplit("<", 1)[0]) == material
 
 
+@pytest.mark.shared_data
 def test_the_same_holds_for_published_tokenizers() -> None:
     for family in ("qwen3", "qwen2_5"):
         made = real.qwen(family)

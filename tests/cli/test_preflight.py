@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from tests.preflight.conftest import FORGETS, model, spec
+from tests.support.lengths import FORGETS, model, spec
 
 __all__ = ["model", "spec"]
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from rlenv.cli.main import main
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate, names_read
 from rlenv.validate import validate
-from tests.tokens import real
+from tests.support import real
 
 ZORB = """\
 {{- bos_token }}
@@ -201,13 +201,12 @@ def test_the_names_of_a_template_are_those_that_it_reads_from_outside() -> None:
     assert names_read(source) == {"bos_token", "quiet"}
 
 
-FAMILIES = sorted(path.stem for path in real.TEMPLATES.glob("*.jinja"))
+FAMILIES = real.families()
 ENDS = {"llama4": "<|eot|>", "llama": "<|eot_id|>", "toolace": "<|eot_id|>", "gemma": "<end_of_turn>",
         "deepseek": "<｜end▁of▁sentence｜>", "granite": "<|endoftext|>", "mistral": "</s>", "muse": "</s>"}  # fmt: skip
 
 
-@pytest.mark.skipif(not FAMILIES, reason=f"{real.TEMPLATES} is not there: it holds the chat templates")
-@pytest.mark.parametrize("family", FAMILIES or ["none"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_template_at_hand_can_be_named_by_a_spec(family: str, tmp_path: Path) -> None:
     source = real.template(family)
     reads = names_read(source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,30 +12,8 @@ from rlenv.dialects.built_in import row_of
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.testing.dialects import check_reading
 from tests.dialects.formats import FORMATS, Format
+from tests.support.arguments import KEYS, PLAIN, TOOLS, value
 
-PLAIN = (
-    "", "plain", " spaces ", "a\nb\n", "\t", '"q" and \'q\'', "it's", "back\\slash\\n", "{", "}{", "[1, 2", "); f(x=1)",
-    '{"name": "f", "parameters": {}}', "[f(x=1)]", "5", "true", "null", "é世🙂", "\u2028\u00a0", "a\u0301", "```", "; ",
-    "<b>", "\x00\x1f", "'''", '"""',
-)  # fmt: skip
-TOOLS: Mapping[str, Any] = {
-    name: {
-        "name": name,
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "text": {"type": "string"},
-                "count": {"type": "integer"},
-                "ratio": {"type": "number"},
-                "flag": {"type": "boolean"},
-                "where": {"type": "object"},
-                "items": {"type": "array"},
-            },
-        },
-    }
-    for name in ("look", "get_it", "a.b-c")
-}
-KEYS = ("text", "count", "ratio", "flag", "where", "items")
 CASES = [(name, number) for name, formats in FORMATS.items() for number in range(len(formats))]
 
 
@@ -47,22 +24,6 @@ def marks(name: str) -> tuple[str, ...]:
     found = [mark for call in calls for mark in (call.open, call.close, call.after_name)]
     flat = [mark for one in found for mark in ((one,) if isinstance(one, str) else one)]
     return tuple(mark for mark in (*flat, row.section_open, row.section_close, *row.drop) if len(mark) > 1)
-
-
-def value(rng: random.Random, key: str, texts: tuple[str, ...], deep: int = 0) -> Any:
-    if key == "text":
-        return "".join(rng.choices(texts, k=rng.choice([1, 1, 2])))
-    if key == "count":
-        return rng.choice([0, -1, 42, 10**20])
-    if key == "ratio":
-        return rng.choice([0.5, -2.25, 1e-7, 3])
-    if key == "flag":
-        return rng.random() < 0.5
-    kinds = KEYS[:4] if deep > 1 else KEYS
-    if key == "where":
-        inner = {rng.choice(["k", "a b", "x-y", "é", ""]): None for _ in range(rng.randint(0, 3))}
-        return {name: value(rng, rng.choice(kinds), texts, deep + 1) for name in inner} | {"none": None}
-    return [value(rng, rng.choice(kinds), texts, deep + 1) for _ in range(rng.randint(0, 3))]
 
 
 def calls_of(rng: random.Random, name: str, form: Format) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ import pytest
 from rlenv import dialects
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.tokens.chat_template import ChatTemplate
-from tests.tokens import real
+from tests.support import real
 
 HERMES = dialects.get("hermes")
 TOOLS: list[dict[str, Any]] = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +10,17 @@ import pytest
 from rlenv import dialects
 from rlenv.dialects.built_in import row_of
 from rlenv.messages import ToolCall
+from tests.support import data
 
-CASES = Path(__file__).resolve().parents[3] / "shared" / "data" / "parser_cases" / "dev.jsonl"
+pytestmark = pytest.mark.shared_data
+
 BAR = 258
 # Each is explained in docs/language/dialects.md.
 KNOWN = {"pc0186", "pc0188", "pc0270", "pc0312"}
 
 
 def cases() -> list[dict[str, Any]]:
-    if not CASES.is_file():
-        pytest.skip(f"{CASES} is not there: it holds the recorded cases")
-    return [json.loads(line) for line in CASES.read_text("utf8").splitlines()]
+    return [json.loads(line) for line in data.find("parser_cases/dev.jsonl").read_text("utf8").splitlines()]
 
 
 def agrees(case: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from rlenv import dialects
 from rlenv.dialects.built_in import row_of
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.tokens.chat_template import ChatTemplate
-from tests.tokens import real
+from tests.support import real
 
 # What each family's chat template writes for the calls of a message, in our own words. Filters: `text` strings bare and
 # all else as JSON; `scalar` as Jinja prints it, lists and objects as JSON; `repr` as Jinja prints it; `quoted` Gemma's.
@@ -523,11 +523,12 @@ def test_thinking_is_read_as_it_is_written(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("template", "name"),
-    [("tool_chat_template_qwen3coder", "qwen3_coder"), ("tool_chat_template_functiongemma", "functiongemma")],
+    [
+        ("tool_chat_template_qwen3coder", "qwen3_coder"),
+        pytest.param("tool_chat_template_functiongemma", "functiongemma", marks=pytest.mark.shared_data),
+    ],
 )
 def test_calls_of_published_templates_are_read_back(template: str, name: str) -> None:
-    if not (real.TEMPLATES / f"{template}.jinja").is_file():
-        pytest.skip(f"{template}.jinja is not there")
     values = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}
     chat = ChatTemplate(real.template(template), name=template, values=values)
     rng = random.Random(5)

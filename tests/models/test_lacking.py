@@ -12,7 +12,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.environment import Environment
 from rlenv.models import Looked, first_prompts, lacks, looked_at
-from tests.models.conftest import IDS, tensors
+from tests.support.model_files import IDS, tensors
 
 Model = Callable[..., Path]
 Make = Callable[..., Environment]

@@ -14,7 +14,7 @@ from rlenv.preflight import Limits, Names, SplitLengths, TaskLengths, chosen_tas
 from rlenv.preflight.lengths import lengths_of
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from tests.preflight.conftest import FORGETS
+from tests.support.lengths import FORGETS
 
 NONE = Limits()
 ENCODER = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)

@@ -10,7 +10,7 @@ import pytest
 
 from rlenv.preflight import Limits, Machine, Model, SplitLengths, TaskLengths, judge_memory, memory_of, model_of
 from rlenv.preflight.report import judge_sequences
-from tests.preflight.conftest import SMALL
+from tests.support.lengths import SMALL
 
 # The sizes that Qwen publishes; both are rounded there, to 0.6 and 1.7 billion.
 QWEN3_0_6B = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,

@@ -12,6 +12,7 @@ Classes of a turn's observation:
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -23,7 +24,9 @@ from rlenv.tokens import TokenEncoder
 from tests.real.oracle import Family, Oracle
 from tests.real.stage import Dialogue, Turn
 
-__all__ = ["Finding", "Player", "Spoken"]
+__all__ = ["SINS", "Finding", "Player", "Spoken", "kwargs_of", "seen"]
+
+SINS = ("unequal", "prompt unequal", "error")
 
 _NAMES = ("look_up", "order")
 _HAS_THINKING = any(item.name == "thinking" for item in fields(Message))
@@ -491,3 +494,13 @@ def _said(message: Mapping[str, Any], turn: Turn) -> Message:
     elif turn.thinking:
         content = f"<think>\n{turn.thinking}\n</think>\n\n{content}"
     return Message("assistant", content, calls, **more)
+
+
+def kwargs_of(source: str) -> list[dict[str, bool]]:
+    return [{}, {"enable_thinking": False}] if "enable_thinking" in source else [{}]
+
+
+def seen(player: Player, *kinds: str) -> str:
+    """The first findings of these kinds, as a message."""
+    lines = [json.dumps(one.as_dict(), ensure_ascii=False, indent=1) for one in player.findings if one.kind in kinds]
+    return f"{len(lines)} turns; the first:\n" + "\n".join(lines[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tests.real.oracle import Family
 
 __all__ = ["LACKING", "REAL", "Lacking", "Real", "base_file", "templates"]
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = Path(os.environ.get("RLENV_DATA") or Path(__file__).parents[1] / "data")
 
 
 class Lacking(Exception):

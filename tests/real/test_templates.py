@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -13,12 +12,11 @@ from tokenizers import Tokenizer
 
 from tests.real.collect import PACKAGES, shelf
 from tests.real.oracle import Family, stand_in
-from tests.real.play import Player
+from tests.real.play import SINS, Player, kwargs_of, seen
 from tests.real.shelf import Lacking, base_file, templates
 from tests.real.stage import WORLDS, dialogues
 
 pytestmark = [pytest.mark.real_data, pytest.mark.timeout(600)]
-SINS = ("unequal", "prompt unequal", "error")
 FOUND = dict(templates())
 
 
@@ -30,10 +28,6 @@ def base() -> Tokenizer:
         pytest.skip(str(lacking))
     raw = path.read_bytes()
     return stand_in(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-
-
-def kwargs_of(source: str) -> list[dict[str, bool]]:
-    return [{}, {"enable_thinking": False}] if "enable_thinking" in source else [{}]
 
 
 def played(path: Path, history: str) -> Player:
@@ -57,12 +51,6 @@ def played(path: Path, history: str) -> Player:
             whole.findings += player.findings
     assert whole is not None
     return whole
-
-
-def seen(player: Player, *kinds: str) -> str:
-    """The first findings of these kinds, as a message."""
-    lines = [json.dumps(one.as_dict(), ensure_ascii=False, indent=1) for one in player.findings if one.kind in kinds]
-    return f"{len(lines)} turns; the first:\n" + "\n".join(lines[:2])
 
 
 @pytest.mark.parametrize("package", [one.name for one in PACKAGES if "templates" in one.what])

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.real.oracle import Family
-from tests.real.play import Player
+from tests.real.play import SINS, Player, kwargs_of, seen
 from tests.real.shelf import LACKING, REAL, Lacking, Real
 from tests.real.stage import WORLDS, dialogues
-from tests.real.test_templates import SINS, kwargs_of, seen
 
 pytestmark = [pytest.mark.real_data, pytest.mark.timeout(900)]
 

@@ -27,8 +27,8 @@ except MissingExtra as error:
     pytest.skip(str(error), allow_module_level=True)
 
 from rlenv.retrieval.bm25 import Bm25Retriever
+from tests.support import data
 
-HOTPOT = Path(__file__).resolve().parents[3] / "shared" / "data" / "hotpot_search"
 DOCUMENTS = [
     {"id": "0", "contents": '"Kite"\nA kite flies in the wind.'},
     {"id": "1", "contents": '"Ball"\nA ball rolls and bounces.'},
@@ -225,10 +225,11 @@ def test_a_corpus_of_titles_and_texts_is_served_too(tmp_path: Path) -> None:
     assert retriever.search(["flies"], top_k=1)[0][0].document == {"id": "x", "contents": "Kite\nIt flies."}
 
 
-@pytest.mark.skipif(not HOTPOT.is_dir(), reason="shared/data/hotpot_search is not there")
+@pytest.mark.shared_data
 def test_gold_passages_of_real_questions_are_found(tmp_path: Path) -> None:
-    retriever = Bm25Retriever(HOTPOT / "corpus.jsonl", index=tmp_path)
-    rows = [json.loads(line) for line in (HOTPOT / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    place = data.find("hotpot_search")
+    retriever = Bm25Retriever(place / "corpus.jsonl", index=tmp_path)
+    rows = [json.loads(line) for line in (place / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
     found = retriever.search([title for row in rows for title in row["sup"]], top_k=3)
     titles = [title for row in rows for title in row["sup"]]
     hits = sum(

@@ -1,7 +1,6 @@
 """The presets give what the functions that they mirror gave, record by record."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +11,11 @@ from rlenv.rewards.normalise import qa
 from rlenv.rewards.rules.presets import read_gsm8k
 from rlenv.spec import AnswerSpec
 from rlenv.testing.rewards import measure, reward_context, turn
-
-ORACLES = Path(__file__).parents[2].parent / "shared" / "data" / "oracles"
+from tests.support import data
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    path = ORACLES / f"{name}.jsonl"
-    if not path.is_file():
-        pytest.skip(f"the recorded scores are not here: {path}")
-    with path.open(encoding="utf-8") as file:
+    with data.find(f"oracles/{name}.jsonl").open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
@@ -31,6 +26,7 @@ def scored(rule: str, record: dict[str, Any], gold: Any, **keys: Any) -> float |
     return measure(rule, reward_context(answer=answer, task={"gold": gold}, turns=[turn(text)]), **keys).value
 
 
+@pytest.mark.shared_data
 def test_search_r1_scores_as_verl_and_skyrl_recorded() -> None:
     differing = [
         record
@@ -41,6 +37,7 @@ def test_search_r1_scores_as_verl_and_skyrl_recorded() -> None:
     assert differing == []
 
 
+@pytest.mark.shared_data
 def test_contains_scores_as_the_substring_match_that_verl_and_skyrl_recorded() -> None:
     differing = [
         record
@@ -52,6 +49,7 @@ def test_contains_scores_as_the_substring_match_that_verl_and_skyrl_recorded() -
     assert differing == []
 
 
+@pytest.mark.shared_data
 def test_answers_and_normalised_golds_are_those_that_were_recorded() -> None:
     for record in records("qa_em"):
         found = extract(AnswerSpec(), ParsedAction(record["text"]))
@@ -64,6 +62,7 @@ def only_message(rule: str, record: dict[str, Any], **keys: Any) -> float | None
     return measure(rule, where, expect="{{ task.gold }}", **keys).value
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize(
     ("rule", "column"), [("verl_math", "verl_math"), ("verl_dapo", "verl_dapo"), ("skyrl_aime", "skyrl_aime")]
 )
@@ -75,6 +74,7 @@ def test_math_presets_score_as_recorded(rule: str, column: str) -> None:
         assert only_message(rule, record) == recorded, record
 
 
+@pytest.mark.shared_data
 def test_the_answers_that_dapo_and_aime_read_are_those_that_were_recorded() -> None:
     for record in records("math"):
         for rule in ("verl_dapo", "skyrl_aime"):
@@ -82,6 +82,7 @@ def test_the_answers_that_dapo_and_aime_read_are_those_that_were_recorded() -> N
             assert measure(rule, where, expect="{{ task.gold }}").evidence == record[rule.replace("-", "_")]["pred"]
 
 
+@pytest.mark.shared_data
 def test_skyrl_gsm8k_scores_as_recorded_where_verl_differs_too() -> None:
     found = records("gsm8k")
     assert len(found) == 600
@@ -89,6 +90,7 @@ def test_skyrl_gsm8k_scores_as_recorded_where_verl_differs_too() -> None:
     assert sum(float(record["skyrl_strict"]) != float(record["verl_strict"]) for record in found) > 0
 
 
+@pytest.mark.shared_data
 def test_the_double_prompt_of_search_r1_is_its_match_on_the_policys_own_text() -> None:
     # The original wants two answer tags because the prompt holds one; what stands before the policy's text is not read.
     found = records("qa_em")
@@ -102,6 +104,7 @@ def gsm8k(record: dict[str, Any], **keys: Any) -> float | None:
     return scored("gsm8k", record, record["ground_truth"], expect="{{ task.gold }}", **keys)
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize("method", ["strict", "flexible"])
 def test_gsm8k_scores_as_verl_recorded(method: str) -> None:
     differing = [
@@ -110,6 +113,7 @@ def test_gsm8k_scores_as_verl_recorded(method: str) -> None:
     assert differing == []
 
 
+@pytest.mark.shared_data
 def test_gsm8k_reads_the_number_that_verl_recorded() -> None:
     for record in records("gsm8k"):
         assert read_gsm8k(record["text"], method="strict") == record["verl_extract_strict"]

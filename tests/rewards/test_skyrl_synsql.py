@@ -9,8 +9,8 @@ import pytest
 
 import rlenv
 from rlenv.environment import Environment
+from tests.support import data
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
 SPEC = """
 rlenv: 1
 name: synsql
@@ -42,13 +42,11 @@ async def scores(environment: Environment, actions: list[tuple[dict[str, Any], l
     return found
 
 
+@pytest.mark.shared_data
 def test_it_scores_as_skyrl_recorded(tmp_path: Path) -> None:
-    path = DATA / "oracles" / "sql.jsonl"
-    if not path.is_file():
-        pytest.skip(f"the recorded scores are not here: {path}")
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in data.find("oracles/sql.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(records) == 300
-    environment = load(tmp_path, DATA / "nl2sql" / "databases")
+    environment = load(tmp_path, data.find("nl2sql/databases"))
     plays = [({"db": record["db"], "gold_sql": record["reference"]}, [record["text"]]) for record in records]
     found = asyncio.run(scores(environment, plays))
     assert [(r["kind"], r["skyrl"], mine) for r, mine in zip(records, found, strict=True) if mine != r["skyrl"]] == []

@@ -14,9 +14,9 @@ from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
 from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
+from tests.support import data
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = ROOT.parent / "shared" / "data"
 
 Play = Callable[[Environment, str], Sequence[Trajectory]]
 
@@ -28,14 +28,8 @@ def root() -> Path:
 
 @pytest.fixture
 def public() -> Callable[[str], Path]:
-    """Gives a file or folder of the public data sets; skips the test where they are not there."""
-
-    def find(path: str) -> Path:
-        if not (PUBLIC / path).exists():
-            pytest.skip(f"no {path} in ../shared/data; put the data set there to run this test")
-        return PUBLIC / path
-
-    return find
+    """Gives a file or folder of the public data sets, for tests that are marked so."""
+    return data.find
 
 
 def _play(environment: Environment, policy: Policy, split: str) -> Sequence[Trajectory]:

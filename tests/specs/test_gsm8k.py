@@ -8,6 +8,7 @@ import pytest
 from rlenv.environment import load
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize(("path", "count"), [("gsm8k/test.jsonl", 200), ("gsm8k/train.jsonl", 500)])
 def test_the_oracle_earns_the_maximum_on_the_official_rows(
     path: str,
@@ -27,6 +28,7 @@ def test_the_oracle_earns_the_maximum_on_the_official_rows(
     assert [(t.success, t.reward.total) for t in silent] == [(True, 1.0)] * len(silent)
 
 
+@pytest.mark.shared_data
 def test_the_calculator_gives_the_value_that_each_official_annotation_states(
     public: Callable, play_oracle: Callable
 ) -> None:

@@ -40,6 +40,7 @@ def official(public: Callable[[str], Path]) -> Environment:
     return load("nl2sql", set=changes)
 
 
+@pytest.mark.shared_data
 def test_the_oracle_earns_the_maximum_on_the_official_rows(
     official: Environment, play_oracle: Callable, assert_all_earn_maximum: Callable
 ) -> None:
@@ -48,6 +49,7 @@ def test_the_oracle_earns_the_maximum_on_the_official_rows(
     assert_all_earn_maximum(official, trajectories)
 
 
+@pytest.mark.shared_data
 def test_each_official_alternative_is_correct(official: Environment) -> None:
     assert len(_alternatives(official, "test")) > 197
     assert _wrong(official, "test") == []

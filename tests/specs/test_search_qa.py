@@ -11,6 +11,7 @@ import pytest
 from rlenv.environment import load
 
 
+@pytest.mark.shared_data
 def test_the_oracle_earns_the_maximum_on_the_public_rows(
     public: Callable[[str], Path], play_oracle: Callable, assert_all_earn_maximum: Callable
 ) -> None:

@@ -1,4 +1,4 @@
-"""Real tokenizers and chat templates, where the data is there."""
+"""Real tokenizers and chat templates: some templates stand in tests/data, the rest in the folder of RLENV_DATA."""
 
 from __future__ import annotations
 
@@ -6,31 +6,40 @@ import gzip
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-TOKENIZERS, TEMPLATES = DATA / "tokenizers", DATA / "chat_templates"
+from tests.support import data
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 
 
-@cache
-def qwen(family: str) -> Tokenizer:
-    """The tokenizer of Qwen3 or Qwen2.5; skips the test where the data is not there."""
-    if not TOKENIZERS.is_dir():
-        pytest.skip(f"{TOKENIZERS} is not there: it holds the real tokenizers")
-    with gzip.open(TOKENIZERS / "qwen3" / "tokenizer.json.gz", "rt", encoding="utf8") as file:
-        data = json.load(file)
-    if family == "qwen2_5":
-        model = data["model"]
-        data = json.loads((TOKENIZERS / "qwen2_5" / "tokenizer_without_model.json").read_text("utf8"))
-        data["model"] = model
-    return Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
+def families() -> list[Any]:
+    """The families whose templates are at hand, as parameters: those outside tests/data have the mark."""
+    own = {path.stem for path in TEMPLATES.glob("*.jinja")}
+    others = {path.stem for path in data.found("chat_templates/*.jinja")} - own
+    return [*sorted(own), *(pytest.param(name, marks=pytest.mark.shared_data) for name in sorted(others))]
 
 
 def template(family: str) -> str:
-    """The chat template of a family; skips the test where the data is not there."""
+    """The chat template of a family; one that is not in tests/data is for marked tests."""
     path = TEMPLATES / f"{family}.jinja"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there: it holds the family's chat template")
-    return path.read_text("utf8")
+    return (path if path.is_file() else data.find(f"chat_templates/{family}.jinja")).read_text("utf8")
+
+
+def qwen(family: str) -> Tokenizer:
+    """The tokenizer of Qwen3 or Qwen2.5, for marked tests."""
+    return _qwen(family, data.find("tokenizers"))
+
+
+@cache
+def _qwen(family: str, folder: Path) -> Tokenizer:
+    with gzip.open(folder / "qwen3" / "tokenizer.json.gz", "rt", encoding="utf8") as file:
+        read = json.load(file)
+    if family == "qwen2_5":
+        model = read["model"]
+        read = json.loads((folder / "qwen2_5" / "tokenizer_without_model.json").read_text("utf8"))
+        read["model"] = model
+    return Tokenizer.from_str(json.dumps(read, ensure_ascii=False))

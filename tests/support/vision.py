@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rlenv.messages import Image, Message
+from tests.support import data
 
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 with warnings.catch_warnings():
@@ -25,7 +26,6 @@ with warnings.catch_warnings():
     import PIL.Image
     import tokenizers
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "tokenizers" / "qwen3"
 SPECIAL = "<|endoftext|> <|im_start|> <|im_end|> <|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>".split()
 ADDED = "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>".split()
 WORDS = "the page shows a chart of rain in May and June: 12, 34 and 567 mm; zoom in on it, then answer with a number "
@@ -69,9 +69,7 @@ TEMPLATE = """
 def tokenizer_json(*, real: bool = False) -> str:
     """A byte-level tokenizer with Qwen's control tokens: a small one, or Qwen3's own where it is there."""
     if real:
-        if not SHARED.exists():
-            pytest.skip("needs ../shared/data/tokenizers/qwen3")
-        with gzip.open(SHARED / "tokenizer.json.gz", "rt", encoding="utf-8") as file:
+        with gzip.open(data.find("tokenizers/qwen3/tokenizer.json.gz"), "rt", encoding="utf-8") as file:
             return file.read()
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -12,7 +12,7 @@ from rlenv.messages import Message
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.chat_template import ChatTemplate
-from tests.tokens import real
+from tests.support import real
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "<b>é & 'q'</b>"}],
@@ -40,8 +40,7 @@ EXTRAS = (
 
 def test_rendering_equals_transformers() -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the reference; it is not installed")
-    names = sorted(real.TEMPLATES.glob("*.jinja")) if real.TEMPLATES.is_dir() else []
-    sources = [path.read_text("utf8") for path in names] + [*EXTRAS, CHAT_TEMPLATE]
+    sources = [path.read_text("utf8") for path in sorted(real.TEMPLATES.glob("*.jinja"))] + [*EXTRAS, CHAT_TEMPLATE]
     reference = transformers.PreTrainedTokenizerFast(
         tokenizer_object=small_tokenizer(), bos_token="<|endoftext|>", eos_token="<|im_end|>"
     )

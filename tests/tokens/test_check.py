@@ -20,9 +20,9 @@ from rlenv.tokens.dialogues import situations
 from rlenv.tokens.independent import Independent
 from rlenv.tokens.load import load_tokenizer
 from rlenv.tokens.replay import Outcome, Replay
-from tests.tokens import real
-from tests.tokens.test_families import FAMILIES, bound
-from tests.tokens.test_rows import FORGETS
+from tests.support import real
+from tests.support.families import bound
+from tests.support.templates import FORGETS
 
 SMALL = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE)
 # A template that closes a turn in one way for its own text and in another for history.
@@ -181,7 +181,6 @@ def test_dialogues_whose_contents_spell_marks_are_compared() -> None:
     assert {one.status for one in Replay(SMALL).play(replace(dialogue, turns=hostile_turns))} == {"exact"}
 
 
-@pytest.mark.skipif(not FAMILIES, reason=f"{real.TEMPLATES} is not there: it holds the chat templates")
 @pytest.mark.parametrize("family", ["qwen2_5", "tool_chat_template_mistral", "tool_chat_template_deepseekv3"])
 def test_templates_of_families_are_exact_or_named(family: str) -> None:
     report = check(lambda: bound(family), name=family, dialogues=4)
@@ -191,6 +190,7 @@ def test_templates_of_families_are_exact_or_named(family: str) -> None:
     assert report.is_exact == (family == "qwen2_5")
 
 
+@pytest.mark.shared_data
 def test_the_real_qwen3_grows_with_tools_and_not_with_users() -> None:
     made = TokenEncoder(real.qwen("qwen3"), chat_template=real.template("qwen3"))
     report = check(lambda: made, name="qwen3", dialogues=8)

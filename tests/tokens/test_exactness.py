@@ -9,8 +9,8 @@ import pytest
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens import TokenEncoder
-from rlenv.tokens.encoder import History
 from rlenv.tokens.verdict import Played, judge
+from tests.support.kinds import bound
 from tests.tokens.kinds import _VALUES, KINDS, TOOLS, Kind, Oracle, dialogues, tokenizer
 
 REWRITING = {
@@ -24,17 +24,6 @@ REWRITING = {
     "ends the last otherwise",
     "writes blocks that nobody said",
 }
-
-
-def bound(kind: Kind, history: History = "grow") -> TokenEncoder:
-    ends = [tokenizer().token_to_id(mark) for mark in kind.ends]
-    return TokenEncoder(
-        tokenizer(),
-        chat_template=kind.source,
-        template_kwargs={**_VALUES, **kind.values},
-        end_ids=ends,
-        history=history,
-    )
 
 
 @pytest.mark.parametrize("name", KINDS)

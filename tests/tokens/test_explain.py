@@ -14,7 +14,7 @@ from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.explain import Explained, explain
 from rlenv.trajectory import RewardBreakdown, Trajectory, Turn
-from tests.tokens.test_rows import FORGETS
+from tests.support.templates import FORGETS
 
 KEEP = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, history="keep")
 TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}

@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
 
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
-from rlenv.testing.tokens import small_tokenizer
 from rlenv.tokens import TokenEncoder
-from tests.tokens import real
+from tests.support import real
+from tests.support.families import bound
 
-MARKS = re.compile(r"<\|?[\w｜▁/:.]+\|?>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")
-CONTROL = re.compile(r"[|｜▁]|^\[|_of_|turn|^</?s>|escape|function_call|function_resp|declaration")
-ENDS = {
-    "llama4": "<|eot|>",
-    "llama": "<|eot_id|>",
-    "toolace": "<|eot_id|>",
-    "mistral": "</s>",
-    "gemma": "<end_of_turn>",
-    "deepseek": "<｜end▁of▁sentence｜>",
-    "muse": "</s>",
-    "granite": "<|endoftext|>",
-}
 CONTENTS = ('{"ok": true, "n": [1,2]}', "", "\n\n lead trail \n", "héllo 世界 🎉", 'plain "q" \\ <b>&', "5", "[1, 2]")
 TOOL = {
     "type": "function",
     "function": {"name": "fn", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
-FAMILIES = sorted(path.stem for path in real.TEMPLATES.glob("*.jinja"))
+FAMILIES = real.families()
 # These change earlier turns in a tool loop; their ids are exact, their history is not the sampled one.
 REWRITING = ("deepseekv3", "deepseekv31", "granite_20b_fc", "hermes")
-
-
-def bound(family: str) -> TokenEncoder:
-    """The family's template over the small tokenizer, to which the template's control marks are added."""
-    source = real.template(family)
-    tokenizer = Tokenizer.from_str(small_tokenizer().to_str())
-    marks = {mark for mark in MARKS.findall(source) if CONTROL.search(mark)} | {"<s>", "</s>", "<bos>"}
-    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in sorted(marks)])
-    end = next((end for part, end in ENDS.items() if part in family), "<|im_end|>")
-    return TokenEncoder(tokenizer, chat_template=source, template_kwargs={"bos_token": "<s>", "eos_token": end})
 
 
 def rendering(encoder: TokenEncoder, contents: tuple[str, ...]) -> str | None:
@@ -73,8 +49,7 @@ def rendering(encoder: TokenEncoder, contents: tuple[str, ...]) -> str | None:
     return None
 
 
-@pytest.mark.skipif(not FAMILIES, reason=f"{real.TEMPLATES} is not there: it holds the chat templates")
-@pytest.mark.parametrize("family", FAMILIES or ["none"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_results_are_the_templates_own_ids(family: str) -> None:
     encoder = bound(family)
     compared = 0
@@ -95,8 +70,7 @@ def test_results_are_the_templates_own_ids(family: str) -> None:
     assert compared >= len(CONTENTS)
 
 
-@pytest.mark.skipif(not FAMILIES, reason=f"{real.TEMPLATES} is not there: it holds the chat templates")
-@pytest.mark.parametrize("family", FAMILIES or ["none"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_templates_that_rewrite_a_tool_loop_are_refused(family: str) -> None:
     encoder = bound(family)
     if family.removeprefix("tool_chat_template_") in REWRITING:

@@ -13,7 +13,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from tests.tokens import real
+from tests.support import real
 
 CONTENTS = (
     "123.0",
@@ -34,7 +34,8 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "A tool ü", "parameters": {"type": "object"}}}
     for name in ("look", "add")
 ]
-CASES = [("small", {}), ("qwen3", {}), ("qwen2_5", {})]
+REAL = pytest.mark.shared_data
+QWEN3, QWEN2_5 = (pytest.param(name, marks=REAL) for name in ("qwen3", "qwen2_5"))
 
 
 def composed(text: str) -> str:
@@ -47,11 +48,11 @@ def encoder(family: str, **kwargs: Any) -> TokenEncoder:
     return TokenEncoder(real.qwen(family), chat_template=real.template(family), template_kwargs=kwargs)
 
 
-@pytest.mark.parametrize(("family", "kwargs"), CASES)
-def test_conversations_are_the_templates_own_ids(family: str, kwargs: dict[str, Any]) -> None:
-    bound = encoder(family, **kwargs)
-    rng = random.Random(f"{family} {kwargs}")
-    thinks = family == "qwen3" and not kwargs
+@pytest.mark.parametrize("family", ["small", QWEN3, QWEN2_5])
+def test_conversations_are_the_templates_own_ids(family: str) -> None:
+    bound = encoder(family)
+    rng = random.Random(f"{family} {{}}")
+    thinks = family == "qwen3"
     for _ in range(125):
         conversation: list[dict[str, Any]] = [{"role": "user", "content": rng.choice(CONTENTS) + "Q?"}]
         if rng.random() < 0.5:
@@ -84,7 +85,7 @@ def test_conversations_are_the_templates_own_ids(family: str, kwargs: dict[str, 
         assert trajectory.prompt_ids + trajectory.response_ids == trajectory.context_ids
 
 
-@pytest.mark.parametrize("family", ["small", "qwen2_5"])
+@pytest.mark.parametrize("family", ["small", QWEN2_5])
 def test_user_messages_are_the_templates_own_ids(family: str) -> None:
     bound = encoder(family)
     for content in CONTENTS:
@@ -96,28 +97,28 @@ def test_user_messages_are_the_templates_own_ids(family: str) -> None:
         assert trajectory.context_ids == bound.encode_text(bound.template.render(conversation))
 
 
-def test_prompts_that_share_a_system_message_are_the_templates_own_ids() -> None:
-    for family in ("small", "qwen3", "qwen2_5"):
-        bound = encoder(family)
-        for content in CONTENTS:
-            messages = (Message("system", "S"), Message("user", content))
-            rendered = bound.template.render([message.as_dict() for message in messages], tools=TOOLS)
-            assert bound.start(messages, tools=TOOLS).prompt_ids == bound.encode_text(rendered)
+@pytest.mark.parametrize("family", ["small", QWEN3, QWEN2_5])
+def test_prompts_that_share_a_system_message_are_the_templates_own_ids(family: str) -> None:
+    bound = encoder(family)
+    for content in CONTENTS:
+        messages = (Message("system", "S"), Message("user", content))
+        rendered = bound.template.render([message.as_dict() for message in messages], tools=TOOLS)
+        assert bound.start(messages, tools=TOOLS).prompt_ids == bound.encode_text(rendered)
 
 
-def test_what_the_author_wrote_in_a_prompt_is_the_templates_own_ids() -> None:
-    for family in ("small", "qwen3", "qwen2_5"):
-        bound = encoder(family)
-        for content in ("with <tool_call> and <|im_end|>", "<tool_response>\nx\n</tool_response>"):
-            messages = (
-                Message("system", "S <think>", authored=((0, 9),)),
-                Message("user", content, authored=((0, len(content)),)),
-            )
-            rendered = bound.template.render([message.as_dict() for message in messages], tools=TOOLS)
-            assert bound.start(messages, tools=TOOLS).prompt_ids == bound.encode_text(rendered)
+@pytest.mark.parametrize("family", ["small", QWEN3, QWEN2_5])
+def test_what_the_author_wrote_in_a_prompt_is_the_templates_own_ids(family: str) -> None:
+    bound = encoder(family)
+    for content in ("with <tool_call> and <|im_end|>", "<tool_response>\nx\n</tool_response>"):
+        messages = (
+            Message("system", "S <think>", authored=((0, 9),)),
+            Message("user", content, authored=((0, len(content)),)),
+        )
+        rendered = bound.template.render([message.as_dict() for message in messages], tools=TOOLS)
+        assert bound.start(messages, tools=TOOLS).prompt_ids == bound.encode_text(rendered)
 
 
-@pytest.mark.parametrize("family", ["small", "qwen3", "qwen2_5"])
+@pytest.mark.parametrize("family", ["small", QWEN3, QWEN2_5])
 def test_no_content_becomes_a_control_token(family: str) -> None:
     bound = encoder(family)
     control = set(bound.vocabulary.added.values())
@@ -140,6 +141,7 @@ def test_no_content_becomes_a_control_token(family: str) -> None:
         assert bound.decode(ids) == bound.decode(clean).replace("CONTENT", content)
 
 
+@pytest.mark.shared_data
 def test_a_template_that_drops_thinking_is_refused_where_it_would() -> None:
     bound = encoder("qwen3")
     sampled = bound.encode_text("<think>\nhm\n</think>\n\nhello<|im_end|>")
@@ -156,6 +158,7 @@ def test_a_template_that_drops_thinking_is_refused_where_it_would() -> None:
     assert trajectory.differences == ["it drops the thinking of earlier turns once these messages follow"]
 
 
+@pytest.mark.shared_data
 def test_a_template_that_rewrites_turns_is_refused_by_place() -> None:
     bound = encoder("qwen3", enable_thinking=False)
     trajectory = bound.start([Message("user", "Q")])
@@ -164,6 +167,7 @@ def test_a_template_that_rewrites_turns_is_refused_by_place() -> None:
         trajectory.add_observation(Observation((Message("user", "next"),)))
 
 
+@pytest.mark.shared_data
 def test_what_an_environment_needs_is_checked_when_it_is_bound() -> None:
     bound = encoder("qwen3")
     bound.require(["tool", "tool"], after_thinking=True)
@@ -178,6 +182,7 @@ def test_what_an_environment_needs_is_checked_when_it_is_bound() -> None:
             TokenEncoder(tokenizer, chat_template=real.template(family), template_kwargs=values).require(["tool"])
 
 
+@pytest.mark.shared_data
 def test_structured_calls_are_rendered_as_the_dialect_writes_them() -> None:
     bound = encoder("qwen3")
     call = ToolCall("look", {"x": 'é "q"'})

@@ -9,7 +9,7 @@ import pytest
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import Image, Message, Observation
 from rlenv.tokens import ProcessorImages, TokenEncoder, TokenTrajectory
-from tests.vision import FAMILIES, TEMPLATE, picture, processor, rendered_ids, tokenizer
+from tests.support.vision import FAMILIES, TEMPLATE, picture, processor, rendered_ids, tokenizer
 
 CALL = 'look <tool_call>\n{"name": "zoom", "arguments": {}}\n</tool_call>'
 BROKEN = Image.of(b"not an image")
@@ -40,7 +40,9 @@ def encoder(made: Any) -> TokenEncoder:
     return encoder_of(made)
 
 
-@pytest.mark.parametrize("real", [False, True], ids=["small", "qwen3"])
+@pytest.mark.parametrize(
+    "real", [pytest.param(False, id="small"), pytest.param(True, id="qwen3", marks=pytest.mark.shared_data)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompt_turns_and_images_together_are_what_the_processor_makes_of_the_whole(family: str, real: bool) -> None:
     made = processor(family, real=real)

@@ -12,7 +12,7 @@ from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.bound import bind, thinking_of
 from rlenv.tokens.load import LoadedTokenizer
 from rlenv.tokens.played import Prompts, answers_of
-from tests.preflight.conftest import FORGETS, spec
+from tests.support.lengths import FORGETS, spec
 
 __all__ = ["spec"]
 REPLIES = 'user: {kind: scripted, replies: ["fox"]}\n'

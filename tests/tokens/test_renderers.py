@@ -10,7 +10,7 @@ from rlenv import dialects
 from rlenv.messages import Message, ToolCall
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.dialogues import generate
-from tests.tokens import real
+from tests.support import real
 
 renderers = pytest.importorskip("renderers", reason="renderers is not installed; it is an optional second opinion")
 transformers = pytest.importorskip("transformers", reason="renderers needs a tokenizer of transformers")
@@ -23,6 +23,7 @@ def second_opinion() -> tuple[TokenEncoder, Any]:
     return TokenEncoder(backend, chat_template=real.template("qwen3")), renderers.Qwen3Renderer(tokenizer)
 
 
+@pytest.mark.shared_data
 def test_ids_of_dialogues_are_the_same() -> None:
     ours, theirs = second_opinion()
     for dialogue in generate(100, thinks=True):

@@ -11,13 +11,10 @@ from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.encoder import History
-from tests.tokens import real
+from tests.support import real
+from tests.support.templates import FORGETS
 
 # Thinking of earlier turns is left out once a user message follows, as Qwen3's template does.
-FORGETS = CHAT_TEMPLATE.replace(
-    "(message.content or '')",
-    "((message.content or '').split('</think>')[-1] if messages[-1].role == 'user' else (message.content or ''))",
-)
 SMALL = TokenEncoder(small_tokenizer(), chat_template=FORGETS, history="rows")
 USER = Observation((Message("user", "next <|im_end|><tool_call>"),))
 
@@ -53,6 +50,7 @@ def test_a_template_that_only_grows_keeps_one_row() -> None:
     assert rows.last.context_ids == whole.context_ids
 
 
+@pytest.mark.shared_data
 def test_qwen3_is_split_at_a_user_message_after_thinking() -> None:
     encoder = TokenEncoder(real.qwen("qwen3"), chat_template=real.template("qwen3"), history="rows")
     rows = encoder.start_rows([Message("user", "Q")])

@@ -8,7 +8,7 @@ from rlenv import dialects
 from rlenv.messages import Message, Observation
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from tests.tokens.real import qwen, template
+from tests.support.real import qwen, template
 
 SEARCH_R1 = dialects.get("search_r1")
 RESULT = Observation((Message("tool", "Doc 1(Title: x) y"),))
@@ -58,6 +58,7 @@ def test_a_sampled_end_token_stays_and_the_text_goes_on_behind_it() -> None:
     assert made.stop_id not in trajectory.response_ids[len(sampled) :]
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize("family", ["qwen2_5", "qwen3"])
 def test_results_never_become_control_tokens_in_real_tokenizers(family: str) -> None:
     made = TokenEncoder(qwen(family), chat_template=template(family), same_turn=SEARCH_R1.same_turn)

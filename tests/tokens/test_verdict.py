@@ -7,7 +7,7 @@ from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.verdict import Played, judge
-from tests.tokens.test_rows import FORGETS
+from tests.support.templates import FORGETS
 
 PROMPT = (Message("system", "S"), Message("user", "Q"))
 

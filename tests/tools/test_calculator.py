@@ -16,8 +16,7 @@ from rlenv.testing.tools import check_tool, context
 from rlenv.tools._arithmetic import CannotCalculate, as_text, calculate
 from rlenv.tools.base import CompileContext, Tool
 from rlenv.tools.calculator import KIND, CalculatorSpec
-
-GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k"
+from tests.support import data
 
 
 def compiled() -> Tool:
@@ -194,12 +193,11 @@ def test_it_never_raises_anything_but_a_failure_for_the_model(expression: str) -
     assert 0 < len(text) < limit
 
 
+@pytest.mark.shared_data
 def test_the_annotations_of_gsm8k_have_the_values_that_they_claim() -> None:
-    if not GSM8K.is_dir():
-        pytest.skip("the GSM8K sample is not beside this repository")
     annotations = [
         pair
-        for path in sorted(GSM8K.glob("*.jsonl"))
+        for path in sorted(data.find("gsm8k").glob("*.jsonl"))
         for line in path.read_text(encoding="utf-8").splitlines()
         for pair in json.loads(line)["calc"]
     ]

@@ -15,8 +15,7 @@ from rlenv.testing.tools import call, check_tool
 from rlenv.tools import _bm25
 from rlenv.tools.base import CompileContext, Tool
 from rlenv.tools.search import KIND, SearchSpec
-
-HOTPOT = Path(__file__).resolve().parents[3] / "shared" / "data" / "hotpot_search"
+from tests.support import data
 
 try:
     _bm25._library()
@@ -142,11 +141,11 @@ def test_a_missing_corpus_is_the_authors_mistake(folder: Path) -> None:
         compiled(folder, corpus="gone.jsonl")
 
 
+@pytest.mark.shared_data
 def test_it_finds_the_supporting_articles_of_real_questions(tmp_path: Path) -> None:
-    if not HOTPOT.is_dir():
-        pytest.skip("the HotpotQA sample is not beside this repository")
-    tool = compiled(HOTPOT, index=str(tmp_path))
-    questions = [json.loads(line) for line in (HOTPOT / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    place = data.find("hotpot_search")
+    tool = compiled(place, index=str(tmp_path))
+    questions = [json.loads(line) for line in (place / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
     hits = [
         title in {one["title"] for one in asyncio.run(call(tool, {"query": question["question"]})).value}
         for question in questions

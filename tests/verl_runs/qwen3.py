@@ -19,7 +19,7 @@ from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.tokens import TokenEncoder
 
-TOKENIZERS = Path(os.environ.get("RLENV_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "data/tokenizers"
+TOKENIZERS = Path(os.environ.get("RLENV_DATA", "not named")) / "tokenizers"
 
 
 def tokenizer_folder(folder: Path) -> Path | None:

@@ -36,7 +36,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy with Qwen3's tokenizer, made once."""
     folder = make_qwen3_policy(tmp_path_factory.mktemp("qwen3"), [str(CUSTOMER), str(TEN)])
     if folder is None:
-        pytest.skip("Qwen3's tokenizer is not there: set RLENV_SHARED to the folder that has data/tokenizers/qwen3")
+        pytest.skip("Qwen3's tokenizer is not there: set RLENV_DATA to the folder that has tokenizers/qwen3")
     return folder
 
 

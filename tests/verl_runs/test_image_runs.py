@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlenv import record
+from tests.support.vision import picture, save_model
 from tests.verl_runs.driving import lines, train
-from tests.vision import picture, save_model
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1500)]
 

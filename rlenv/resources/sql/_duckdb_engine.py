@@ -81,7 +81,7 @@ def _connect(path: Path, *, may_write: bool) -> duckdb.DuckDBPyConnection:
     while True:
         try:
             return duckdb.connect(str(path), read_only=not may_write, config=dict(_CONFIG))
-        except duckdb.Error as error:
+        except (duckdb.Error, duckdb.Warning) as error:
             # The process that had the copy open may just be closing it.
             if not (may_write and _LOCKED.search(str(error)) and time.monotonic() < until):
                 raise ResourceError(f"the database {path} cannot be opened: {error}") from error
@@ -138,7 +138,7 @@ class Engine:
             finally:
                 if not may_write:
                     connection.close()
-        except duckdb.Error as error:
+        except (duckdb.Error, duckdb.Warning) as error:
             if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.InternalException):
                 self._forget(path, may_write=may_write)
             raise _converted(error, path) from error
@@ -154,7 +154,7 @@ class Engine:
 
         try:
             copy.rollback()
-        except duckdb.Error as error:
+        except (duckdb.Error, duckdb.Warning) as error:
             if not isinstance(error, duckdb.TransactionException):  # there is none: it had not begun
                 self._close_copy()
 
@@ -339,7 +339,7 @@ def _plain(cell: Any) -> Any:
     return str(cell)
 
 
-def _converted(error: duckdb.Error, path: str) -> ToolFailed | ResourceError:
+def _converted(error: duckdb.Error | duckdb.Warning, path: str) -> ToolFailed | ResourceError:
     import duckdb
 
     message = re.sub(r"\s+", " ", str(error)[:10_000].partition("\n\nLINE ")[0]).strip()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.vision import model_parts
 from tests.trainers.charts import ANSWER, CALL, MODELS, as_verl_computes, run
 from tests.trainers.conftest import quiet
-from tests.vision import model_parts
 
 
 @pytest.mark.parametrize("family", MODELS)

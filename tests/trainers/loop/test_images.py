@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.vision import model_parts, processor, save_model
 from tests.trainers.charts import ANSWER, CALL, MODELS, SPEC, as_verl_computes, run
 from tests.trainers.conftest import quiet
-from tests.vision import model_parts, processor, save_model
 
 # One process of one thread, on veRL's platform `cpu`.
 ENGINE = {

@@ -15,7 +15,7 @@ from rlenv_verl.run.preflight import UNMEASURED, config_of, is_to_be_made, machi
 from rlenv_verl.run.preflight import _passes as passes_of
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.preset import load_preset
-from tests.preflight.conftest import FORGETS, model, spec
+from tests.support.lengths import FORGETS, model, spec
 
 __all__ = ["model", "spec"]
 pytestmark = pytest.mark.filterwarnings("ignore")

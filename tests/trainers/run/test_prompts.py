@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.vision import processor, save_model
 from tests.trainers.charts import ANSWER, run
 from tests.trainers.conftest import quiet
-from tests.vision import processor, save_model
 
 
 def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,120 @@
+"""A judge's server with given replies, and terms that ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from rlenv._hosted import Scope
+from rlenv.endpoints import Endpoint
+from rlenv.errors import RewardError
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.judge import KIND
+from rlenv.testing.rewards import reward_context, turn
+
+Reply = Callable[[dict[str, Any]], web.Response | str]
+
+
+def verdict(score: object, reasoning: str = "because") -> str:
+    return json.dumps({"reasoning": reasoning, "score": score})
+
+
+def chat(text: str, finish_reason: str = "stop") -> web.Response:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+
+
+@dataclass
+class Server:
+    """A judge's server that gives the listed replies in turn, the last one for ever."""
+
+    replies: Sequence[str | web.Response | Reply]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    address: str = ""
+    holding: asyncio.Event | None = None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(body)
+        if self.holding is not None:
+            await self.holding.wait()
+        reply = self.replies[min(len(self.asked), len(self.replies)) - 1]
+        found = reply(body) if callable(reply) else reply
+        if isinstance(found, str):
+            return chat(found)
+        return web.Response(status=found.status, body=found.body, content_type=found.content_type)
+
+    @asynccontextmanager
+    async def running(self):  # type: ignore[no-untyped-def]
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        self.address = f"http://127.0.0.1:{port}/v1"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+def compiled(server: Server, *, timeout_s: float = 20.0, concurrency: int = 64, **keys: Any) -> Term:
+    keys = {"kind": "judge", "prompt": "How good is the answer to {{ task.question }}?", "endpoint": "writer"} | keys
+    endpoints = {
+        name: Endpoint(
+            name=name,
+            base_url=server.address,
+            model=f"model-of-{name}",
+            retries=0,
+            timeout_s=timeout_s,
+            concurrency=concurrency,
+        )
+        for name in ("writer", "second", "third")
+    }
+    spec = KIND.spec.model_validate(keys)
+    term = KIND.factory("clarity", spec, TermCompileContext(base=Path(), endpoints=endpoints))
+    assert isinstance(term, Term)
+    return term
+
+
+def context(scope: Scope, message: str = "It is 42.", **keys: Any) -> RewardContext:
+    made = reward_context(
+        answer=keys.pop("answer", None), task={"question": "why?"}, turns=keys.pop("turns", None) or [turn(message)]
+    )
+    return dataclasses.replace(made, shared=lambda: scope)
+
+
+def judged(server: Server, *contexts: Callable[[Scope], RewardContext], **keys: Any) -> list[Measured | Exception]:
+    async def main() -> list[Measured | Exception]:
+        async with asyncio.timeout(60), server.running():
+            scope = Scope()
+            try:
+                term = compiled(server, **keys)
+                assert term.measure_async is not None
+                found: list[Measured | Exception] = []
+                for make in contexts or (context,):
+                    try:
+                        found.append(await term.measure_async(make(scope)))
+                    except RewardError as error:
+                        found.append(error)
+                return found
+            finally:
+                await scope.aclose()
+
+    return asyncio.run(main())
+
+
+def one(server: Server, **keys: Any) -> Measured:
+    (found,) = judged(server, **keys)
+    assert isinstance(found, Measured), found
+    return found

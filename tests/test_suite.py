@@ -1,0 +1,135 @@
+"""The rules of the tests themselves: where they stand, what they import, what they read, what they wait for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+FILES = sorted(path for path in TESTS.rglob("*.py") if "servers" not in path.parts)
+NAMES = [str(path.relative_to(TESTS)) for path in FILES]
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse((TESTS / name).read_text(encoding="utf-8"))
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules of tests/ that a file imports, as paths."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests":
+            folder = (node.module or "").split(".")[1:]
+            for alias in node.names:
+                whole = [*folder, alias.name]
+                is_module = (TESTS / Path(*whole)).with_suffix(".py").is_file()
+                yield "/".join(whole if is_module else folder) + ".py"
+        elif isinstance(node, ast.Import):
+            yield from (one.name.replace(".", "/")[6:] + ".py" for one in node.names if one.name.startswith("tests."))
+
+
+# Nothing outside of the checkout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_file_names_a_place_outside_of_the_checkout(name: str) -> None:
+    """What others made and is not in tests/data is asked for by `tests.support.data`, under a mark."""
+    depth = len(Path("tests", name).parts) - 1
+    outside = []
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".parents"):
+            index = node.slice
+            if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value > depth:
+                outside.append(f"{node.lineno}: {ast.unparse(node)}")
+        if isinstance(node, ast.Attribute) and node.attr == "parent" and ast.unparse(node.value) == "ROOT":
+            outside.append(f"{node.lineno}: {ast.unparse(node)}")
+        if isinstance(node, ast.Attribute) and node.attr == "parent":
+            inner = node.value
+            if isinstance(inner, ast.Subscript) and ast.unparse(inner).endswith(f".parents[{depth}]"):
+                outside.append(f"{node.lineno}: {ast.unparse(node)}")
+    assert outside == []
+
+
+def test_what_lies_outside_is_read_by_its_own_suite_alone() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "-m shared_data" in makefile
+    readers = {name for name in NAMES if "RLENV_DATA" in (TESTS / name).read_text(encoding="utf-8")}
+    assert readers == {
+        "support/data.py", "support/real.py", "real/shelf.py", "test_suite.py", "verl_runs/qwen3.py",
+        "verl_runs/test_histories.py",
+    }  # fmt: skip
+
+
+# Tests import no tests
+
+IMPORTS_TESTS = {
+    "trainers/histories.py", "trainers/test_episode_rows.py", "trainers/test_history_key.py",
+    "trainers/test_partial_rollouts.py", "trainers/test_watch.py",
+}  # fmt: skip
+IMPORTS_CONFTEST = {
+    "trainers/groups.py", "trainers/histories.py",
+    "trainers/rehearse/test_command.py", "trainers/rehearse/test_loop.py",
+    "trainers/runs.py", "trainers/test_agent_loop.py", "trainers/test_checkpoints.py", "trainers/test_hf_policy.py",
+    "trainers/test_history.py", "trainers/test_images.py", "trainers/test_judge_in_loop.py", "trainers/test_lora.py",
+    "trainers/test_masking.py", "trainers/test_partial_rollouts.py",
+    "vllm_serve/test_agreement.py", "vllm_serve/test_askers.py", "vllm_serve/test_defaults.py",
+    "vllm_serve/test_faults.py", "attack/test_self_masking.py",
+}  # fmt: skip
+"""What is left: these two lists only get shorter. A helper that two files use belongs in tests/support."""
+
+
+def test_tests_import_no_tests() -> None:
+    found = {name for name in NAMES for one in imported(name) if Path(one).name.startswith("test_")}
+    assert found == IMPORTS_TESTS
+
+
+def test_tests_import_no_conftest() -> None:
+    found = {name for name in NAMES for one in imported(name) if Path(one).name == "conftest.py"}
+    assert found == IMPORTS_CONFTEST
+
+
+# The tests of rlenv/X/Y.py stand in tests/X/test_Y.py
+
+
+def _modules() -> set[str]:
+    found = (path.relative_to(ROOT / "rlenv") for path in (ROOT / "rlenv").rglob("*.py"))
+    return {
+        str(path.with_name(path.name.lstrip("_"))) for path in found if path.name not in ("__init__.py", "__main__.py")
+    }
+
+
+def test_every_test_file_has_a_module_of_its_name_or_stands_in_the_list() -> None:
+    """A reader of rlenv/X/Y.py finds its tests in tests/X/test_Y.py; the folder that X is split over counts too."""
+    modules = _modules()
+    packages = {str(Path(one).parent) for one in modules}
+    odd = set()
+    for name in NAMES:
+        path = Path(name)
+        if not path.name.startswith("test_") or path.parts[0] in SUITES or name in RULES:
+            continue
+        of = str(path.with_name(path.name.removeprefix("test_")))
+        if of not in modules and str(Path(of).with_suffix("")) not in packages:
+            odd.add(name)
+    left = {str(Path(one).with_name(f"test_{Path(one).name}.py")) for one in WITHOUT_MODULE}
+    assert odd == left, "WITHOUT_MODULE only gets shorter"
+
+
+SUITES = {"attack", "real", "specs", "trainers", "verl_runs", "vllm_runs", "vllm_serve"}
+"""Folders that follow another order: attacks, shipped specs, the adapter and its runs."""
+RULES = {"test_docs.py", "test_layers.py", "test_suite.py", "test_security_page.py"}
+"""What is said of the repository and not of a module."""
+WITHOUT_MODULE = """
+    audit/audit audit/judge_audit calls/parts calls/policies cli/commands cli/tools_and_doctor collect/collect
+    dialects/broken_calls dialects/chat_template dialects/contract dialects/cut_calls dialects/documented
+    dialects/formats dialects/hermes_parse dialects/hermes_render dialects/idle_keys dialects/inline
+    dialects/own_templates dialects/prompt_examples dialects/recorded_cases dialects/refused_values
+    dialects/same_turn dialects/templates dialects/total models/gguf models/places policies/raw_text
+    resources/isolation rewards/adversaries rewards/composition rewards/math_and_sql rewards/own_functions
+    rewards/presets rewards/search_presets rewards/skyrl_synsql cut_turns hostile new_family report_by search_r1
+    structured_calls testing/built_in tokens/agreement tokens/exactness tokens/families tokens/identity
+    tokens/renderers tokens/same_turn tools/hostile_code tools/mcp_http tools/mcp_pin tools/mcp_real
+    tools/python_process tools/sql_duckdb users/users
+""".split()
