@@ -157,7 +157,8 @@ def test_the_cpu_server_goes_on_with_a_cut_action_once_it_has_the_new_weights(ve
         actor.stop_ids.clear()
         await actor.ready()
         handle = SimpleNamespace(generate=SimpleNamespace(remote=actor.generate))
-        client = FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(handle))
+        balancer: Any = Balancer(handle)
+        client = FullyAsyncLLMServerClient(config, load_balancer_handle=balancer)
         params = {"temperature": 0.0, "logprobs": True, "max_tokens": 12}
         async with asyncio.timeout(60):
             asked = asyncio.create_task(client.generate("one", prompt_ids=[5, 7], sampling_params=params))

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import pytest
-from rich.console import Console
 
 from rlenv_verl.run.metrics import StepFigures, figures_of
 from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
@@ -58,7 +57,8 @@ def test_the_time_limit_ends_whatever_runs_before_the_first_step() -> None:
 
 
 def test_a_warm_start_tells_its_steps_now_and_then_without_a_terminal() -> None:
-    out, now, shown = io.StringIO(), [0.0], []
+    out, now = io.StringIO(), [0.0]
+    shown: list[Any] = []
     warm = WarmStart(Console(file=out, width=80), shown.append, clock=lambda: now[0])
     for step_ in range(1, 101):
         now[0] += 1.0

@@ -18,8 +18,8 @@ from rlenv_verl.settings.threads import with_the_shell
 THREADS = ("OMP_NUM_THREADS", "RLENV_ROLLOUT_THREADS")
 
 
-def threads_of(preset: object) -> tuple[str, str]:
-    return tuple(preset.environment.get(name, "") for name in THREADS)  # type: ignore[attr-defined, return-value]
+def threads_of(preset: Preset) -> tuple[str, ...]:
+    return tuple(preset.environment.get(name, "") for name in THREADS)
 
 
 def test_threads_of_a_preset_are_those_of_every_process() -> None:
