@@ -116,11 +116,6 @@ class Episode:
         return self.tools.resources
 
     @property
-    def deadline(self) -> float:
-        """When `limits.episode_s` is up for an open episode, on the clock of `time.monotonic()`."""
-        return self._started + self.environment.spec.limits.episode_s
-
-    @property
     def is_ended(self) -> bool:
         """True once the episode terminated or was truncated."""
         return self._trajectory is not None
@@ -232,7 +227,7 @@ class Episode:
 
     async def _step(self, action: str | Message) -> Step:
         environment = self.environment
-        begun, deadline = time.monotonic(), self.deadline
+        begun, deadline = time.monotonic(), self._started + environment.spec.limits.episode_s
         if len(action if isinstance(action, str) else action.content) <= _READ_AT_ONCE:
             text, parsed = environment.parse(action)
         else:  # a megabyte takes tens of milliseconds, and several of them may come at once
@@ -259,10 +254,8 @@ class Episode:
             if result.outcome in _INVALID:
                 malformed += 1
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
-        keeps = environment.spec.observation.images == "keep"
-        messages = result_messages(
-            results, environment.show, self.cut, task=self.task, turn=len(self.turns), images=keeps
-        )
+        show, images = environment.show, environment.spec.observation.images == "keep"
+        messages = result_messages(results, show, self.cut, task=self.task, turn=len(self.turns), images=images)
         observation = self._observation(messages, results)
         self._add_turn(text, parsed, time.monotonic() - begun, results, observation, malformed)
         return await self._go_on(observation, deadline)
@@ -301,7 +294,7 @@ class Episode:
         limits = self.environment.spec.limits
         if len(self.turns) >= limits.turns:
             return "turns"
-        if self.tools.is_spent:
+        if self.tools.made >= limits.tool_calls:
             return "tool_calls"
         if self._invalid_streak >= limits.invalid_actions:
             return "invalid_actions"

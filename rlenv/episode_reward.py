@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from rlenv._quick import quick
 from rlenv.episode_tools import EpisodeTools
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
@@ -15,15 +16,9 @@ from rlenv.trajectory import RewardBreakdown, Turn
 if TYPE_CHECKING:
     from rlenv.environment import Environment
 
-__all__ = ["EpisodeReward", "Scored"]
+__all__ = ["EpisodeReward"]
 
-
-class Scored(NamedTuple):
-    """The answer that was read from the last turn, what the episode earned, and whether it was a success."""
-
-    answer: str | None
-    reward: RewardBreakdown
-    success: bool | None
+_context = quick(RewardContext)
 
 
 class EpisodeReward:
@@ -48,8 +43,13 @@ class EpisodeReward:
         self.paid += paid
         return paid
 
-    async def score(self, messages: Sequence[Message], turns: Sequence[Turn], *, reason: str) -> Scored:
+    async def score(
+        self, messages: Sequence[Message], turns: Sequence[Turn], *, reason: str
+    ) -> tuple[str | None, RewardBreakdown, bool | None]:
         """Measures the whole episode, which ended for `reason`, its last turn included.
+
+        Returns:
+            The answer that was read from the last turn, what the episode earned, and whether it was a success.
 
         Raises:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
@@ -59,7 +59,8 @@ class EpisodeReward:
         context = self._context(messages, turns, answer=answer, reason=reason)
         if self.scorer.has_turn_terms and len(self._turns) < len(turns):
             self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
-        return Scored(answer, *await self.scorer.score(context, self._turns, limit_s=limit_s))
+        reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
+        return answer, reward, success
 
     def _answer(self, turns: Sequence[Turn]) -> str | None:
         if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
@@ -70,7 +71,7 @@ class EpisodeReward:
     def _context(
         self, messages: Sequence[Message], turns: Sequence[Turn], *, answer: str | None = None, reason: str = ""
     ) -> RewardContext:
-        return RewardContext(
+        return _context(
             self._tools.task,
             messages,
             turns,

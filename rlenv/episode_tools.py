@@ -30,15 +30,16 @@ _tool_context = quick(ToolContext)
 class EpisodeTools:
     """Runs the calls of one episode on its own resources, within `limits.tool_calls` and `limits.calls_per_turn`."""
 
-    __slots__ = ("_environment", "_made", "_made_in_turn", "_scope", "_stack", "resources", "seed", "task")
+    __slots__ = ("_environment", "_made_in_turn", "_scope", "_stack", "made", "resources", "seed", "task")
 
     def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int) -> None:
         self.resources: Mapping[str, Any] = {}
         """The opened resources by name."""
+        self.made = 0
+        """How many calls the policy has made, those over a limit included."""
         self.task = task
         self.seed = seed
         self._environment = environment
-        self._made = 0
         self._made_in_turn = 0
         self._scope: Scope | None = None
         self._stack: AsyncExitStack | None = None
@@ -81,11 +82,6 @@ class EpisodeTools:
             self._scope = Scope()
         return self._scope
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether the policy has made all the calls of `limits.tool_calls`."""
-        return self._made >= self._environment.spec.limits.tool_calls
-
     async def run(
         self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
     ) -> tuple[ToolResult, ...]:
@@ -96,9 +92,9 @@ class EpisodeTools:
             deadline: when the episode's time is up, on the clock of `time.monotonic()`.
         """
         limits = self._environment.spec.limits
-        allowed = min(limits.calls_per_turn, limits.tool_calls - self._made)
+        allowed = min(limits.calls_per_turn, limits.tool_calls - self.made)
         context = self._context(deadline, turn=turn)
-        self._made += len(calls)
+        self.made += len(calls)
         self._made_in_turn = len(calls)
         if len(calls) <= allowed:
             return await self._environment.executor.run(calls, context)
@@ -123,9 +119,9 @@ class EpisodeTools:
     async def _run_for_tool(self, calls: Sequence[ToolCall], context: ToolContext) -> tuple[ToolResult, ...]:
         """Runs calls that a tool makes for the policy: they count as the policy's own, in the turn and the episode."""
         limits = self._environment.spec.limits
-        left = min(limits.calls_per_turn - self._made_in_turn, limits.tool_calls - self._made)
+        left = min(limits.calls_per_turn - self._made_in_turn, limits.tool_calls - self.made)
         allowed = calls[: max(left, 0)]
-        self._made += len(allowed)
+        self.made += len(allowed)
         self._made_in_turn += len(allowed)
         results = await self._environment.executor.run(allowed, context) if allowed else ()
         return results + self._left_out(calls[len(allowed) :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,10 +61,11 @@ async def _rescored(episode: Episode, recorded: Trajectory) -> Trajectory:
     state = _unless_lost(state, reward, environment)
     episode.messages = recorded.messages
     reason = recorded.cut_by or _termination(environment, recorded)
+    deadline = time.monotonic() + environment.spec.limits.episode_s
     for index, turn in enumerate(recorded.turns, 1):
         is_last = index == len(recorded.turns)
         if state is not None:
-            await state.take(turn, is_last=is_last, reason=reason, deadline=episode.deadline)
+            await state.take(turn, is_last=is_last, reason=reason, deadline=deadline)
             state = _unless_lost(state, reward, environment)
         episode.turns.append(turn)
         if reward.scorer.has_turn_terms and not is_last:

@@ -204,7 +204,9 @@ class Trajectory:
         *, reason: str, reward: RewardBreakdown, success: bool | None, **record: Unpack[Record]
     ) -> Trajectory:
         """An episode whose task ended; it has failed where `reward` is invalid."""
-        ended = Trajectory(**record, terminated=True, truncated=False, reason=reason, reward=reward, success=success)
+        ended = _made_trajectory(
+            **record, terminated=True, truncated=False, reason=reason, reward=reward, success=success
+        )
         return ended._held()
 
     @staticmethod
@@ -212,7 +214,9 @@ class Trajectory:
         *, reason: str, reward: RewardBreakdown, success: bool | None, **record: Unpack[Record]
     ) -> Trajectory:
         """An episode that a limit cut; it has failed where `reward` is invalid, and `reason` still names the limit."""
-        ended = Trajectory(**record, terminated=False, truncated=True, reason=reason, reward=reward, success=success)
+        ended = _made_trajectory(
+            **record, terminated=False, truncated=True, reason=reason, reward=reward, success=success
+        )
         return ended._held()
 
     @staticmethod
@@ -257,6 +261,9 @@ class Trajectory:
         return sum(len(turn.results) for turn in self.turns)
 
 
+_made_trajectory = quick(Trajectory)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one action led to.
@@ -275,9 +282,12 @@ class Step:
     @staticmethod
     def last(trajectory: Trajectory, *, reward: float | None, observation: Observation = _NOTHING) -> Step:
         """The step that ended an episode."""
-        return Step(observation, reward, trajectory.terminated, trajectory.truncated, trajectory.reason)
+        return _made_step(observation, reward, trajectory.terminated, trajectory.truncated, trajectory.reason)
 
     @property
     def is_last(self) -> bool:
         """True where the episode ended with this step."""
         return self.terminated or self.truncated
+
+
+_made_step = quick(Step)

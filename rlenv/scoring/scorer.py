@@ -216,9 +216,13 @@ class Scorer:
             if holds is None and all(results[name].status != "invalid" for name in success.names):
                 return False
             return holds
-        counts = [results[one.name].value for one in self._plan.terms if one.weight > 0 and one.is_required]
-        measured = [value for value in counts if value is not None]
-        return bool(measured) and all(value >= 1 for value in measured)
+        measured = False
+        for planned in self._plan.terms:
+            if planned.weight > 0 and planned.is_required and (value := results[planned.name].value) is not None:
+                if value < 1:
+                    return False
+                measured = True
+        return measured
 
 
 def _holds(expression: Expression, results: Mapping[str, TermResult]) -> bool | None:
