@@ -128,8 +128,9 @@ class Message:
     `tool_calls` is set only on assistant messages that came as structured data or are rendered by a chat template.
     A malformed call among them is one whose arguments could not be read. `authored` names the parts of `content` (first
     character, and the one behind the last) that the spec's author wrote: in these alone a control token is meant as
-    one. All else is text, whatever it spells (docs/training/tokens.md). `thinking` is what an assistant thought before its
-    content and calls, without the marks around it; chat templates are given it as `reasoning_content`, servers are not.
+    one. All else is text, whatever it spells (docs/training/tokens.md). `thinking` is what an assistant thought before
+    its content and calls, without the marks around it; chat templates are given it as `reasoning_content`, servers are
+    not.
     """
 
     role: Role

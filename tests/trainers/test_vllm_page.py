@@ -1,4 +1,4 @@
-"""docs/training/vllm.md says of every key of the preset `gpu` whether it was run, with the values that the presets have."""
+"""docs/training/vllm.md says of every key of the preset `gpu` whether it was run, with the presets' values."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rlenv_verl.run.prepare import with_run_keys
 from rlenv_verl.run.process_environment import run_environment
 from rlenv_verl.run.runfile import Run
 from rlenv_verl.run.train import main
-from rlenv_verl.settings.preset import load_preset
+from rlenv_verl.settings.preset import Preset, load_preset
 from rlenv_verl.settings.threads import with_the_shell
 
 THREADS = ("OMP_NUM_THREADS", "RLENV_ROLLOUT_THREADS")

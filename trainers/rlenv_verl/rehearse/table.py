@@ -1,4 +1,4 @@
-"""The table of presets and models in docs/training/first-hour.md: `python -m rlenv_verl.rehearse.table` writes its lines."""
+"""The table of presets and models in docs/training/first-hour.md; `python -m rlenv_verl.rehearse.table` writes it."""
 
 from __future__ import annotations
 
