@@ -14,6 +14,7 @@ from rlenv.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message
 from rlenv.models.architecture import config_in, judge_architecture, number_in
+from rlenv.models.local import local_model, local_tokenizer
 from rlenv.models.looked import Looked
 from rlenv.models.said import judge_marks, judge_template, judge_tools
 from rlenv.models.weights import weights_in
@@ -64,7 +65,6 @@ def looked_at(
         needs_weights: False where nothing starts here: that weights or their configuration are not there stops
             nothing then.
     """
-    from rlenv.models import local_model
 
     try:
         place = local_model(model)
@@ -129,7 +129,6 @@ def _judge_weights(fault: str, dtypes: frozenset[str], *, needs_weights: bool) -
 
 def _tokenizer(place: str, chat_template: str | Path | None) -> LoadedTokenizer | Looked:
     """The model's tokenizer, or why it has none."""
-    from rlenv.models import local_tokenizer
 
     folder = Path(place)
     try:
