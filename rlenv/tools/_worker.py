@@ -1,8 +1,4 @@
-"""What runs in a worker process of a `python` tool: one call after another, until the other end of the socket closes.
-
-A frame is eight bytes with its length and then that many bytes. A request is one JSON object; an answer is four bytes
-with the length of a JSON object, that object, and the text of the result as it stands.
-"""
+"""What runs in a worker process of a `python` tool: one call after another, until the socket closes."""
 
 from __future__ import annotations
 
@@ -24,38 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import EpisodeError, RlenvError, ToolFailed
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput
+from rlenv.registry import CompileContext
+from rlenv.tools._worker_wire import MAX_BYTES, packed
+from rlenv.tools.base import Tool, ToolContext, ToolOutput
 from rlenv.tools.python import PythonSpec, compile_python
 
-__all__ = ["MAX_BYTES", "packed", "serve", "unpacked"]
+__all__ = ["serve"]
 
-MAX_BYTES = 32_000_000
-"""The longest answer."""
 _MAX_TRACE = 20_000
 _PR_SET_PDEATHSIG = 1
-
-
-def packed(answer: Mapping[str, Any], text: str = "") -> bytes:
-    """The body of an answer.
-
-    Raises:
-        TypeError, ValueError: `answer` is not JSON.
-    """
-    head = json.dumps(answer).encode()
-    return len(head).to_bytes(4, "big") + head + text.encode("utf-8", "surrogatepass")
-
-
-def unpacked(body: bytes) -> tuple[dict[str, Any], str]:
-    """The answer, and the text that goes with it.
-
-    Raises:
-        ValueError: the body is no answer.
-    """
-    end = 4 + int.from_bytes(body[:4], "big")
-    answer = json.loads(body[4:end])
-    if type(answer) is not dict:
-        raise ValueError("an answer is an object")
-    return answer, body[end:].decode("utf-8", "surrogatepass")
 
 
 def serve(told: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from rlenv._deadline import Expired
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import Image
 from rlenv.tools._pipes import ended
-from rlenv.tools._worker import MAX_BYTES, unpacked
+from rlenv.tools._worker_wire import MAX_BYTES, unpacked
 from rlenv.tools.base import ToolContext, ToolOutput
 
 __all__ = ["Workers"]
