@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlenv.environment import Environment
 from rlenv.observe import Cut, cut_chars
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.images import ProcessorImages
+
+if TYPE_CHECKING:
+    from rlenv.environment import Environment
 
 __all__ = ["bind", "cut_of", "thinking_of"]
 

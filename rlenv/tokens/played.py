@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rlenv.environment import Environment
 from rlenv.messages import Message
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.verdict import Played, Verdict, judge
+
+if TYPE_CHECKING:
+    from rlenv.environment import Environment
 
 __all__ = ["Prompts", "answers_of", "opened_prompts", "verdict_of"]
 
