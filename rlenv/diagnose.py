@@ -12,6 +12,7 @@ from typing import Any
 
 from rlenv import registry
 from rlenv.compile import compile_parts
+from rlenv.environment import Environment
 from rlenv.errors import MissingVariable, RlenvError, SpecError, UsageError
 from rlenv.loader import LoadedSpec, load_spec
 from rlenv.requirements import Requirement, address, variable
@@ -112,7 +113,7 @@ def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
 def _compiled(loaded: LoadedSpec) -> list[Finding]:
     try:
         with leave_open():  # variables have been looked at
-            compile_parts(loaded)
+            compile_parts(loaded, Environment)
     except SpecError as error:
         return [
             Finding(

@@ -60,7 +60,7 @@ class Environment:
     def __init__(self, loaded: LoadedSpec) -> None:
         self.loaded = loaded
         self.spec: EnvSpec = loaded.spec
-        self.parts: Parts = compile_parts(loaded)
+        self.parts: Parts = compile_parts(loaded, type(self))
         self.executor = Executor(self.parts.tools, calls=self.spec.calls)
         self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
         """How observations go on in the assistant's own turn; None where they have turns of their own."""

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlenv._hosted import Scope
 from rlenv.drive import drive
 from rlenv.endpoints import Client
-from rlenv.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.loader import load_spec
+from rlenv.loader import LoadedSpec, load_spec
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.trajectory import Trajectory
 
-__all__ = ["NestedSpec", "nest"]
+if TYPE_CHECKING:
+    from rlenv.environment import Environment
+
+__all__ = ["Make", "NestedSpec", "nest"]
+
+Make = Callable[[LoadedSpec], "Environment"]
+"""What makes an environment of a spec: the class itself, handed down by whoever compiles, since it stands above."""
 
 _chain: ContextVar[tuple[Path, ...]] = ContextVar("rlenv.nested.chain", default=())
 _SHARE_KEPT = 0.02
 _MOST_KEPT_S = 0.5
 
 
-def nest(outer: Path, path: Path, overrides: Mapping[str, Any]) -> NestedSpec:
+def nest(outer: Path, make: Make, path: Path, overrides: Mapping[str, Any]) -> NestedSpec:
     """Compiles the spec at `path`, which the one at `outer` plays.
 
     Raises:
@@ -44,7 +49,7 @@ def nest(outer: Path, path: Path, overrides: Mapping[str, Any]) -> NestedSpec:
         )
     token = _chain.set((*chain, target))
     try:
-        return NestedSpec(Environment(load_spec(path, set=overrides)))
+        return NestedSpec(make(load_spec(path, set=overrides)))
     finally:
         _chain.reset(token)
 

@@ -11,7 +11,7 @@ import pytest
 from rlenv.checks import subject
 from rlenv.cli.main import main
 from rlenv.compile import compile_entries
-from rlenv.environment import load
+from rlenv.environment import Environment, load
 from rlenv.errors import Fault, SpecError
 from rlenv.loader import load_spec
 from rlenv.secrets import leave_open
@@ -113,7 +113,7 @@ observation: {format: template, template: "{{ result"}
 def test_every_fault_of_compiling_is_one_fault_at_one_place(write: Write) -> None:
     file = write(HEAD.partition("rewards:")[0] + BROKEN)
     refused, reported = _refused(file), validate([file]).faults
-    assert refused == compile_entries(load_spec(file)).faults
+    assert refused == compile_entries(load_spec(file), Environment).faults
     assert set(refused) <= set(reported)
     assert [fault.path for fault in refused] == [
         "resources.broken.path",

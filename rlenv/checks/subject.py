@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlenv.compile import Compiled, compile_entries, entry_fault
+from rlenv.environment import Environment
 from rlenv.errors import Fault, SpecError, UsageError
 from rlenv.functions import failure
 from rlenv.loader import LoadedSpec
@@ -91,7 +92,7 @@ def subject_of(loaded: LoadedSpec, *, lost: Iterable[str] = ()) -> Subject:
         lost: the dotted places of what was taken out of the spec, since it is at fault itself.
     """
     gone = frozenset(lost)
-    compiled = compile_entries(loaded, lost=gone)
+    compiled = compile_entries(loaded, Environment, lost=gone)
     subject = Subject(loaded, compiled)
     if "tasks" not in gone:  # what stands in for them has no rows of anybody's
         for name in loaded.spec.tasks:
