@@ -18,8 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlenv.errors import UsageError
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import kept
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec
 
 CODE = "total = 0\nfor n in range(100):\n    total += n * n\ntotal"

@@ -33,10 +33,11 @@ from mcp.server.mcpserver import MCPServer
 from rlenv._hosted import Scope
 from rlenv.executor import Executor
 from rlenv.messages import ToolCall
+from rlenv.registry import CompileContext
 from rlenv.spec import CallsSpec
 from rlenv.tools._mcp.link import open_pool
 from rlenv.tools._mcp.server import Connection, Server
-from rlenv.tools.base import CompileContext, Tool, ToolContext
+from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 
 AT_ONCE = 64

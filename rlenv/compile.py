@@ -18,13 +18,15 @@ from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
 from rlenv.functions import failure
 from rlenv.loader import in_order
+from rlenv.nested import Make, nest
+from rlenv.registry import CompileContext
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term, TermCompileContext
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.secrets import redact
 from rlenv.spec import EnvSpec, Spec, ToolSpec
 from rlenv.templates import Template, UnfitTemplate, template_of
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.users.base import User
 from rlenv.weighing import weighing_faults
 
@@ -75,25 +77,26 @@ class Compiled:
         return _lacks(self.broken, group, name)
 
 
-def compile_parts(loaded: LoadedSpec) -> Parts:
+def compile_parts(loaded: LoadedSpec, make: Make) -> Parts:
     """Compiles every entry of a spec.
 
     Raises:
         SpecError: with every entry that cannot be compiled, each at its place.
     """
-    compiled = compile_entries(loaded)
+    compiled = compile_entries(loaded, make)
     if compiled.parts is None:
         raise SpecError(compiled.faults)
     return compiled.parts
 
 
-def compile_entries(loaded: LoadedSpec, *, lost: Iterable[str] = ()) -> Compiled:
+def compile_entries(loaded: LoadedSpec, make: Make, *, lost: Iterable[str] = ()) -> Compiled:
     """Compiles every entry of a spec by itself, so that one that is at fault does not hide the others.
 
     Args:
+        make: what makes an environment of a spec that this one plays as an agent.
         lost: the dotted places of what was taken out of the spec, since it is at fault itself.
     """
-    work = _Work(loaded, lost)
+    work = _Work(loaded, make, lost)
     work.endpoints()
     work.resources()
     work.tools()
@@ -124,7 +127,7 @@ def compile_entries(loaded: LoadedSpec, *, lost: Iterable[str] = ()) -> Compiled
 class _Work:
     """One compilation: what it has made, and what is in the way of the rest. Entries read those of earlier groups."""
 
-    def __init__(self, loaded: LoadedSpec, lost: Iterable[str]) -> None:
+    def __init__(self, loaded: LoadedSpec, make: Make, lost: Iterable[str]) -> None:
         self.loaded = loaded
         self.spec = loaded.spec
         self.lost = frozenset(lost)
@@ -136,7 +139,7 @@ class _Work:
         self._endpoints: dict[str, Endpoint] = {}
         self._shared: dict[str, Any] = {
             "endpoints": self._endpoints,
-            "nest": _nester(loaded.path),
+            "nest": partial(nest, loaded.path, make),
             "roots": loaded.roots,
         }
 
@@ -265,17 +268,6 @@ def _lacks(broken: Set[str], group: str, name: str) -> bool:
 def bases_of(loaded: LoadedSpec, path: str, entry: Spec) -> dict[str, Path]:
     """For each key of an entry, the folder that a relative path under it refers to."""
     return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
-
-
-def _nester(outer: Path) -> Callable[..., Any]:
-    """What compiles the specs that the one at `outer` plays as agents."""
-
-    def compile_nested(path: Path, overrides: Mapping[str, Any]) -> Any:
-        from rlenv.nested import nest  # found late: a nested environment is made of all that is here
-
-        return nest(outer, path, overrides)
-
-    return compile_nested
 
 
 def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[Fault, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.trajectory import Trajectory
 
 __all__ = ["score_groups"]

@@ -7,17 +7,19 @@ stays light. Other kinds come from entry points, which are loaded only when a ki
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
 from rlenv.errors import UsageError
+from rlenv.paths import finder
 from rlenv.requirements import Requirement
 from rlenv.spec import Spec
+from rlenv.templates import Template
 
-__all__ = ["BUILT_IN", "Group", "Kind", "get", "names"]
+__all__ = ["BUILT_IN", "CompileContext", "Group", "Kind", "get", "names"]
 
 Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies", "users"]
 
@@ -33,6 +35,41 @@ class Kind:
     spec: type[Spec]
     factory: Callable[..., Any]
     requirements: Callable[[Any, Path], Iterable[Requirement]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What a factory may use.
+
+    `base` is the folder of the file that holds the entry; `bases` names the keys whose value comes from elsewhere (an
+    override, a spec that is extended) with the folder that they are relative to.
+    """
+
+    base: Path
+    vars: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """Compiled resources by name (see `rlenv.resources.base.Resource`); not opened yet."""
+    bases: Mapping[str, Path] = field(default_factory=dict)
+    endpoints: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Compiled endpoints by name (see `rlenv.endpoints.Endpoint`)."""
+    nest: Callable[..., Any] | None = field(default=None, kw_only=True)
+    """Compiles another spec for nested episodes; see `rlenv.nested.nest`."""
+    tools: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """The compiled tools of the entries above this one, by name (see `rlenv.tools.base.Tool`)."""
+    roots: tuple[Path, ...] = field(default=(), kw_only=True)
+    """Folders of the spec's `roots`: rows may name paths below them too."""
+
+    def path(self, key: str, value: str) -> Path:
+        """The path that `value`, written under `key` of this entry, names."""
+        return self.bases.get(key, self.base) / value
+
+    def finder(self, key: str, template: Template, **values: Any) -> Callable[[str], Path]:
+        """What makes a path of a text that `template`, written under `key`, was rendered to.
+
+        What a row fills in may not lead out of the folder that the author wrote before it; see `rlenv.paths`. The
+        function raises `rlenv.paths.RefusedPath` then.
+        """
+        return finder(template, base=self.bases.get(key, self.base), roots=self.roots, **values)
 
 
 _DIALECTS = """

@@ -18,7 +18,7 @@ from rlenv.errors import EpisodeError, RewardError
 from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
 from rlenv.observe import without_note
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.secrets import redact
 from rlenv.spec import RewardSpec
 from rlenv.tools.base import Tool

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.spec import RewardSpec
 from rlenv.testing.rewards import reward_context, turn
 from rlenv.trajectory import EVIDENCE_CHARS, Failure, RewardBreakdown

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rlenv.checks.subject import Subject
 from rlenv.compile import bases_of, entry_fault
 from rlenv.errors import Fault, UsageError
+from rlenv.registry import CompileContext
 from rlenv.secrets import redact
-from rlenv.tools.base import CompileContext
 from rlenv.tools.mcp import McpSpec, changes
 
 __all__ = ["check_servers"]

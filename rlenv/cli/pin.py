@@ -8,8 +8,8 @@ from pathlib import Path
 from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.loader import LoadedSpec
+from rlenv.registry import CompileContext
 from rlenv.tools._mcp.listing import Listing, write_pin
-from rlenv.tools.base import CompileContext
 from rlenv.tools.mcp import McpSpec, live_listing, pin_path
 
 __all__ = ["pin"]

@@ -13,11 +13,10 @@ from rlenv._hosted import Hosted
 from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, ResourceError, UsageError, under
 from rlenv.functions import failure, import_function, named_parameters
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import logger
 from rlenv.spec import ResourceSpec, Text
-from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "PythonResource", "PythonResourceSpec"]
 

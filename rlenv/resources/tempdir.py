@@ -17,11 +17,10 @@ from typing import ClassVar, Final, Literal
 from rlenv._threads import ThreadPool
 from rlenv.errors import ResourceError
 from rlenv.paths import RefusedPath, leads_out
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.spec import ResourceSpec, Text
 from rlenv.templates import Template, TemplateError
-from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "Folder", "TempdirResource", "TempdirSpec"]
 

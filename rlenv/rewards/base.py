@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from rlenv._hosted import Scope
 from rlenv.messages import Message, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.spec import AnswerSpec, RewardSpec
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlenv.errors import RewardError, under
 from rlenv.functions import check_positional, failure, import_function
+from rlenv.registry import CompileContext
 from rlenv.secrets import logger
-from rlenv.tools.base import CompileContext
 
 __all__ = ["is_async", "load_function", "raised"]
 

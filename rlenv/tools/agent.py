@@ -11,10 +11,10 @@ from rlenv._hosted import Scope
 from rlenv._plain import plain
 from rlenv.endpoints import Client
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.spec import Int, Text, ToolSpec
 from rlenv.templates import TemplateError, compile_value, template_of
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.tools.model import check_length, endpoint_of, parameters_of
 from rlenv.trajectory import Trajectory
 

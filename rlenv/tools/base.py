@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from rlenv._hosted import Scope
 from rlenv.calls.policy import CallPolicy
 from rlenv.messages import Image, ToolCall, ToolResult
-from rlenv.paths import finder
+from rlenv.registry import CompileContext
 from rlenv.spec import ToolSpec
-from rlenv.templates import Template
 
-__all__ = ["CompileContext", "DependsOn", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
+__all__ = ["DependsOn", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
 
 Mode = Literal["inline", "async", "thread"]
 DependsOn = Literal["arguments", "task", "episode"]
 RunCalls = Callable[[Sequence[ToolCall], "ToolContext"], Awaitable[tuple[ToolResult, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class CompileContext:
-    """What a factory may use.
-
-    `base` is the folder of the file that holds the entry; `bases` names the keys whose value comes from elsewhere (an
-    override, a spec that is extended) with the folder that they are relative to.
-    """
-
-    base: Path
-    vars: Mapping[str, Any] = field(default_factory=dict)
-    resources: Mapping[str, Any] = field(default_factory=dict)
-    """Compiled resources by name (see `rlenv.resources.base.Resource`); not opened yet."""
-    bases: Mapping[str, Path] = field(default_factory=dict)
-    endpoints: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Compiled endpoints by name (see `rlenv.endpoints.Endpoint`)."""
-    nest: Callable[..., Any] | None = field(default=None, kw_only=True)
-    """Compiles another spec for nested episodes; see `rlenv.nested.nest`."""
-    tools: Mapping[str, Tool] = field(default_factory=dict, kw_only=True)
-    """The compiled tools of the entries above this one, by name."""
-    roots: tuple[Path, ...] = field(default=(), kw_only=True)
-    """Folders of the spec's `roots`: rows may name paths below them too."""
-
-    def path(self, key: str, value: str) -> Path:
-        """The path that `value`, written under `key` of this entry, names."""
-        return self.bases.get(key, self.base) / value
-
-    def finder(self, key: str, template: Template, **values: Any) -> Callable[[str], Path]:
-        """What makes a path of a text that `template`, written under `key`, was rendered to.
-
-        What a row fills in may not lead out of the folder that the author wrote before it; see `rlenv.paths`. The
-        function raises `rlenv.paths.RefusedPath` then.
-        """
-        return finder(template, base=self.bases.get(key, self.base), roots=self.roots, **values)
 
 
 @dataclass(frozen=True, slots=True)

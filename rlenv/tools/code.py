@@ -10,10 +10,10 @@ from pydantic import Field
 
 from rlenv._nearest import did_you_mean
 from rlenv.errors import ToolFailed, UnknownEntry, UsageError
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.spec import Bool, Float, Int, Text, ToolSpec
 from rlenv.tools._cell import Outcome
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "CodeSpec"]
 

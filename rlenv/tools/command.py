@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rlenv._nearest import did_you_mean
 from rlenv.errors import ToolFailed, UsageError, under
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.secrets import redact
 from rlenv.spec import Bool, Int, Text, ToolSpec
 from rlenv.templates import compile_template
@@ -24,7 +24,7 @@ from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
 from rlenv.tools._filling import Filling, compile_filling, is_dynamic, read_parameters
 from rlenv.tools._process import Ended, Limits, run_program
 from rlenv.tools._signature import shorthand
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "CommandSpec"]
 

@@ -12,12 +12,12 @@ from pydantic import Field
 
 from rlenv._json_limits import TooMuchJson, read_json
 from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.spec import Bool, Int, Text, ToolSpec
 from rlenv.tools._filling import Filling, compile_filling, read_parameters
 from rlenv.tools._signature import shorthand
 from rlenv.tools._wire import Answer, Request, exchange
-from rlenv.tools.base import CompileContext, DependsOn, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import DependsOn, Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "HttpSpec"]
 

@@ -20,13 +20,13 @@ from rlenv._arguments import ArgumentCheck
 from rlenv._nearest import did_you_mean
 from rlenv._schemas import without_unreadable_patterns
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.requirements import Requirement, program
 from rlenv.secrets import resolve
 from rlenv.spec import Float, Int, Text, ToolSpec
 from rlenv.templates import TemplateError, template_of
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 if TYPE_CHECKING:
     from rlenv.tools._mcp.server import Server

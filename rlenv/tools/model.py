@@ -13,11 +13,11 @@ from rlenv.errors import EndpointError, ToolFailed, UnknownEntry, under
 from rlenv.images import UnreadableImage, image_of
 from rlenv.messages import Image, Message
 from rlenv.paths import RefusedPath
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.spec import SamplingSpec, Text, ToolSpec
 from rlenv.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.tools._signature import shorthand
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "ModelSpec", "check_length", "endpoint_of", "parameters_of", "tool_failure"]
 

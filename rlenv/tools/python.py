@@ -19,11 +19,11 @@ from rlenv._bounded import cut_end
 from rlenv._quick import quick
 from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
 from rlenv.functions import import_function
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.secrets import redact_within
 from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools._signature import Signature, read_signature
-from rlenv.tools.base import CompileContext, DependsOn, Mode, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 
 if TYPE_CHECKING:
     from rlenv.tools._workers import Workers

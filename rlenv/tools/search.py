@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv._bounded import cut_end
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.spec import Int, Spec, Text, ToolSpec
 from rlenv.tools._bm25 import load_index
-from rlenv.tools.base import CompileContext, Tool, ToolContext, ToolOutput, common
+from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "SearchFields", "SearchSpec"]
 

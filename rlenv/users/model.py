@@ -10,10 +10,9 @@ from rlenv.control import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, EpisodeError
 from rlenv.messages import Message, Role
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.spec import SamplingSpec, Text, UserSpec
 from rlenv.templates import Template, TemplateError, template_of
-from rlenv.tools.base import CompileContext
 from rlenv.tools.model import endpoint_of
 from rlenv.users.base import UserContext, heard, spoken
 

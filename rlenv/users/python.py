@@ -16,10 +16,9 @@ from rlenv._threads import ThreadPool
 from rlenv.errors import EpisodeError, under
 from rlenv.functions import failure, import_function, named_parameters
 from rlenv.messages import Message
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.secrets import logger
 from rlenv.spec import Text, UserSpec
-from rlenv.tools.base import CompileContext
 from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "PythonUserSpec"]

@@ -8,11 +8,10 @@ from typing import Literal
 
 from rlenv.errors import EpisodeError, UsageError, under
 from rlenv.messages import Message
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.rewards.patterns import SEARCHED_CHARS, Pattern, compile_pattern
 from rlenv.spec import Spec, Text, UserSpec
 from rlenv.templates import Template, TemplateError, template_of
-from rlenv.tools.base import CompileContext
 from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "ScriptedUserSpec"]

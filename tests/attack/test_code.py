@@ -21,12 +21,13 @@ from rlenv.environment import load
 from rlenv.errors import UsageError
 from rlenv.executor import Executor
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.spec import CallsSpec
 from rlenv.testing.tools import call, fake_tool, kept
 from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools._work import only_child, work_of
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec
 
 SANDBOXES = ["monty", "bubblewrap"]

@@ -13,10 +13,11 @@ import pytest
 from rlenv.errors import UsageError
 from rlenv.executor import Executor
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.spec import CallsSpec
 from rlenv.testing.tools import call, kept
 from rlenv.tools._bubblewrap import confined
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.command import KIND, CommandSpec
 
 TEXT = {"text": "string"}

@@ -15,8 +15,8 @@ from aiohttp import web
 from rlenv.endpoints.client import Client, Endpoint, _seconds
 from rlenv.errors import EndpointError
 from rlenv.messages import Message, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, context, kept
-from rlenv.tools.base import CompileContext
 from rlenv.tools.http import KIND, HttpSpec
 
 MOST_CPU_S = 1.5  # a collection of a large process takes half a second by itself

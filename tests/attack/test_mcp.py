@@ -17,10 +17,11 @@ import orjson
 
 from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, context, kept
 from rlenv.tools._mcp.events import Events
 from rlenv.tools._mcp.limits import TOO_LARGE, Gate
-from rlenv.tools.base import CompileContext, Tool, ToolContext
+from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 
 SERVERS = Path(__file__).parent / "servers"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ResourceError, UsageError
+from rlenv.registry import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.tempdir import KIND, TempdirResource, TempdirSpec
-from rlenv.tools.base import CompileContext
 
 
 def compiled(base: Path, **keys: Any) -> TempdirResource:

@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 
 from rlenv.errors import MissingExtra
+from rlenv.registry import CompileContext
 from rlenv.retrieval import Found, Retriever
 from rlenv.retrieval.server import application, serve
 from rlenv.testing.tools import call, kept
 from rlenv.tools import _bm25
-from rlenv.tools.base import CompileContext
 from rlenv.tools.http import KIND, HttpSpec
 
 try:

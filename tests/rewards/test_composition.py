@@ -14,7 +14,7 @@ from rlenv.errors import InvalidReward, RewardError, SpecError, UsageError
 from rlenv.groups import score_groups
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.group import relative
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.spec import RewardSpec
 from rlenv.testing.rewards import reward_context
 from rlenv.trajectory import RewardBreakdown, Trajectory

@@ -13,7 +13,7 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.groups import score_groups
 from rlenv.rewards.base import Measured, Term, TermCompileContext
 from rlenv.rewards.comparators import PythonSpec, Side, compile_comparator
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.secrets import resolve
 from rlenv.spec import RewardSpec
 from rlenv.testing.rewards import compile_term, reward_context

@@ -12,9 +12,10 @@ import pytest
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.executor import Executor
 from rlenv.messages import ToolCall, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.spec import CallsSpec
 from rlenv.testing.tools import Gate, call, check_tool, fake_tool, kept
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec
 
 SQL = {"type": "object", "properties": {"sql": {"type": "string"}, "limit": {"type": "integer"}}, "required": ["sql"]}

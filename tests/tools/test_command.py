@@ -16,8 +16,9 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.command import KIND, CommandSpec
 
 TEXT = {"text": "string"}

@@ -17,8 +17,9 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, kept
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND as CODE
 from rlenv.tools.code import CodeSpec
 from rlenv.tools.command import KIND as COMMAND

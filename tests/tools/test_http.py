@@ -16,8 +16,9 @@ from aiohttp import web
 
 from rlenv.errors import MissingVariable, UsageError
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context, kept
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.http import KIND, HttpSpec
 
 pytest.importorskip("jmespath")

@@ -23,8 +23,9 @@ pytest.importorskip("mcp", reason="needs the extra mcp")
 from rlenv._hosted import Scope
 from rlenv.errors import UsageError
 from rlenv.messages import Image, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context, kept
-from rlenv.tools.base import CompileContext, Tool, ToolContext
+from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
 
 SERVERS = Path(__file__).parent / "servers"

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, context, kept
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.mcp import KIND, McpSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,11 @@ from rlenv._hosted import Scope
 from rlenv.endpoints import compile_endpoint
 from rlenv.errors import EndpointError, UsageError
 from rlenv.messages import Image, Message, ToolResult
+from rlenv.registry import CompileContext
 from rlenv.spec import EndpointSpec
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tools import call, context
-from rlenv.tools.base import CompileContext, Tool, ToolContext
+from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.model import KIND, ModelSpec
 
 PNG = base64.b64encode(b"\x89PNG").decode()

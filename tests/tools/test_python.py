@@ -12,8 +12,9 @@ import pytest
 from rlenv.errors import UsageError
 from rlenv.functions import import_function
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.python import KIND, PythonSpec
 
 MODULE = '''

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool
 from rlenv.tools import _bm25
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.search import KIND, SearchSpec
 from tests.support import data
 

@@ -11,10 +11,11 @@ import pytest
 import rlenv
 from rlenv.errors import UsageError
 from rlenv.messages import ToolResult
+from rlenv.registry import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.testing.tools import call, check_tool, context
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import Tool
 from rlenv.tools.sql import KIND, SqlSpec
 from tests.resources.sql.engines import DUCKDB, KINDS, SQLITE, Sql, run
 

@@ -18,14 +18,13 @@ from typing import ClassVar, Final, Literal
 
 from rlenv._threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.resources.sql.engine import Opened
 from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
 from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Answer, Request, SqlWorkers
 from rlenv.spec import Text
-from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]
 

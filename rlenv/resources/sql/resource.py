@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Final, Literal
 
 from rlenv.errors import ResourceError, UsageError
 from rlenv.paths import RefusedPath
+from rlenv.registry import CompileContext
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.resources.sql.database import Database
 from rlenv.resources.sql.engine import Engine
 from rlenv.spec import ResourceSpec
 from rlenv.templates import TemplateError
-from rlenv.tools.base import CompileContext
 
 __all__ = ["DatabaseSpec", "SqlResource"]
 

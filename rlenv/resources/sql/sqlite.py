@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from rlenv.errors import UsageError
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.resources.sql._plainness import plainness
 from rlenv.resources.sql._sqlite_connection import NotQuick
 from rlenv.resources.sql._sqlite_copy import SqliteCopy
@@ -24,7 +24,6 @@ from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
 from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Request, SqlWorkers
 from rlenv.spec import Text
-from rlenv.tools.base import CompileContext
 
 __all__ = ["KIND", "SqliteEngine", "SqliteSpec", "workers"]
 

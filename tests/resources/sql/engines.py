@@ -15,14 +15,13 @@ from typing import Any, Final
 
 import pytest
 
-from rlenv.registry import Kind
+from rlenv.registry import CompileContext, Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.database import Database
 from rlenv.resources.sql.duckdb import KIND as DUCKDB_KIND
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.resources.sql.sqlite import KIND as SQLITE_KIND
 from rlenv.resources.sql.workers import SqlWorkers
-from rlenv.tools.base import CompileContext
 
 _TOYS: Final = """
 CREATE TABLE number (n INTEGER);

@@ -16,7 +16,7 @@ from typing import Any
 from rlenv.episode import Episode
 from rlenv.errors import UsageError
 from rlenv.groups import score_groups
-from rlenv.scoring import Scorer
+from rlenv.scoring.scorer import Scorer
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Groups", "Sibling", "Stragglers", "stragglers"]
