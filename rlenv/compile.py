@@ -227,6 +227,7 @@ class _Work:
         self.broken.update(fault.path for fault in found)
         if any(path.partition(".")[0] in ("rewards", "success") for path in self.broken):
             return None
+        # At the top of the spec: the keys that it names are whole ones, such as `rewards.best.of`.
         return self.attempt("", partial(Scorer, self.terms_made, success=self.spec.success))
 
     def dialect(self) -> Dialect:
