@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from math import isfinite
 
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import UsageError
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.spec import RewardSpec
 
@@ -27,40 +28,33 @@ def shaped(term: Term) -> Term:
     again = RETRIES if spec.on_invalid == "retry" else 0
     if shape is None and not again:
         return term
+    finish = shape if shape is not None else _as_it_is
     measure, measure_async = term.measure, term.measure_async
     if measure is not None:
 
         def quick(context: RewardContext) -> Measured:
-            for left in range(again, -1, -1):
-                try:
-                    measured = measure(context)
-                except Exception as error:  # whatever an author's function raises is tried again, then raised
-                    if not left or (isinstance(error, EpisodeError) and not again):
-                        raise
-                    continue
-                if left and not _is_usable(measured):
-                    continue
-                return measured if shape is None else shape(measured)
-            raise AssertionError("the last try returns or raises")
+            for _ in range(again):
+                with suppress(Exception):  # whatever an author's function raises; the last try may raise it
+                    if _is_usable(measured := measure(context)):
+                        return finish(measured)
+            return finish(measure(context))
 
         return dataclasses.replace(term, measure=quick)
     if measure_async is not None:
 
         async def slow(context: RewardContext) -> Measured:
-            for left in range(again, -1, -1):
-                try:
-                    measured = await measure_async(context)
-                except Exception:  # as above
-                    if not left:
-                        raise
-                    continue
-                if left and not _is_usable(measured):
-                    continue
-                return measured if shape is None else shape(measured)
-            raise AssertionError("the last try returns or raises")
+            for _ in range(again):
+                with suppress(Exception):  # as above
+                    if _is_usable(measured := await measure_async(context)):
+                        return finish(measured)
+            return finish(await measure_async(context))
 
         return dataclasses.replace(term, measure_async=slow)
     return term
+
+
+def _as_it_is(measured: Measured) -> Measured:
+    return measured
 
 
 def _is_usable(measured: Measured) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.rows import Rows
@@ -50,8 +50,8 @@ class Opened(Protocol):
 class Engine(Protocol[_S]):
     """One compiled entry's engine: how its files are opened. `dialect` is the name of its SQL, `title` its own."""
 
-    dialect: str
-    title: str
+    dialect: ClassVar[str]
+    title: ClassVar[str]
 
     def source(self, path: Path) -> _S:
         """The database of a file, which many episodes may open, one after another and at once.

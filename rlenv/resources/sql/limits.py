@@ -6,18 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CPU_SHARE", "ENDED_FULL", "MAX_COLUMNS", "MAX_SIZE", "MAX_SQL", "Limits", "limits_for"]
+__all__ = ["CPU_SHARE", "ENDED_FULL", "MAX_SIZE", "MAX_SQL", "Limits", "limits_for"]
 
 MAX_SQL: Final = 100_000
 """Characters of a statement."""
 MAX_SIZE: Final = 8_000_000
 """Of a result's cells together, in characters as JSON."""
-MAX_COLUMNS: Final = 200
-CPU_SHARE: Final = 0.25
-"""How much of its time limit a statement may use as processor time."""
 ENDED_FULL: Final = 3
 """The exit status of a process that has no memory left to say so."""
-_LEAST_CPU_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +26,11 @@ class Limits:
     max_size: int
     is_urgent: bool = False
     """Before others in the queue: what a reward asks for."""
+
+
+CPU_SHARE: Final = 0.25
+"""How much of its time limit a statement may use as processor time."""
+_LEAST_CPU_S: Final = 0.02
 
 
 def limits_for(

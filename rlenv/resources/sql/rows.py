@@ -9,10 +9,10 @@ from typing import Any, Final
 import orjson
 
 from rlenv.errors import ToolFailed
-from rlenv.resources.sql.limits import MAX_COLUMNS
 
 __all__ = ["Rows", "cell_size", "columns_of", "columns_size"]
 
+_MAX_COLUMNS: Final = 200
 _CELL_SIZE: Final = 30
 
 
@@ -47,8 +47,8 @@ def columns_of(names: Iterable[str]) -> tuple[str, ...]:
         ToolFailed: there are too many.
     """
     columns = tuple(names)
-    if len(columns) > MAX_COLUMNS:
-        raise ToolFailed(f"the result has {len(columns)} columns; at most {MAX_COLUMNS} can be given, so name them")
+    if len(columns) > _MAX_COLUMNS:
+        raise ToolFailed(f"the result has {len(columns)} columns; at most {_MAX_COLUMNS} can be given, so name them")
     return columns
 
 
