@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
@@ -14,6 +13,7 @@ FILES = sorted(path for path in TESTS.rglob("*.py") if "servers" not in path.par
 NAMES = [str(path.relative_to(TESTS)) for path in FILES]
 
 
+@cache
 def tree(name: str) -> ast.Module:
     return ast.parse((TESTS / name).read_text(encoding="utf-8"))
 
@@ -34,23 +34,22 @@ def imported(name: str) -> Iterator[str]:
 # Nothing outside of the checkout
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_file_names_a_place_outside_of_the_checkout(name: str) -> None:
-    """What others made and is not in tests/data is asked for by `tests.support.data`, under a mark."""
+def _outside(name: str) -> Iterator[str]:
     depth = len(Path("tests", name).parts) - 1
-    outside = []
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(".parents"):
             index = node.slice
             if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value > depth:
-                outside.append(f"{node.lineno}: {ast.unparse(node)}")
-        if isinstance(node, ast.Attribute) and node.attr == "parent" and ast.unparse(node.value) == "ROOT":
-            outside.append(f"{node.lineno}: {ast.unparse(node)}")
+                yield f"{name}:{node.lineno}: {ast.unparse(node)}"
         if isinstance(node, ast.Attribute) and node.attr == "parent":
-            inner = node.value
-            if isinstance(inner, ast.Subscript) and ast.unparse(inner).endswith(f".parents[{depth}]"):
-                outside.append(f"{node.lineno}: {ast.unparse(node)}")
-    assert outside == []
+            inner = ast.unparse(node.value)
+            if inner == "ROOT" or inner.endswith(f".parents[{depth}]"):
+                yield f"{name}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_file_names_a_place_outside_of_the_checkout() -> None:
+    """What others made and is not in tests/data is asked for by `tests.support.data`, under a mark."""
+    assert [place for name in NAMES for place in _outside(name)] == []
 
 
 def test_what_lies_outside_is_read_by_its_own_suite_alone() -> None:
@@ -119,7 +118,7 @@ def test_every_test_file_has_a_module_of_its_name_or_stands_in_the_list() -> Non
 
 SUITES = {"attack", "real", "specs", "trainers", "verl_runs", "vllm_runs", "vllm_serve"}
 """Folders that follow another order: attacks, shipped specs, the adapter and its runs."""
-RULES = {"test_docs.py", "test_layers.py", "test_suite.py", "test_security_page.py"}
+RULES = {"test_docs.py", "test_layers.py", "test_suite.py", "test_security_page.py", "test_third_party.py"}
 """What is said of the repository and not of a module."""
 WITHOUT_MODULE = """
     audit/audit audit/judge_audit calls/parts calls/policies cli/commands cli/tools_and_doctor collect/collect
@@ -133,3 +132,41 @@ WITHOUT_MODULE = """
     tokens/renderers tokens/same_turn tools/hostile_code tools/mcp_http tools/mcp_pin tools/mcp_real
     tools/python_process tools/sql_duckdb users/users
 """.split()
+
+
+# Nothing bets on a clock
+
+REAL_RUNS = {"verl_runs/test_judge.py", "verl_runs/test_sft.py", "vllm_serve/test_faults.py"}
+"""Suites of their own, which start real trainers and servers and look at how long those take."""
+_SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep"}
+_CLOCKS = {"time.monotonic", "time.time", "time.perf_counter", "loop.time"}
+
+
+def _calls(node: ast.AST, names: set[str]) -> list[ast.Call]:
+    return [one for one in ast.walk(node) if isinstance(one, ast.Call) and ast.unparse(one.func) in names]
+
+
+def _fixed_waits(name: str) -> Iterator[str]:
+    loops = (node for node in ast.walk(tree(name)) if isinstance(node, (ast.While, ast.For, ast.AsyncFor)))
+    polled = {id(call) for loop in loops for call in _calls(loop, _SLEEPS)}
+    for call in _calls(tree(name), _SLEEPS):
+        if id(call) not in polled and ast.unparse(call.args[0]) != "0":
+            yield f"{name}:{call.lineno}: {ast.unparse(call)}"
+
+
+def _timed(name: str) -> Iterator[str]:
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Assert):
+            differences = (one for one in ast.walk(node.test) if isinstance(one, ast.BinOp))
+            if any(isinstance(one.op, ast.Sub) and _calls(one, _CLOCKS) for one in differences):
+                yield f"{name}:{node.lineno}: {ast.unparse(node.test)}"
+
+
+def test_no_test_waits_for_a_fixed_time() -> None:
+    """A sleep stands in a loop that ends once something holds; a pass of the loop (`sleep(0)`) is no time."""
+    assert [wait for name in NAMES if name not in REAL_RUNS for wait in _fixed_waits(name)] == []
+
+
+def test_no_test_asserts_how_long_something_took() -> None:
+    """By the wall clock, that is: processor time is the code's own, whatever else the machine does."""
+    assert [wait for name in NAMES if name not in REAL_RUNS for wait in _timed(name)] == []

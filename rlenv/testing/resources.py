@@ -67,19 +67,22 @@ async def check_resource_async(
         limit_s: how long opening or closing may take, in seconds: a bound for what hangs.
         parts: what an entry is compiled with beside it (`roots`, `endpoints`).
     """
-    if isinstance(resource, Mapping):
-        resource = compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
-    law("a resource has a name", bool(resource.name), repr(resource.name))
-    law("a resource's scope is episode or process", resource.scope in ("episode", "process"), repr(resource.scope))
+    made: Resource = (
+        compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
+        if isinstance(resource, Mapping)
+        else resource
+    )
+    law("a resource has a name", bool(made.name), repr(made.name))
+    law("a resource's scope is episode or process", made.scope in ("episode", "process"), repr(made.scope))
     for task in tasks:
-        laws = _Laws(resource, ResourceContext(task, vars or {}, seed), look, change, limit_s)
+        laws = _Laws(made, ResourceContext(task, vars or {}, seed), look, change, limit_s)
         await laws.opens_and_closes()
         await laws.closes_whatever_happens()
         await laws.opens_at_once()
-        if resource.scope == "episode" and change is not None:
+        if made.scope == "episode" and change is not None:
             await laws.keeps_episodes_apart()
     for task in failing:
-        await _Laws(resource, ResourceContext(task, vars or {}, seed), look, change, limit_s).fails()
+        await _Laws(made, ResourceContext(task, vars or {}, seed), look, change, limit_s).fails()
 
 
 check_resource = in_own_loop(check_resource_async)

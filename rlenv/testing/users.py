@@ -59,9 +59,7 @@ async def check_user_async(
         parts: what a mapping is compiled with beside it (`endpoints`, `vars`, `resources`).
     """
     assert says, "check_user needs at least one message of the policy's"
-    if not hasattr(user, "start"):
-        user = compiled("users", user, base=base, **parts)  # type: ignore[arg-type]
-    made: User = user  # type: ignore[assignment]
+    made: User = compiled("users", user, base=base, **parts) if isinstance(user, Mapping) else user
     law(
         "a user's stop is a text or None",
         made.stop is None or (isinstance(made.stop, str) and bool(made.stop)),

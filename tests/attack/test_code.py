@@ -476,7 +476,7 @@ def test_no_piece_of_code_opens_the_breaker_for_the_next() -> None:
     bad = ["while True: pass", "1/0", "import os\nos._exit(3)", "repr = lambda value: [1]\n5", "10**5000"]
 
     async def go(sandbox: str) -> str:
-        tool = compiled(sandbox, time_s=0.2)
+        tool = compiled(sandbox, time_s=1)
         executor = Executor({"run": tool}, calls=CallsSpec.model_validate({"breaker": {"failures": 2, "reset_s": 60}}))
         async with kept() as make:
             for code in bad:

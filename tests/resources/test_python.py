@@ -152,14 +152,23 @@ def test_resources_are_closed_where_the_episode_is_cancelled_or_fails(make_envir
     log = module(environment, "first")["LOG"]
 
     async def cancelled() -> None:
-        async with asyncio.timeout(0.05), environment.start():
-            await asyncio.Event().wait()
+        is_open = asyncio.Event()
+
+        async def play() -> None:
+            async with environment.start():
+                is_open.set()
+                await asyncio.Event().wait()
+
+        playing = asyncio.create_task(play())
+        await is_open.wait()
+        playing.cancel()
+        await playing
 
     async def failed() -> None:
         async with environment.start():
             raise KeyError("the caller's own")
 
-    for work, error in ((cancelled, TimeoutError), (failed, KeyError)):
+    for work, error in ((cancelled, asyncio.CancelledError), (failed, KeyError)):
         log.clear()
         with pytest.raises(error):
             asyncio.run(work())

@@ -47,16 +47,22 @@ def test_it_starts_with_a_copy_that_may_be_changed(tmp_path: Path) -> None:
 
 
 def test_it_is_removed_where_the_episode_is_cancelled(tmp_path: Path) -> None:
-    seen: list[Path] = []
+    async def main() -> Path:
+        opened: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
 
-    async def main() -> None:
-        async with compiled(tmp_path).open(ResourceContext()) as folder:
-            seen.append(folder.path)
-            await asyncio.Event().wait()
+        async def play() -> None:
+            async with compiled(tmp_path).open(ResourceContext()) as folder:
+                opened.set_result(folder.path)
+                await asyncio.Event().wait()
 
-    with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(main(), 0.05))
-    assert not seen[0].exists()
+        playing = asyncio.create_task(play())
+        place = await opened
+        assert place.exists()
+        playing.cancel()
+        await asyncio.wait((playing,))
+        return place
+
+    assert not asyncio.run(main()).exists()
 
 
 def test_what_it_starts_with_has_to_be_there(tmp_path: Path) -> None:

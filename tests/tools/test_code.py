@@ -106,10 +106,10 @@ def test_a_session_lives_as_long_as_the_episode() -> None:
 
 
 def test_a_session_survives_an_error_and_goes_back_when_its_time_was_up() -> None:
-    results = run("x = 1", "x = 2\n1/0", "x", "x = 3\nwhile True: pass", "x", session=True, time_s=0.2)
+    results = run("x = 1", "x = 2\n1/0", "x", "x = 3\nwhile True: pass", "x", session=True, time_s=2)
     assert [one.text for one in results][2:] == [
         "2",
-        "the code did not end within 0.2 s; the session is as it was before",
+        "the code did not end within 2 s; the session is as it was before",
         "2",
     ]
     assert results[3].outcome == "timeout"

@@ -27,6 +27,7 @@ from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context, kept
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
+from tests.support.mcp import come
 
 SERVERS = Path(__file__).parent / "servers"
 # Two processors under load start a server in seconds, not in half a second.
@@ -68,6 +69,11 @@ async def process_of(tools: Mapping[str, Tool], make: Make) -> int:
     result = await call(tools["place"], {}, within=make())
     assert result.outcome == "ok", result
     return int(result.text.split()[-1])
+
+
+def _watchers() -> list[str]:
+    """The threads in which asyncio waits for the end of children."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("waitpid-")]
 
 
 def is_alive(pid: int) -> bool:
@@ -118,7 +124,7 @@ def test_tools_are_chosen_and_renamed() -> None:
         ({"exclude": ("zzz*",)}, "exclude: the server 'lab' has no tool 'zzz*'; it has: echo,"),
         ({"exclude": ("*",)}, "no tool of the server 'lab' is left"),
         ({"rename": {"echo": "say it"}}, "'say it' is no name that models can call"),
-        ({"description": "Does things."}, "description: the entry gives 18 tools"),
+        ({"description": "Does things."}, "description: the entry gives 20 tools"),
         ({"size": 3}, "size: it is read only with 'scope: pool'"),
         ({"headers": {"a": "b"}}, "headers: it is read only with 'url'"),
         ({"url": "http://127.0.0.1:1/mcp"}, "either 'command' or 'url', and here are both"),
@@ -268,15 +274,11 @@ def test_a_pool_starts_no_more_servers_than_its_size(tmp_path: Path) -> None:
 def test_calls_at_once_share_one_session_without_waiting_for_each_other() -> None:
     tools = lab()
 
-    async def work(make: Make) -> tuple[list[ToolResult], float]:
-        await call(tools["echo"], {"text": ""}, within=make())
-        started = time.monotonic()
-        found = await asyncio.gather(*(call(tools["wait"], {"seconds": 1}, within=make()) for _ in range(50)))
-        return found, time.monotonic() - started
+    async def work(make: Make) -> list[ToolResult]:
+        # One after the other, the first would wait for the others for ever.
+        return await asyncio.gather(*(call(tools["meet"], {"count": 50}, within=make()) for _ in range(50)))
 
-    found, seconds = within(work)
-    assert {result.text for result in found} == {"waited"}
-    assert seconds < 50  # one after the other would take this long
+    assert {result.text for result in within(work)} == {"met"}
 
 
 # What goes wrong
@@ -339,8 +341,8 @@ def test_a_server_that_was_killed_between_calls_is_replaced_without_a_failure() 
     async def work(make: Make) -> tuple[int, int]:
         before = await process_of(tools, make)
         os.kill(before, signal.SIGKILL)
-        await until(lambda: not is_alive(before))
-        await asyncio.sleep(0.05)  # the loop hears of it
+        await until(lambda: not Path(f"/proc/{before}").exists() and not _watchers())
+        await asyncio.sleep(0)  # what the watcher has told the loop is done
         return before, await process_of(tools, make)
 
     before, after = within(work)
@@ -430,7 +432,7 @@ def test_nothing_is_left_of_a_server(how: str, flags: tuple[str, ...]) -> None:
             os.kill(seen[0], signal.SIGKILL)
         elif how == "cancelled":
             task = asyncio.create_task(call(tools["wait"], {"seconds": 600}, within=make()))
-            await asyncio.sleep(0.05)
+            await come(tools, 1, make)
             task.cancel()
             await asyncio.wait([task])
 

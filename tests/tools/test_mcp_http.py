@@ -23,6 +23,7 @@ from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context, kept
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec
+from tests.support.mcp import come
 
 SERVERS = Path(__file__).parent / "servers"
 Make = Callable[[], ToolContext]
@@ -106,7 +107,7 @@ def test_a_server_that_dies_fails_its_calls_at_once_and_is_found_again(
                 asyncio.create_task(call(tools["wait"], {"seconds": 600}, within=make())),
                 asyncio.create_task(call(tools["wait"], {"seconds": 600}, within=make())),
             ]
-            await asyncio.sleep(0.5)
+            await come(tools, 2, make)
             os.kill(process.pid, signal.SIGKILL)
             died = [await task for task in waiting]
         away = await call(tools["echo"], {"text": "b"}, within=make())
@@ -158,14 +159,15 @@ def test_one_connection_that_drops_fails_no_other_call() -> None:
         proxy = await asyncio.start_server(forward, "127.0.0.1", front)
         async with proxy:
             tools = await asyncio.to_thread(tools_at, f"http://127.0.0.1:{front}/mcp")
-            others = [asyncio.create_task(call(tools["wait"], {"seconds": 2}, within=make())) for _ in range(5)]
-            await asyncio.sleep(0.5)
+            others = [asyncio.create_task(call(tools["meet"], {"count": 6}, within=make())) for _ in range(5)]
+            await come(tools, 5, make)
             cut = await call(tools["echo"], {"text": "cut me off"}, within=make())
             assert dropped
+            await call(tools["meet"], {"count": 6}, within=make())  # lets the others go
             return [await other for other in others], cut
 
     with lab(port):
         others, cut = within(work)
     assert cut.outcome == "failed"
     assert cut.text == "the server of the tool echo stopped during the call"
-    assert {other.text for other in others} == {"waited"}
+    assert {other.text for other in others} == {"met"}

@@ -45,7 +45,7 @@ def write(folder: Path, *flags: str) -> Path:
 def test_pinned_tools_are_compiled_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = write(tmp_path)
     assert main(["tools", str(spec), "--pin"]) == 0
-    assert "lab (18 tools)" in capsys.readouterr().out
+    assert "lab (20 tools)" in capsys.readouterr().out
     content = json.loads((tmp_path / "tools.lock.json").read_text())
     assert content["entries"]["lab"]["server"] == "lab"
     assert content["entries"]["lab"]["version"] == "1.2"

@@ -8,17 +8,32 @@ from typing import Any
 
 import pytest
 
-from tests.verl_runs.driving import SMALL, lines, train
+from tests.verl_runs.driving import ROOT, SMALL, lines, train
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(700)]
 
 SPANS = "training/off_policy/trajectory_spans"
 STALENESS = "training/off_policy/trajectory_staleness"
+GATE = '''"""Waits until more tasks are sampled than a step takes: one of them is certain to be trained a step late."""
+
+import asyncio
+from pathlib import Path
+
+SEEN = Path({seen!r})
 
 
-def run(out: Path, policy: Path, *arguments: str, steps: int) -> dict[int, dict[str, Any]]:
+async def late(context):
+    (SEEN / str(context.task["question"])).touch()
+    async with asyncio.timeout(300):
+        while len(list(SEEN.iterdir())) < 5:
+            await asyncio.sleep(0.05)
+    return 0.0
+'''
+
+
+def run(out: Path, policy: Path, *arguments: str, steps: int, spec: str = "arithmetic") -> dict[int, dict[str, Any]]:
     """A run of `steps` steps that validates at its end; the figures of each step."""
-    given = ["arithmetic", "--model", str(policy), "--steps", str(steps), "--time-limit", "500", "-o", str(out)]
+    given = [spec, "--model", str(policy), "--steps", str(steps), "--time-limit", "500", "-o", str(out)]
     given += [*SMALL, f"trainer.test_freq={steps}", "trainer.val_before_train=false", *arguments]
     log = out.with_suffix(".log")
     assert train(given, log, seconds=600) == 0, log.read_text()[-3000:]
@@ -50,7 +65,14 @@ def test_a_rollout_of_its_own_generates_while_the_trainer_updates(tmp_path: Path
 
 
 def test_a_rollout_that_takes_turns_goes_on_with_what_was_cut(tmp_path: Path, policy: Path) -> None:
-    figures = run(tmp_path / "run", policy, "--mode", "colocate_async", steps=3)
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "gate.py").write_text(GATE.format(seen=str(tmp_path / "seen")))
+    spec = tmp_path / "late.yaml"
+    spec.write_text(
+        f"rlenv: 1\nextends: {ROOT}/specs/arithmetic.yaml\nlimits: {{reward_s: 400}}\n"
+        'rewards: {late: {kind: rule, rule: python, python: "gate.py:late", weight: 0}}\n'
+    )
+    figures = run(tmp_path / "run", policy, "--mode", "colocate_async", steps=3, spec=str(spec))
     assert figures[1][f"{STALENESS}/max"] == 0
     assert max(figures[step][f"{STALENESS}/max"] for step in (2, 3)) >= 1
     for step in (1, 2, 3):

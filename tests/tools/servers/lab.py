@@ -34,7 +34,8 @@ RAW = os.dup(1)  # the SDK hides the standard output from the tools that run in 
 PIXEL = base64.b64encode(b"\x89PNG a pixel").decode()
 
 server = MCPServer("lab", version="1.2")
-counted = 0
+counted = waiting = 0
+met: list[anyio.Event] = []
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
@@ -96,8 +97,29 @@ def refuse(why: str) -> CallToolResult:
 @server.tool(structured_output=False)
 async def wait(seconds: float) -> str:
     """Wait, and answer others meanwhile."""
+    global waiting
+    waiting += 1
     await anyio.sleep(seconds)
     return "waited"
+
+
+@server.tool(structured_output=False)
+async def meet(count: int) -> str:
+    """Wait until as many calls of this tool and of wait have come."""
+    global waiting
+    waiting += 1
+    if not met:
+        met.append(anyio.Event())
+    if waiting >= count:
+        met[0].set()
+    await met[0].wait()
+    return "met"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
+def waits() -> str:
+    """Say how many calls of wait and meet have come."""
+    return str(waiting)
 
 
 @server.tool(structured_output=False)

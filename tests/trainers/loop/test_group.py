@@ -142,7 +142,10 @@ def test_a_straggler_that_has_said_nothing_is_masked(verl: Any, tmp_path: Path, 
 
 
 def test_an_episode_whose_reward_is_being_measured_is_not_cut(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    slow = "import asyncio\n\nasync def score(answer):\n    await asyncio.sleep(0.2)\n    return 1.0\n"
+    slow = (
+        "import asyncio\n\nasync def score(answer):\n    for _ in range(1_000):\n        await asyncio.sleep(0)\n"
+        "    return 1.0\n"
+    )
     spec = ALONE.replace("success:", '  slow: {kind: rule, python: "slow.py:score"}\nsuccess:')
     outputs = play_group(
         tmp_path,
@@ -157,7 +160,8 @@ def test_an_episode_whose_reward_is_being_measured_is_not_cut(verl: Any, tmp_pat
 
 def test_validation_is_never_cut(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     async def later() -> str:
-        await asyncio.sleep(0.05)
+        for _ in range(1_000):  # passes of the loop: a deadline without grace would have come long ago
+            await asyncio.sleep(0)
         return RIGHT
 
     outputs = play_group(
