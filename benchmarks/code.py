@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlenv.errors import UsageError
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.testing.tools import kept
 from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec

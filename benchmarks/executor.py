@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rlenv.executor import Executor
+from rlenv.calls.executor import Executor
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall
-from rlenv.spec import CallsSpec
 from rlenv.tools.base import Mode, Tool, ToolContext, ToolOutput
 
 PARAMETERS = {

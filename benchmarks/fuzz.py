@@ -42,7 +42,7 @@ from rlenv import dialects
 from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.json_body import marks_of
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RewardError, SpecError, UsageError
 from rlenv.messages import Message, ToolCall, ToolResult
 from rlenv.testing.dialects import check_reading, hostile_texts, pieces, seconds

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.rewards.base import TermCompileContext
 from rlenv.rewards.judge import KIND

@@ -30,11 +30,11 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.server.mcpserver import MCPServer
 
-from rlenv._hosted import Scope
-from rlenv.executor import Executor
+from rlenv.calls.executor import Executor
+from rlenv.concurrency.scope import Scope
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall
-from rlenv.registry import CompileContext
-from rlenv.spec import CallsSpec
 from rlenv.tools._mcp.link import open_pool
 from rlenv.tools._mcp.server import Connection, Server
 from rlenv.tools.base import Tool, ToolContext

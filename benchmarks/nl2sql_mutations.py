@@ -27,7 +27,7 @@ from typing import Any
 from sqlglot import exp, parse_one
 
 import rlenv
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "nl2sql"
 _STEPS = 20_000_000

@@ -6,9 +6,9 @@ RlenvError
 │   ├── MissingExtra       an optional part is not installed; names the extra
 │   ├── UnknownEntry       an entry of a spec names another that is not there
 │   ├── MissingVariable    an environment variable that a spec names is not set
-│   ├── ExpressionError    an expression of a spec that is none (rlenv.expressions)
-│   └── DatasetFault       a dataset that cannot be read as asked (rlenv.hub)
-├── TemplateError          a template that cannot be compiled or filled (rlenv.templates)
+│   ├── ExpressionError    an expression of a spec that is none (rlenv.language.expressions)
+│   └── DatasetFault       a dataset that cannot be read as asked (rlenv.tasks.hub)
+├── TemplateError          a template that cannot be compiled or filled (rlenv.language.templates)
 ├── UnsupportedTemplate    a chat template for which exact token ids cannot be promised
 │   ├── ContentsLost       it does not write each content once, in order (rlenv.tokens.layouts)
 │   └── NoStopMark         it ends a turn with no mark that is known (rlenv.tokens.layouts)
@@ -33,10 +33,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlenv._nearest import did_you_mean
-from rlenv._visible import visible
-from rlenv.reasons import Whose
-from rlenv.reasons import whose as whose_failure
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.reasons import Whose
+from rlenv._base.reasons import whose as whose_failure
+from rlenv._base.visible import visible
 
 __all__ = [
     "EndpointError",
@@ -197,8 +197,8 @@ class ToolFailed(RlenvError):
     `text` is shown to the model as it stands: short, and without tracebacks, paths or secrets. `reason` is a stable
     word for counting (`failed`, `timeout`, …). `retryable` is true where the same call may succeed a little later (a
     server that was busy or gone), false where it would fail again (a statement that is wrong). `details` (JSON) are
-    kept in the trajectory and not shown. `whose` says whose failure it is, for rewards: by `rlenv.reasons.WHOSE` where
-    it is not given; what is retryable is never the policy's.
+    kept in the trajectory and not shown. `whose` says whose failure it is, for rewards: by `rlenv._base.reasons.WHOSE`
+    where it is not given; what is retryable is never the policy's.
     """
 
     def __init__(

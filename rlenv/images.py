@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._chat import as_image
-from rlenv._pictures import bare_image
+from rlenv._base.pictures import bare_image
+from rlenv.endpoints.wire import as_image
 from rlenv.errors import MissingExtra
 from rlenv.messages import Image
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlenv.reasons import Whose
+from rlenv._base.reasons import Whose
 
 __all__ = [
     "Image",
@@ -93,7 +93,7 @@ class ToolResult:
     `value` is the structured value behind the text (None where there is none), for rewards. `seconds` is the wall
     time of the call including waiting for a place. `details` says what policies did to the call, None where nothing:
     `faults` (put in on purpose), `attempts`, `cached`, `coerced` (argument names), `breaker`. `reason` is the word of a
-    failure and `whose` says whose failure it is (see `rlenv.reasons`; both "" where the call went well).
+    failure and `whose` says whose failure it is (see `rlenv._base.reasons`; both "" where the call went well).
     """
 
     name: str

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from rlenv._bounded import cut_middle
-from rlenv._visible import visible
+from rlenv._base.bounded import cut_middle
+from rlenv._base.visible import visible
 from rlenv.errors import MissingVariable, UsageError
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from rlenv._quick import quick
+from rlenv._base.fast_records import quick
 from rlenv.messages import Message, Observation, ParsedAction, ToolResult
 from rlenv.secrets import redact, redact_ends, redact_value, redact_within
 

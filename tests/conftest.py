@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from rlenv import secrets
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from tests.support import data
 from tests.support.environments import BASE, Make
 

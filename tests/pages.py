@@ -36,8 +36,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main
-from rlenv.validate import validate
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv._bounded import abridged, bounded, cut_end, cut_middle, encodable, size
+from rlenv._base.bounded import abridged, bounded, cut_end, cut_middle, encodable, size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

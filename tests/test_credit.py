@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.credit import discounted_returns, gigpo, group_relative, mt_grpo, process_grpo
+from rlenv.rewards.credit import discounted_returns, gigpo, group_relative, mt_grpo, process_grpo
 
 ROOT2 = math.sqrt(2)
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.environment import Environment
+from rlenv.dialects.observation import CUT_NOTE
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, Sampled
-from rlenv.observe import CUT_NOTE
 from rlenv.policies.openai import OpenAIPolicy
-from rlenv.replay import replay
-from rlenv.rescore import rescore
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
+from rlenv.records.replay import replay
+from rlenv.records.rescore import rescore
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rlenv._deadline import Expired, drive, stopped
+from rlenv.concurrency.deadline import Expired, drive, stopped
 from rlenv.errors import ToolFailed
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.environment import Environment, load
-from rlenv.groups import score_groups
+from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Sampled
-from rlenv.replay import replay
-from rlenv.rescore import rescore
+from rlenv.records import files as record
+from rlenv.records.replay import replay
+from rlenv.records.rescore import rescore
+from rlenv.rewards.group_terms import score_groups
 from rlenv.secrets import resolve
 from rlenv.trajectory import TERMINATIONS, Failure, RewardBreakdown, Trajectory
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlenv._chat import Completion
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client, Endpoint, compile_endpoint
+from rlenv.endpoints.wire import Completion
 from rlenv.errors import EndpointError, MissingVariable, UsageError
+from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
-from rlenv.spec import EndpointSpec, SamplingSpec
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 
 PNG = base64.b64encode(b"\x89PNG").decode()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import Environment
-from rlenv.episode import Step
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Step
 from rlenv.errors import UsageError
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.trajectory import Trajectory

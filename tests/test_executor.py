@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlenv.calls.executor import Executor
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
-from rlenv.executor import Executor
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
-from rlenv.spec import CallsSpec
 from rlenv.testing.tools import Gate, context, fake_tool
 from rlenv.tools.base import Tool, ToolOutput
 
@@ -675,9 +675,9 @@ def test_one_executor_serves_one_event_loop_after_another() -> None:
 def test_a_hung_thread_does_not_keep_the_interpreter_from_exiting() -> None:
     code = """
     import asyncio, threading
-    from rlenv.executor import Executor
+    from rlenv.calls.executor import Executor
     from rlenv.messages import ToolCall
-    from rlenv.spec import CallsSpec
+    from rlenv.language.spec import CallsSpec
     from rlenv.testing.tools import context, fake_tool
     tool = fake_tool("t", lambda arguments: threading.Event().wait(), mode="thread", timeout_s=0.05)
     runner = Executor({"t": tool}, calls=CallsSpec())

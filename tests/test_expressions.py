@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.expressions import ExpressionError, compile_expression
+from rlenv.language.expressions import ExpressionError, compile_expression
 
 VALUES = {"a": 1.0, "b": 0.5, "zero": 0.0, "none": None}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.functions import check_positional, failure, import_function, named_parameters
+from rlenv.language.functions import check_positional, failure, import_function, named_parameters
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from rlenv._hosted import Hosted, Scope
+from rlenv.concurrency.scope import Hosted, Scope
 
 
 @asynccontextmanager

@@ -10,9 +10,9 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import Fault, SpecError
-from rlenv.hub import DatasetFault, dataset_files
-from rlenv.loader import load_spec
-from rlenv.tasks import Tasks, load_tasks
+from rlenv.language.loader import load_spec
+from rlenv.tasks.hub import DatasetFault, dataset_files
+from rlenv.tasks.rows import Tasks, load_tasks
 
 SPEC = """
 rlenv: 1

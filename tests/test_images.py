@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.checks.validate import validate
+from rlenv.episodes.environment import load
 from rlenv.images import UnreadableImage, image_of, open_image
 from rlenv.messages import Image, Message
-from rlenv.validate import validate
 
 PIL = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import SpecError
-from rlenv.loader import load_document, load_spec
+from rlenv.language.loader import load_document, load_spec
 from rlenv.tools.calculator import CalculatorSpec
 
 TEXT = """

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.messages import Message, ToolCall
-from rlenv.validate import validate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "extend" / "new-family.md"
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)

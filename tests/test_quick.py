@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlenv._quick import quick
-from rlenv.episode import Step
+from rlenv._base.fast_records import quick
+from rlenv.episodes.episode import Step
 from rlenv.messages import Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.tools.base import ToolContext, ToolOutput
 from rlenv.trajectory import TermResult, Turn

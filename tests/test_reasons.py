@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
+from rlenv._base.reasons import WHOSE, Whose, whose
 from rlenv.errors import ToolFailed
 from rlenv.messages import Outcome
-from rlenv.reasons import WHOSE, Whose, whose
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "training" / "failures.md"
 ROWS = {"the policy's": "policy", "the infrastructure's": "infrastructure", "unclear": "unclear"}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.cli.main import main
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import SpecError
-from rlenv.tasks import spread
+from rlenv.tasks.rows import spread
 
 ROWS = [{"set": name, "answer": answer} for name, answer in (("nq", "a"), ("nq", "b"), ("nq", "a"), ("pop", "a"))]
 

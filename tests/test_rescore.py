@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import rlenv
-from rlenv import record
 from rlenv.cli.main import main as command
-from rlenv.rescore import compare, rescore
+from rlenv.records import files as record
+from rlenv.records.rescore import compare, rescore
 from rlenv.trajectory import Failure, Trajectory
 
 SPEC = """

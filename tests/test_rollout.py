@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv import record
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import PolicyError, UsageError
-from rlenv.evaluate import PassAtK, clustered, pass_at, summarise, wilson
 from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
+from rlenv.records.summary import PassAtK, clustered, pass_at, summarise, wilson
 from rlenv.trajectory import RewardBreakdown, Trajectory
 from tests.support.clock import run_skipping
 

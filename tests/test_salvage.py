@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlenv.validate import validate
+from rlenv.checks.validate import validate
 
 SPEC = """\
 rlenv: 1

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlenv import registry
 from rlenv.cli.main import main
 from rlenv.errors import SpecError
-from rlenv.loader import type_document
-from rlenv.schema import FILE_NAME, as_text, is_fresh, json_schema
-from rlenv.source import parse_source, read_source
+from rlenv.language import kinds as registry
+from rlenv.language.document import parse_source, read_source
+from rlenv.language.loader import type_document
+from rlenv.language.schema import FILE_NAME, as_text, is_fresh, json_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json_schema()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.errors import RewardError, UsageError
+from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.scoring.scorer import Scorer
-from rlenv.spec import RewardSpec
+from rlenv.rewards.scorer import Scorer
 from rlenv.testing.rewards import reward_context, turn
 from rlenv.trajectory import EVIDENCE_CHARS, Failure, RewardBreakdown
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import MissingExtra
 from rlenv.tools import _bm25
 

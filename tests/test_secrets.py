@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 import pytest
 
-from rlenv import record
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main
-from rlenv.compile import missing_variable
-from rlenv.environment import load
+from rlenv.episodes.compile import missing_variable
+from rlenv.episodes.environment import load
 from rlenv.errors import MissingVariable, SpecError, UsageError
-from rlenv.loader import load_spec
+from rlenv.language.loader import load_spec
+from rlenv.records import files as record
 from rlenv.secrets import leave_open, logger, names_in, redact, redact_value, resolve, resolve_value
-from rlenv.validate import validate
 
 KEY = 'sk-live "4f9/+c2'
 """Characters that JSON, URLs and base64 each write in another way."""

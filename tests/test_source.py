@@ -12,10 +12,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlenv._nearest import nearest
+from rlenv._base.nearest import nearest
 from rlenv.errors import SpecError
-from rlenv.source import override_value, parse_override, parse_source, read_source
-from rlenv.yamltree import MAX_DEPTH
+from rlenv.language.document import override_value, parse_override, parse_source, read_source
+from rlenv.language.yamltree import MAX_DEPTH
 
 
 def fault_of(text: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv._chat import Unreadable, read_chat
+from rlenv.endpoints.wire import Unreadable, read_chat
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 DEEP = '{"a": ' * 127 + "1" + "}" * 127

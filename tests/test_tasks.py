@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlenv.errors import SpecError
-from rlenv.loader import load_spec
-from rlenv.tasks import Tasks, load_tasks, shuffled
+from rlenv.language.loader import load_spec
+from rlenv.tasks.rows import Tasks, load_tasks, shuffled
 
 HEAD = """
 rlenv: 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv.templates import TemplateError, compile_template, compile_value, expression
+from rlenv.language.templates import TemplateError, compile_template, compile_value, expression
 
 
 @pytest.mark.parametrize(

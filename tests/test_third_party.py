@@ -23,23 +23,23 @@ import orjson
 import pytest
 import yaml
 
-from rlenv import record
-from rlenv._json_limits import TooMuchJson, read_json
-from rlenv._schemas import BoundedValidator
+from rlenv._base.json_limits import TooMuchJson, read_json
+from rlenv._base.schemas import BoundedValidator
 from rlenv.calls.disk import DiskStore
 from rlenv.endpoints import Endpoint
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import EndpointError, ResourceError, RlenvError, SpecError, ToolFailed, UsageError
-from rlenv.hub import dataset_folder
-from rlenv.loader import load_spec
+from rlenv.language.loader import load_spec
+from rlenv.language.templates import TemplateError, compile_template, expression
+from rlenv.language.yamltree import parse_text
 from rlenv.messages import Message
+from rlenv.records import files as record
 from rlenv.resources.base import ResourceContext
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.templates import TemplateError, compile_template, expression
+from rlenv.tasks.hub import dataset_folder
 from rlenv.testing.laws import compiled
 from rlenv.testing.tools import call, kept
 from rlenv.tokens.chat_template import ChatTemplate
-from rlenv.yamltree import parse_text
 from tests.support.environments import BASE
 from tests.support.exceptions import classes, made
 
@@ -370,7 +370,7 @@ def test_what_the_sdk_of_mcp_raises_is_a_failed_call_or_a_server_that_is_down(
 @pytest.mark.parametrize("kind", [*MCP, *each("httpx2"), *each("anyio")])
 def test_what_the_sdk_of_mcp_raises_in_a_call_is_the_servers_failure(kind: type[Exception]) -> None:
     pytest.importorskip("mcp")
-    from rlenv._deadline import Expired
+    from rlenv.concurrency.deadline import Expired
     from rlenv.tools._mcp.link import CallFailed, Link, ServerDied
     from rlenv.tools._mcp.server import Connection, Server
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rlenv._threads import ThreadPool
+from rlenv.concurrency.threads import ThreadPool
 
 LIMIT_S = 60.0
 

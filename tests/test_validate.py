@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlenv.checks import subject
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main
-from rlenv.compile import compile_entries
-from rlenv.environment import Environment, load
+from rlenv.episodes.compile import compile_entries
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import Fault, SpecError
-from rlenv.loader import load_spec
+from rlenv.language.loader import load_spec
 from rlenv.secrets import leave_open
-from rlenv.validate import validate
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "faults"
 SPECS = Path(__file__).resolve().parent.parent / "specs"

@@ -332,7 +332,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=256)
     args = parser.parse_args()
     sys.path.insert(0, str(HERE))
-    from rlenv import registry
+    from rlenv.language import kinds as registry
 
     args.has_mcp = "mcp" in registry.names("tools") and importlib.util.find_spec("mcp") is not None
     args.has_code = "code" in registry.names("tools") and importlib.util.find_spec("pydantic_monty") is not None

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlenv import record
-from rlenv.environment import load
+from rlenv.episodes.environment import load
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
 from rlenv.testing.endpoint import FakeEndpoint
 
 SPEC = Path(__file__).resolve().parent / "env.yaml"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import random_value
 from rlenv.rewards.judge import JudgeSpec

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.audit.agreement import Estimate, accuracy, bootstrap, kappa, mean, spearman
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
-from rlenv.record import plain
+from rlenv.records.files import plain
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
 from rlenv.secrets import redact_within

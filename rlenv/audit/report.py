@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.record import plain
+from rlenv.records.files import plain
 
 __all__ = ["Attack", "Faults", "Finding", "Report", "Thresholds"]
 

@@ -26,13 +26,13 @@ from rlenv.audit.adversaries import (
 )
 from rlenv.audit.report import Attack, Faults, Finding, Report, Thresholds
 from rlenv.audit.wrap import Faulty, Planting, wrapped
-from rlenv.drive import drive
-from rlenv.environment import Environment
+from rlenv.episodes.drive import drive
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, rollout, together
 from rlenv.errors import EpisodeError, InvalidReward, RlenvError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
-from rlenv.rollout import Job, rollout, together
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["audit"]

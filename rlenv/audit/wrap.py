@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
+from rlenv._base.reasons import whose
+from rlenv.calls.executor import Executor
 from rlenv.calls.injection import Injector, injected
-from rlenv.environment import Environment
-from rlenv.executor import Executor
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.retaken import left_out
+from rlenv.language.spec import FaultsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
-from rlenv.reasons import whose
-from rlenv.retaken import left_out
-from rlenv.spec import FaultsSpec
 from rlenv.tools.base import ToolContext
 
 __all__ = ["Faulty", "Planting", "wrapped"]

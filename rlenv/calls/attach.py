@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rlenv.calls.policy import policy_of
 from rlenv.errors import UsageError
-from rlenv.spec import ToolSpec
+from rlenv.language.spec import ToolSpec
 from rlenv.tools.base import Tool
+from rlenv.tools.policy import policy_of
 
 if TYPE_CHECKING:
-    from rlenv.loader import LoadedSpec
+    from rlenv.language.loader import LoadedSpec
 
 __all__ = ["governed"]
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from rlenv._deadline import Expired
+from rlenv.concurrency.deadline import Expired
 from rlenv.errors import ToolFailed
 from rlenv.messages import Image
 from rlenv.secrets import redact, redact_value

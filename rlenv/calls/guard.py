@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv._deadline import Expired
+from rlenv._base.reasons import whose
 from rlenv.calls.breaker import Breaker
 from rlenv.calls.cache import Cache, MemoryStore, Store
 from rlenv.calls.injection import Fault, Injector, injected
-from rlenv.calls.policy import CallPolicy
 from rlenv.calls.rate import Rate
+from rlenv.concurrency.deadline import Expired
 from rlenv.errors import EpisodeError, ToolFailed
-from rlenv.reasons import whose
-from rlenv.spec import CacheSpec
+from rlenv.language.spec import CacheSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
+from rlenv.tools.policy import CallPolicy
 
 __all__ = ["Attempt", "Guard", "Notes"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import orjson
 
 from rlenv.errors import ToolFailed
-from rlenv.spec import FaultsSpec
+from rlenv.language.spec import FaultsSpec
 from rlenv.tools.base import ToolContext, ToolOutput
 
 __all__ = ["OVERSIZE_CHARS", "Fault", "Injector", "injected"]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 
-from rlenv._deadline import Expired
+from rlenv.concurrency.deadline import Expired
 
 __all__ = ["Places"]
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from rlenv._bounded import bounded, cut_middle, encodable, size
-from rlenv._quick import quick
+from rlenv._base.bounded import bounded, cut_middle, encodable, size
+from rlenv._base.fast_records import quick
+from rlenv._base.reasons import whose
 from rlenv.errors import ToolFailed
 from rlenv.images import within_limits
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.reasons import whose
 from rlenv.secrets import logger, redact, redact_ends, redact_value
 from rlenv.tools.base import ToolContext, ToolOutput
 

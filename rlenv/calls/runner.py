@@ -9,9 +9,9 @@ from collections.abc import Coroutine, Mapping
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from rlenv._deadline import Expired, drive
-from rlenv._threads import Job, ThreadPool
 from rlenv.calls.places import Places
+from rlenv.concurrency.deadline import Expired, drive
+from rlenv.concurrency.threads import Job, ThreadPool
 from rlenv.tools.base import Tool, ToolContext
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlenv import dialects
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.checks.sites import Stub
 from rlenv.checks.subject import Subject
-from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.built_in import whole_row
 from rlenv.dialects.findings import Finding, calls_of, fault_of, place_of_form
 from rlenv.errors import Fault
+from rlenv.language.dialect import DialectSpec
+from rlenv.language.templates import TemplateError, compile_template
 from rlenv.messages import Message
-from rlenv.templates import TemplateError, compile_template
 
 __all__ = ["check_dialect"]
 

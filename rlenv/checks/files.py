@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlenv._nearest import nearest
+from rlenv._base.nearest import nearest
+from rlenv._base.paths import RefusedPath, finder, is_file, is_folder, names_in
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault
 from rlenv.images import UnreadableImage, image_of, listed, mime_of
-from rlenv.paths import RefusedPath, finder, is_file, is_folder, names_in
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.language.templates import Template, TemplateError, compile_template
 
 __all__ = ["check_files"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault, RewardError
-from rlenv.functions import failure
+from rlenv.language.functions import failure
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import RewardContext, Term
 

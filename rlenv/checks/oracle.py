@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlenv._arguments import ArgumentCheck
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.checks.sites import Site, Stub, check_site
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault, UsageError
+from rlenv.language.spec import OracleCall, OracleSay
+from rlenv.language.templates import TemplateError, compile_template, compile_value, expression
 from rlenv.messages import ParsedAction
 from rlenv.rewards import answer as answers
-from rlenv.spec import OracleCall, OracleSay
-from rlenv.templates import TemplateError, compile_template, compile_value, expression
+from rlenv.tools.arguments import ArgumentCheck
 
 __all__ = ["check_oracle"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault
-from rlenv.expressions import ExpressionError, compile_expression
-from rlenv.spec import RewardSpec
+from rlenv.language.expressions import ExpressionError, compile_expression
+from rlenv.language.spec import RewardSpec
 
 __all__ = ["check_rewards"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlenv.checks.subject import Subject
-from rlenv.compile import bases_of, entry_fault
+from rlenv.episodes.compile import bases_of, entry_fault
 from rlenv.errors import Fault, UsageError
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.secrets import redact
 from rlenv.tools.mcp import McpSpec, changes
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv._nearest import did_you_mean, nearest
+from rlenv._base.nearest import did_you_mean, nearest
 from rlenv.checks.subject import Split, Subject
 from rlenv.errors import Fault
-from rlenv.spec import Spec
-from rlenv.templates import Template, TemplateError, UnfitTemplate, template_of
+from rlenv.language.spec import Spec
+from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 
 __all__ = ["Site", "Stub", "check_site", "check_templates", "listed_names"]
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlenv.compile import Compiled, compile_entries, entry_fault
-from rlenv.environment import Environment
+from rlenv.episodes.compile import Compiled, compile_entries, entry_fault
+from rlenv.episodes.environment import Environment
 from rlenv.errors import Fault, SpecError, UsageError
-from rlenv.functions import failure
-from rlenv.loader import LoadedSpec
+from rlenv.language.document import SourceDocument
+from rlenv.language.functions import failure
+from rlenv.language.loader import LoadedSpec
 from rlenv.resources.base import Resource
 from rlenv.rewards.base import Term
-from rlenv.source import SourceDocument
-from rlenv.tasks import load_tasks
+from rlenv.tasks.rows import load_tasks
 from rlenv.tools.base import Tool
 
 __all__ = ["MAX_BROKEN", "MAX_ROWS", "Split", "Subject", "subject_of"]

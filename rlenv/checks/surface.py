@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlenv import dialects
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault, UsageError
 from rlenv.messages import Message

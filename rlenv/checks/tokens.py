@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.rollout import Job, rollout
 from rlenv.tokens.check import CheckReport, check
 from rlenv.tokens.dialogues import Dialogue, Turn
 from rlenv.tokens.encoder import TokenEncoder

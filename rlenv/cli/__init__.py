@@ -1,1 +1,1 @@
-"""See the modules."""
+"""The `rlenv` command: one module a subcommand."""

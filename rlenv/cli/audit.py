@@ -19,7 +19,7 @@ from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write, write_error
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 
 __all__ = ["add_arguments", "run", "said_every"]

@@ -17,11 +17,11 @@ from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, make_policy
 from rlenv.cli.terminal import write_json
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
-from rlenv.evaluate import Latency, summarise
 from rlenv.policies.base import Policy
-from rlenv.rollout import Job, rollout
+from rlenv.records.summary import Latency, summarise
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Figures", "add_arguments", "run"]

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 
-from rlenv._bounded import cut_end
+from rlenv._base.bounded import cut_end
+from rlenv.checks.diagnose import diagnose
 from rlenv.cli.console import Console
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_json
-from rlenv.diagnose import diagnose
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import ToolCall
 from rlenv.tools.base import ToolContext

@@ -14,10 +14,10 @@ from rlenv.cli.options import add_set, keywords, overrides
 from rlenv.cli.policies import OPTIONS, add_policy, check_options, make_policy
 from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job
 from rlenv.errors import UsageError
 from rlenv.models import local_model
-from rlenv.rollout import Job
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import HISTORIES
 from rlenv.tokens.load import load_tokenizer

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from rlenv._visible import visible
+from rlenv._base.visible import visible
 
 __all__ = ["Console"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from rlenv import dialects, registry
-from rlenv._nearest import nearest
+from rlenv import dialects
+from rlenv._base.nearest import nearest
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write, write_json
@@ -20,10 +20,11 @@ from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.findings import calls_of
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.roundtrip import TOOLS
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
+from rlenv.language import kinds as registry
+from rlenv.language.shipped import find, shipped
 from rlenv.messages import Message, ToolCall
-from rlenv.shipped import find, shipped
 
 __all__ = ["add_arguments", "run"]
 

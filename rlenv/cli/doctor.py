@@ -8,14 +8,14 @@ from dataclasses import asdict
 
 from rich.markup import escape
 
+from rlenv.checks.diagnose import Finding, diagnose
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, keywords, overrides
 from rlenv.cli.terminal import write_json
-from rlenv.diagnose import Finding, diagnose
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
+from rlenv.language.shipped import find
 from rlenv.models import first_prompts, looked_at
-from rlenv.shipped import find
 
 __all__ = ["add_arguments", "run"]
 

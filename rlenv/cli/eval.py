@@ -12,18 +12,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rlenv import record
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy
 from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.cli.terminal import write_error, write_json
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
-from rlenv.evaluate import Summary, summarise
-from rlenv.groups import score_groups
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
+from rlenv.records.summary import Summary, summarise
+from rlenv.rewards.group_terms import score_groups
 from rlenv.trajectory import Trajectory
 
 __all__ = ["SEEDS", "add_arguments", "run"]

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
-from rlenv.paths import read_file
 
 __all__ = ["read_servers", "spec_text"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlenv._bounded import cut_end
+from rlenv._base.bounded import cut_end
 from rlenv.trajectory import Trajectory
 
 __all__ = ["invalid_lines"]

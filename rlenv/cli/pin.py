@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
-from rlenv.loader import LoadedSpec
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
+from rlenv.language.loader import LoadedSpec
 from rlenv.tools._mcp.listing import Listing, write_pin
 from rlenv.tools.mcp import McpSpec, live_listing, pin_path
 

@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy
-from rlenv.drive import context_of
-from rlenv.environment import Environment, load
+from rlenv.episodes.drive import context_of
+from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message, Sampled
 from rlenv.trajectory import Trajectory
 

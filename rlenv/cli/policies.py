@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlenv.cli.options import fields
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.policies.base import Policy
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlenv import record
-from rlenv._nearest import nearest
-from rlenv.environment import Environment, load
+from rlenv._base.nearest import nearest
+from rlenv._base.paths import names_in
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.paths import names_in
+from rlenv.records import files as record
 from rlenv.trajectory import Trajectory
 
 __all__ = ["environment_of", "read_recorded"]
@@ -44,7 +44,7 @@ def environment_of(trajectories: list[Trajectory], *, spec: str | None, set: dic
     """
     names = sorted({one.environment for one in trajectories})
     if spec is None:
-        from rlenv.shipped import shipped
+        from rlenv.language.shipped import shipped
 
         short = names[0].removeprefix("rlenv/").rpartition("-v")[0]
         if len(names) > 1 or short not in shipped():

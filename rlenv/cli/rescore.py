@@ -10,15 +10,15 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv import record
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.cli.terminal import write_error, write_json
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv.rescore import Difference, compare, rescore
+from rlenv.records import files as record
+from rlenv.records.rescore import Difference, compare, rescore
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]

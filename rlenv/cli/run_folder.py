@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from rlenv import record
 from rlenv.errors import UsageError
+from rlenv.records import files as record
 from rlenv.trajectory import Trajectory
 
 __all__ = ["RunFolder", "add_overwrite"]

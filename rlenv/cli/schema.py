@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from rlenv.cli.terminal import write, write_error
-from rlenv.schema import FILE_NAME, is_fresh
-from rlenv.schema import write as write_schema
+from rlenv.language.schema import FILE_NAME, is_fresh
+from rlenv.language.schema import write as write_schema
 
 __all__ = ["add_arguments", "run"]
 

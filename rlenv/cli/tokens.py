@@ -11,15 +11,15 @@ from typing import Any
 from rich.markup import escape
 from rich.text import Text
 
-from rlenv import record
 from rlenv.checks.tokens import check_environment
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, keywords, overrides
 from rlenv.cli.terminal import write_json
 from rlenv.cli.verdict import show_report
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_tokenizer
+from rlenv.records import files as record
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.check import check

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write, write_error, write_json
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.loader import load_spec
+from rlenv.language.loader import load_spec
+from rlenv.language.shipped import find
+from rlenv.language.spec import Spec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.shipped import find
-from rlenv.spec import Spec
 from rlenv.tools.base import Tool, ToolContext
 
 __all__ = ["add_arguments", "run"]

@@ -12,18 +12,18 @@ from typing import Any
 from rich.markup import escape
 
 from rlenv.checks.tokens import judge_environment
+from rlenv.checks.validate import Report, validate
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, keywords, overrides
 from rlenv.cli.terminal import write_json
 from rlenv.cli.verdict import show_verdict
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import Fault, UsageError
+from rlenv.language.shipped import find
 from rlenv.models import local_tokenizer
-from rlenv.shipped import find
 from rlenv.tokens.bound import bind
 from rlenv.tokens.encoder import HISTORIES
 from rlenv.tokens.verdict import Verdict
-from rlenv.validate import Report, validate
 
 __all__ = ["add_arguments", "run"]
 

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rlenv._bounded import cut_end
+from rlenv._base.bounded import cut_end
 from rlenv.cli.console import Console
 from rlenv.cli.recorded import read_recorded
 from rlenv.errors import UsageError

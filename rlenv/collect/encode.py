@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, RlenvError, UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens.bound import thinking_of

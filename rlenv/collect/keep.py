@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rlenv.errors import UsageError
-from rlenv.expressions import Expression, compile_expression
+from rlenv.language.expressions import Expression, compile_expression
 from rlenv.trajectory import Trajectory
 
 __all__ = ["FIGURES", "FLAGS", "Keep"]

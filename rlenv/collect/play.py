@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from rlenv import record
-from rlenv._nearest import nearest
-from rlenv.drive import drive
-from rlenv.environment import Environment
+from rlenv._base.nearest import nearest
+from rlenv._base.paths import names_in
+from rlenv.dialects.observation import Cut
+from rlenv.episodes.drive import drive
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, together
 from rlenv.errors import UsageError
-from rlenv.groups import score_groups
-from rlenv.observe import Cut
-from rlenv.paths import names_in
 from rlenv.policies.base import Policy
-from rlenv.rollout import Job, together
+from rlenv.records import files as record
+from rlenv.rewards.group_terms import score_groups
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Recorder", "files_of", "play_jobs", "recorded"]
@@ -117,7 +117,7 @@ def recorded(
 ) -> Iterator[tuple[Trajectory, int, int]]:
     """The episodes in files of records, each with the number of its file and the place of its line.
 
-    A line that was cut off in the middle is left out, as `rlenv.record.read` leaves it out.
+    A line that was cut off in the middle is left out, as `rlenv.records.files.read` leaves it out.
 
     Raises:
         UsageError: a line is no trajectory, or one of another environment.

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import IO, Any
 
 import rlenv
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.checks.tokens import judge_environment
 from rlenv.collect.choose import Candidate, Chosen, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
 from rlenv.collect.keep import Keep
 from rlenv.collect.manifest import MANIFEST, ROWS, TRAJECTORIES, Identity, Manifest
 from rlenv.collect.play import Recorder, at_place, files_of, play_jobs, recorded
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import Message
 from rlenv.policies.base import Policy
-from rlenv.rollout import Job
 from rlenv.tokens.bound import cut_of
 from rlenv.tokens.encoder import TokenEncoder
 from rlenv.trajectory import Trajectory, Turn

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlenv import registry
-from rlenv._nearest import nearest
-from rlenv.dialect_spec import DialectSpec
+from rlenv._base.nearest import nearest
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding
+from rlenv.language import kinds as registry
+from rlenv.language.dialect import DialectSpec
 
 __all__ = ["Dialect", "contradictions", "findings_of", "get", "inline", "unknown"]
 

@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.json_call import missing_brackets
 from rlenv.dialects.reading import Call, Outcome, Reading, malformed
+from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall
 
 __all__ = ["AnywhereForm"]

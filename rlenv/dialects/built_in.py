@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.aliases import row_name
 from rlenv.dialects.engine import TextDialect
-from rlenv.registry import BUILT_IN, Kind
-from rlenv.yamltree import parse_text
+from rlenv.language.dialect import DialectSpec
+from rlenv.language.kinds import BUILT_IN, Kind
+from rlenv.language.yamltree import parse_text
 
 __all__ = ["FAMILIES", "KINDS", "build", "family_text", "row_of", "whole_row"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.base import SameTurn
 from rlenv.dialects.grammar import Grammar
 from rlenv.dialects.json_body import marks_of
@@ -15,6 +14,7 @@ from rlenv.dialects.scan import Scan, is_beginning
 from rlenv.dialects.schema import schema_of
 from rlenv.dialects.suffixes import suffixed
 from rlenv.dialects.writing import Writer
+from rlenv.language.dialect import DialectSpec
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 
 __all__ = ["TextDialect"]

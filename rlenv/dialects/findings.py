@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlenv._bounded import abridged
-from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv._base.bounded import abridged
 from rlenv.errors import Fault
-from rlenv.source import SourceDocument
+from rlenv.language.dialect import CallSpec, DialectSpec
+from rlenv.language.document import SourceDocument
 
 __all__ = ["Finding", "Path", "calls_of", "fault_of", "listed", "place_of_form", "shown"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.literals import Broken, literal
 from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
 from rlenv.dialects.schema import Shape
+from rlenv.language.dialect import CallSpec
 
 __all__ = ["GemmaForm", "TextForm"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.dialects.anywhere import AnywhereForm
 from rlenv.dialects.findings import calls_of
 from rlenv.dialects.gemma_body import GemmaForm, TextForm
@@ -13,6 +12,7 @@ from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.python_body import PythonForm
 from rlenv.dialects.reading import Form
 from rlenv.dialects.tagged_body import TaggedForm
+from rlenv.language.dialect import CallSpec, DialectSpec
 
 __all__ = ["Grammar"]
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.dialects.findings import Finding, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
+from rlenv.language.dialect import CallSpec, DialectSpec
 
 __all__ = ["CALL_RULES", "CHAT_RULES", "ROW_RULES", "idle_findings"]
 

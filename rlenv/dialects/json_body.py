@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from rlenv._strict_json import missing_brackets, stopped_at
-from rlenv.dialect_spec import CallSpec
+from rlenv._base.strict_json import missing_brackets, stopped_at
 from rlenv.dialects.json_call import json_call_reader, load, shaper
 from rlenv.dialects.json_spans import elements, value_end
 from rlenv.dialects.literals import Broken, value_at
 from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Call, Outcome, Reading, Refused, malformed, typed
+from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall
 
 __all__ = ["JsonForm", "marks_of", "until"]

@@ -7,7 +7,17 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv._strict_json import EXACT, MAX_DEPTH, count_keys, exact, has_keys, kind_of, load, missing_brackets, reason_of
+from rlenv._base.strict_json import (
+    EXACT,
+    MAX_DEPTH,
+    count_keys,
+    exact,
+    has_keys,
+    kind_of,
+    load,
+    missing_brackets,
+    reason_of,
+)
 
 __all__ = ["MAX_DEPTH", "json_call_reader", "load", "missing_brackets", "shaper"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final, get_args
 
-from rlenv._nearest import did_you_mean
-from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, Leniency
+from rlenv._base.nearest import did_you_mean
 from rlenv.dialects.findings import Finding, Path, calls_of, listed, place_of_form
 from rlenv.dialects.idle import idle_findings
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.placeholders import placeholder_findings
+from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, Leniency
 
 __all__ = ["bodies_of", "meaning_findings"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.literals import Broken
 from rlenv.dialects.reading import Reading, typed
 from rlenv.dialects.schema import Shape
+from rlenv.language.dialect import CallSpec
 
 __all__ = ["Element", "tree_at", "value_of"]
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from rlenv._nearest import nearest
-from rlenv.dialect_spec import CallSpec, DialectSpec
+from rlenv._base.nearest import nearest
 from rlenv.dialects.findings import Finding, Path, calls_of, place_of_form
 from rlenv.dialects.json_body import marks_of
+from rlenv.language.dialect import CallSpec, DialectSpec
 
 __all__ = ["placeholder_findings"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from rlenv.dialect_spec import CallSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.literals import Broken, call_at, missing_closes
 from rlenv.dialects.quick import tool_call
 from rlenv.dialects.reading import Call, Outcome, Reading, malformed
+from rlenv.language.dialect import CallSpec
 from rlenv.messages import ToolCall
 
 __all__ = ["PythonForm"]

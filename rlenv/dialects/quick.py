@@ -1,8 +1,8 @@
-"""Calls and readings made quickly, with the arguments of the records themselves; see `rlenv._quick`."""
+"""Calls and readings made quickly, with the arguments of the records themselves; see `rlenv._base.fast_records`."""
 
 from __future__ import annotations
 
-from rlenv._quick import quick
+from rlenv._base.fast_records import quick
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 
 __all__ = ["malformed_call", "parsed_action", "tool_call"]

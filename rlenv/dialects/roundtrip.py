@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.findings import Finding, Path, calls_of, place_of_form, shown
 from rlenv.dialects.json_body import marks_of
+from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 
 __all__ = ["ARGUMENTS", "TOOLS", "round_trip_findings"]

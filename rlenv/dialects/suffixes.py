@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec, DialectSpec, ThinkingSpec
+from rlenv.language.dialect import CallSpec, DialectSpec, ThinkingSpec
 
 __all__ = ["suffixed"]
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rlenv.dialect_spec import CallSpec, DialectSpec
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.nested_body import ITEM
 from rlenv.dialects.reading import as_text
+from rlenv.language.dialect import CallSpec, DialectSpec
 from rlenv.messages import ToolCall
 
 __all__ = ["ValueWriter"]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec
 from rlenv.dialects.base import SameTurn
 from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.values import ValueWriter
+from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 __all__ = ["Writer"]

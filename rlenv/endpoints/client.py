@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._chat import Completion, Unreadable, Usage, as_wire, read_chat
-from rlenv._hosted import Scope
-from rlenv._json_limits import TooMuchJson, check_json
+from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv.concurrency.scope import Scope
+from rlenv.dialects.observation import CHARS_PER_TOKEN
 from rlenv.endpoints.raw_text import RawText
+from rlenv.endpoints.wire import Completion, Unreadable, Usage, as_wire, read_chat
 from rlenv.errors import EndpointError, UsageError
+from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
-from rlenv.observe import CHARS_PER_TOKEN
 from rlenv.secrets import names_in, redact, redact_within, resolve, resolve_value
-from rlenv.spec import EndpointSpec, SamplingSpec
 
 if TYPE_CHECKING:
     import aiohttp

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from rlenv._chat import Completion, read_text
+from rlenv.endpoints.wire import Completion, read_text
 from rlenv.errors import EndpointError
+from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message
-from rlenv.spec import SamplingSpec
 
 if TYPE_CHECKING:
     from rlenv.endpoints.client import Client

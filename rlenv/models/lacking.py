@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.messages import Message
 from rlenv.models.architecture import config_in, judge_architecture, number_in

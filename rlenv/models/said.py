@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.models.looked import Looked

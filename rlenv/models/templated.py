@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.models.kept import cache_folder, is_whole, made_once, named_after, read_manifest
 from rlenv.models.said import marks_in

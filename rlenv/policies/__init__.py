@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Who acts in `eval` and `play`: oracles, endpoints, scripts and chance."""

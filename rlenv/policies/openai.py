@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from rlenv._chat import Completion
-from rlenv.control import broken_message, broken_schemas
+from rlenv.dialects.control_tokens import broken_message, broken_schemas
+from rlenv.dialects.observation import CHARS_PER_TOKEN
 from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints.wire import Completion
 from rlenv.errors import EndpointError, PolicyError
+from rlenv.language.spec import SamplingSpec
 from rlenv.messages import Message, Sampled
-from rlenv.observe import CHARS_PER_TOKEN
 from rlenv.policies.base import PolicyContext
-from rlenv.spec import SamplingSpec
 
 __all__ = ["MAX_TOKENS", "OpenAIPolicy", "Sampling"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlenv.dialects.base import Dialect
 from rlenv.errors import PolicyError, UsageError
+from rlenv.language.spec import EnvSpec, OracleCall, OracleSay
+from rlenv.language.templates import TemplateError, compile_template, compile_value, expression
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.policies.base import PolicyContext
-from rlenv.spec import EnvSpec, OracleCall, OracleSay
-from rlenv.templates import TemplateError, compile_template, compile_value, expression
 
 __all__ = ["OraclePolicy", "OracleSession"]
 

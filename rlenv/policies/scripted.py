@@ -12,9 +12,9 @@ from typing import Any
 
 from rlenv.dialects.base import Dialect
 from rlenv.errors import UsageError
+from rlenv.language.spec import AnswerSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.base import PolicyContext
-from rlenv.spec import AnswerSpec
 
 __all__ = ["RandomPolicy", "ScriptPolicy", "random_value"]
 

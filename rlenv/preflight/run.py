@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UnsupportedTemplate
 from rlenv.preflight.lengths import Limits, SplitLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Machine, known_model, model_of

@@ -1,1 +1,1 @@
-"""See the modules."""
+"""What an episode may hold open: databases, folders, and Python's own objects; opened, reset and closed with it."""

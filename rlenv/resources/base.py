@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rlenv.errors import UsageError
-from rlenv.templates import Template, template_of
+from rlenv.language.templates import Template, template_of
 
 __all__ = ["Resource", "ResourceContext", "path_template"]
 

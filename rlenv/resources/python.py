@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Literal
 
-from rlenv._hosted import Hosted
-from rlenv._threads import ThreadPool
+from rlenv.concurrency.scope import Hosted
+from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ResourceError, UsageError, under
-from rlenv.functions import failure, import_function, named_parameters
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.functions import failure, import_function, named_parameters
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import ResourceSpec, Text
 from rlenv.resources.base import ResourceContext
 from rlenv.secrets import logger
-from rlenv.spec import ResourceSpec, Text
 
 __all__ = ["KIND", "PythonResource", "PythonResourceSpec"]
 

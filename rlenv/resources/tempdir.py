@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from rlenv._threads import ThreadPool
+from rlenv._base.paths import RefusedPath, leads_out
+from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
-from rlenv.paths import RefusedPath, leads_out
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import ResourceSpec, Text
+from rlenv.language.templates import Template, TemplateError
 from rlenv.resources.base import ResourceContext, path_template
-from rlenv.spec import ResourceSpec, Text
-from rlenv.templates import Template, TemplateError
 
 __all__ = ["KIND", "Folder", "TempdirResource", "TempdirSpec"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from rlenv.errors import UsageError, under
+from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.spec import AnswerSpec
 
 __all__ = ["Answer", "check", "extract", "is_explicit"]
 

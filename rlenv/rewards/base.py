@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import AnswerSpec, RewardSpec
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn
 
@@ -61,7 +61,7 @@ class Term:
     """A compiled term. Exactly one of `measure` (quick, on the loop), `measure_async` and `measure_group` is set.
 
     `measure_group` takes the trajectories of all answers to one task and gives one Measured for each, in order; it is
-    called once the whole group has ended (see `rlenv.groups`), and until then the term is skipped.
+    called once the whole group has ended (see `rlenv.rewards.group_terms`), and until then the term is skipped.
 
     Each raises RewardError where the term could not be measured; any other exception makes the term invalid too,
     and is reported as the author's.

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._bounded import size
+from rlenv._base.bounded import size
 from rlenv.errors import EpisodeError, RewardError, UsageError
+from rlenv.language.spec import Float, Spec, Text
 from rlenv.rewards.base import Measured, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
 from rlenv.rewards.exact_json import MAX_CHARS, loads
@@ -18,7 +19,6 @@ from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, numbers
 from rlenv.rewards.rows import order_keys, orders_rows, read_table, same_rows
 from rlenv.rewards.rules.numbers import is_near
-from rlenv.spec import Float, Spec, Text
 
 __all__ = ["Comparator", "CompareSpec", "Named", "PythonSpec", "Side", "compile_comparator", "is_large"]
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlenv._bounded import cut_middle, encodable
+from rlenv._base.bounded import cut_middle, encodable
 from rlenv.trajectory import Turn
 
 __all__ = ["Fence", "Material", "transcript"]

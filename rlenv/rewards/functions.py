@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import RewardError, under
-from rlenv.functions import check_positional, failure, import_function
-from rlenv.registry import CompileContext
+from rlenv.language.functions import check_positional, failure, import_function
+from rlenv.language.kinds import CompileContext
 from rlenv.secrets import logger
 
 __all__ = ["is_async", "load_function", "raised"]

@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any, Literal
 
 from rlenv.errors import EpisodeError, RewardError, UsageError
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import RewardSpec, Text
 from rlenv.rewards.base import Measured, Term, TermCompileContext
 from rlenv.rewards.functions import is_async, load_function, raised
-from rlenv.spec import RewardSpec, Text
 from rlenv.trajectory import Trajectory
 
 __all__ = ["KIND", "GroupSpec", "relative"]

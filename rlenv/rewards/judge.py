@@ -20,18 +20,18 @@ import orjson
 from jinja2 import nodes
 from pydantic import Field
 
-from rlenv._bounded import cut_middle
-from rlenv._chat import Completion
-from rlenv.control import broken
+from rlenv._base.bounded import cut_middle
+from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints.wire import Completion
 from rlenv.errors import EndpointError, RewardError, UsageError
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
+from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import Message
-from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.fence import Fence, Material, transcript
 from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
-from rlenv.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
-from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]

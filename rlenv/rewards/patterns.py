@@ -18,7 +18,7 @@ import re
 from functools import lru_cache
 from typing import Any, Protocol
 
-from rlenv._bounded import encodable
+from rlenv._base.bounded import encodable
 from rlenv.errors import UsageError
 
 __all__ = ["SEARCHED_CHARS", "Match", "Pattern", "compile_pattern"]

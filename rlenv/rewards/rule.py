@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from rlenv import registry
 from rlenv.errors import RewardError, UsageError
-from rlenv.registry import Kind
+from rlenv.language import kinds as registry
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.spec import RewardSpec, Text
 
 __all__ = ["KIND", "NO_ANSWER", "Reads", "RuleSpec", "check_range", "compile_rule", "read", "scored"]
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from math import isfinite
 
 from rlenv.errors import UsageError
+from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.spec import RewardSpec
 
 __all__ = ["RETRIES", "shaped"]
 

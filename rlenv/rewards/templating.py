@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlenv.errors import RewardError
+from rlenv.language.templates import Template, TemplateError, compile_value, template_of, texts_at
 from rlenv.rewards.base import RewardContext
-from rlenv.templates import Template, TemplateError, compile_value, template_of, texts_at
 
 __all__ = ["UnfitAnswer", "compile_accepted", "compile_for_context"]
 

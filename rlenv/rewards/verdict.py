@@ -13,8 +13,8 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from rlenv._bounded import cut_middle, encodable
-from rlenv._schemas import BoundedValidator
+from rlenv._base.bounded import cut_middle, encodable
+from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import UsageError
 
 __all__ = ["Combine", "ReplySchema", "UnreadableReply", "Verdict", "combine"]

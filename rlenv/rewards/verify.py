@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlenv.errors import RewardError, UnknownEntry, UsageError
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Float, Int, RewardSpec, Spec, Text
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.comparators import Comparator, CompareSpec, Named, PythonSpec, Side, compile_comparator, is_large
 from rlenv.rewards.gold import GoldCache
 from rlenv.rewards.templating import UnfitAnswer, compile_for_context
-from rlenv.spec import Float, Int, RewardSpec, Spec, Text
 
 __all__ = ["KIND", "ExpectSpec", "VerifySpec"]
 

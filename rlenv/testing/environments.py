@@ -17,16 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv import record
-from rlenv.drive import context_of
-from rlenv.environment import Environment, load
-from rlenv.episode import Step
+from rlenv.episodes.drive import context_of
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.episode import Step
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
-from rlenv.replay import replay
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
+from rlenv.records.replay import replay
 from rlenv.secrets import redact
 from rlenv.testing.laws import LIMIT_S, broken, in_own_loop, kept_as_json, law, short
 from rlenv.trajectory import Trajectory

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv import record
-from rlenv.drive import drive
-from rlenv.environment import Environment, load
+from rlenv.episodes.drive import drive
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job, play
 from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.rollout import Job, play
+from rlenv.records import files as record
 from rlenv.testing.hostile_policy import HostilePolicy, HostileSession
 from rlenv.trajectory import Trajectory
 

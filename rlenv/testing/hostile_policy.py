@@ -18,7 +18,7 @@ from rlenv.testing.hostile_material import KINDS, SUBJECTS, Kind, Subject, mater
 from rlenv.testing.hostile_text import hostile_actions
 
 if TYPE_CHECKING:
-    from rlenv.environment import Environment
+    from rlenv.episodes.environment import Environment
 
 __all__ = ["HostileAction", "HostilePolicy", "HostileSession"]
 

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from rlenv import registry
-from rlenv._plain import plain
+from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
-from rlenv.registry import Group
+from rlenv.language import kinds as registry
+from rlenv.language.kinds import Group
 from rlenv.rewards.base import TermCompileContext
 
 __all__ = [

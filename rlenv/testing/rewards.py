@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlenv import registry
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
+from rlenv.language import kinds as registry
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.testing.laws import LIMIT_S, broken, compiled, ends_when_cancelled, in_own_loop, kept_as_json, law, short

@@ -23,12 +23,12 @@ from typing import Any
 
 import orjson
 
-from rlenv._hosted import Scope
+from rlenv.calls.executor import Executor
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import ToolFailed
-from rlenv.executor import Executor
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.resources.base import Resource, ResourceContext
-from rlenv.spec import CallsSpec
 from rlenv.testing.laws import LIMIT_S, broken, compiled, ends_when_cancelled, in_own_loop, law, short
 from rlenv.tools.base import Mode, Tool, ToolContext, ToolOutput
 

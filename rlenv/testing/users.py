@@ -17,8 +17,8 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from rlenv._bounded import encodable
-from rlenv._hosted import Scope
+from rlenv._base.bounded import encodable
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import EpisodeError
 from rlenv.messages import Message
 from rlenv.testing.laws import (

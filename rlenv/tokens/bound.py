@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlenv.observe import Cut, cut_chars
+from rlenv.dialects.observation import Cut, cut_chars
 from rlenv.tokens.encoder import History, TokenEncoder
 from rlenv.tokens.images import ProcessorImages
 
 if TYPE_CHECKING:
-    from rlenv.environment import Environment
+    from rlenv.episodes.environment import Environment
 
 __all__ = ["bind", "cut_of", "thinking_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from rlenv._bounded import encodable
+from rlenv._base.bounded import encodable
 from rlenv.tokens.vocabulary import Tokenizer, encode
 
 __all__ = ["Keep", "token_cut"]

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rlenv._nearest import did_you_mean, nearest
-from rlenv.dialect_spec import ChatTemplateSpec, DialectSpec
+from rlenv._base.nearest import did_you_mean, nearest
+from rlenv._base.paths import names_in, read_file
 from rlenv.dialects.base import Dialect
 from rlenv.dialects.findings import Finding, listed, shown
 from rlenv.dialects.json_body import marks_of
 from rlenv.errors import UnsupportedTemplate
+from rlenv.language.dialect import ChatTemplateSpec, DialectSpec
 from rlenv.messages import Message, ToolCall
-from rlenv.paths import names_in, read_file
 from rlenv.tokens.chat_template import names_read
 from rlenv.tokens.layouts import ContentsLost, NoStopMark
 from rlenv.tokens.templated import TemplatedDialect
 
 if TYPE_CHECKING:
-    from rlenv.loader import LoadedSpec
+    from rlenv.language.loader import LoadedSpec
 
 __all__ = ["Declared", "declared_template", "rendering_findings", "rewritten_history", "roles_that_answer"]
 

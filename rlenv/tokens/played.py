@@ -10,7 +10,7 @@ from rlenv.tokens.encoder import TokenEncoder
 from rlenv.tokens.verdict import Played, Verdict, judge
 
 if TYPE_CHECKING:
-    from rlenv.environment import Environment
+    from rlenv.episodes.environment import Environment
 
 __all__ = ["Prompts", "answers_of", "opened_prompts", "verdict_of"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from rlenv.control import Spans
+from rlenv.dialects.control_tokens import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
 from rlenv.tokens.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from rlenv._bounded import encodable
+from rlenv._base.bounded import encodable
 from rlenv.errors import MissingExtra, UsageError
 
 __all__ = ["Tokenizer", "Vocabulary", "encode", "fast_tokenizer"]

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.paths import names_in, read_file
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.paths import names_in, read_file
 
 __all__ = ["Document", "Index", "load_index"]
 

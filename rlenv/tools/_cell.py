@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv._bounded import encodable
-from rlenv.reasons import Whose
+from rlenv._base.bounded import encodable
+from rlenv._base.reasons import Whose
 
 __all__ = ["Outcome", "is_plain", "plain"]
 
@@ -21,10 +21,10 @@ _MAX_CHARS = 10_000
 class Outcome:
     """How a piece of code ended.
 
-    `output` is what it printed, `shown` its last expression as text (None without one), `result` that as JSON. `error`
-    says why it did not end well, None where it did; `reason` is then a word of `rlenv.reasons`, and `whose` whose doing
-    it was where the word alone does not tell. `calls` are the tools that it called, in order: `{"tool", "arguments",
-    "outcome"}`.
+    `output` is what it printed, `shown` its last expression as text (None without one), `result` that as JSON.
+    `error` says why it did not end well, None where it did; `reason` is then a word of `rlenv._base.reasons`, and
+    `whose` whose doing it was where the word alone does not tell. `calls` are the tools that it called, in order:
+    `{"tool", "arguments", "outcome"}`.
     """
 
     output: str = ""

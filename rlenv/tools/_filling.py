@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
+from rlenv.language.templates import UnfitTemplate, compile_template, compile_value, template_of, texts_at, texts_in
 from rlenv.secrets import set_aside
-from rlenv.templates import UnfitTemplate, compile_template, compile_value, template_of, texts_at, texts_in
 
 __all__ = ["Filling", "compile_filling", "is_dynamic", "read_parameters"]
 

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlenv._bounded import bounded, size
-from rlenv._threads import ThreadPool
+from rlenv._base.bounded import bounded, size
+from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, MissingExtra, ToolFailed, UsageError
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.tools._cell import Outcome

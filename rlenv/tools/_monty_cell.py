@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from rlenv._bounded import encodable
+from rlenv._base.bounded import encodable
 from rlenv.errors import ToolFailed
 from rlenv.tools._cell import Outcome, is_plain, plain
 from rlenv.tools._snippet import Snippet, read_snippet

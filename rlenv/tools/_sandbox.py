@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlenv._bounded import encodable
+from rlenv._base.bounded import encodable
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
@@ -202,7 +202,7 @@ class _Sandbox:
 
     async def _answer(self, out: Collected, time_s: float, deadline: float) -> tuple[dict[str, Any] | None, str]:
         """What the sandbox says at the end, None where it says nothing any more; and why the code was stopped, if it
-        was: `timeout`, `stalled` or `late` (see `rlenv.reasons`)."""
+        was: `timeout`, `stalled` or `late` (see `rlenv._base.reasons`)."""
         out.done.add_done_callback(self._stop_flood(out))
         said = asyncio.ensure_future(self._message())
         begun = time.monotonic()

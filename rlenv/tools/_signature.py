@@ -13,7 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.json_schema import JsonSchemaMode
 
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.tools._docstring import read_docstring
 

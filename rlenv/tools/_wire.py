@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from rlenv._bounded import cut_end
+from rlenv._base.bounded import cut_end
 from rlenv.errors import ToolFailed
 from rlenv.secrets import margin, redact, redact_within
 from rlenv.tools.base import ToolContext

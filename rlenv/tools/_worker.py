@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import EpisodeError, RlenvError, ToolFailed
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.tools._worker_wire import MAX_BYTES, packed
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
 from rlenv.tools.python import PythonSpec, compile_python

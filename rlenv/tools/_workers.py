@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any
 
-from rlenv._deadline import Expired
+from rlenv.concurrency.deadline import Expired
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.messages import Image
 from rlenv.tools._pipes import ended
@@ -181,7 +181,7 @@ class _Worker:
         return frame
 
     def why_late(self, since: float, cpu_before: float) -> str:
-        """What the time of a call went to that has not ended, in the words of `rlenv.reasons`."""
+        """What the time of a call went to that has not ended, in the words of `rlenv._base.reasons`."""
         state, cpu_s = self.at_work()
         if state in "Tt":  # something stopped it
             return "stalled"

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from rlenv._hosted import Scope
-from rlenv._plain import plain
+from rlenv._base.jsonable import plain
+from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import Int, Text, ToolSpec
-from rlenv.templates import TemplateError, compile_value, template_of
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Int, Text, ToolSpec
+from rlenv.language.templates import TemplateError, compile_value, template_of
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 from rlenv.tools.model import check_length, endpoint_of, parameters_of
 from rlenv.trajectory import Trajectory
@@ -46,7 +46,7 @@ class AgentSpec(ToolSpec):
 
 
 class Nested(Protocol):
-    """A compiled spec whose episodes are played inside others; see `rlenv.nested`."""
+    """A compiled spec whose episodes are played inside others; see `rlenv.episodes.nested`."""
 
     episode_s: float
 
@@ -58,7 +58,8 @@ class Nested(Protocol):
 def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequence[Tool]:
     """One tool whose text and value are the agent's answer, or its last message where it has no answer.
 
-    The nested trajectory is in the result's details, under `trajectory`, as JSON (`rlenv.record.parse` reads it).
+    The nested trajectory is in the result's details, under `trajectory`, as JSON (`rlenv.records.files.parse`
+    reads it).
 
     Raises:
         UsageError: the endpoint or a template does not fit, or the specs call each other in a circle.

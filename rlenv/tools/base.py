@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rlenv._hosted import Scope
-from rlenv.calls.policy import CallPolicy
+from rlenv.concurrency.scope import Scope
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import ToolSpec
 from rlenv.messages import Image, ToolCall, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import ToolSpec
+from rlenv.tools.policy import CallPolicy
 
 __all__ = ["DependsOn", "Tool", "ToolContext", "ToolFactory", "ToolOutput"]
 

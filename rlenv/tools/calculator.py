@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from rlenv.errors import ToolFailed
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import ToolSpec
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import ToolSpec
 from rlenv.tools._arithmetic import MAX_CHARS, CannotCalculate, as_text, calculate
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 

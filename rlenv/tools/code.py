@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.errors import ToolFailed, UnknownEntry, UsageError
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import Bool, Float, Int, Text, ToolSpec
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Bool, Float, Int, Text, ToolSpec
 from rlenv.tools._cell import Outcome
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._nearest import did_you_mean
+from rlenv._base.nearest import did_you_mean
 from rlenv.errors import ToolFailed, UsageError, under
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Bool, Int, Text, ToolSpec
+from rlenv.language.templates import compile_template
 from rlenv.secrets import redact
-from rlenv.spec import Bool, Int, Text, ToolSpec
-from rlenv.templates import compile_template
 from rlenv.tools._bubblewrap import Confined, check_bubblewrap, confined
 from rlenv.tools._filling import Filling, compile_filling, is_dynamic, read_parameters
 from rlenv.tools._process import Ended, Limits, run_program

@@ -10,10 +10,10 @@ from urllib.parse import quote, urlencode, urlsplit
 import orjson
 from pydantic import Field
 
-from rlenv._json_limits import TooMuchJson, read_json
+from rlenv._base.json_limits import TooMuchJson, read_json
 from rlenv.errors import MissingExtra, ToolFailed, UsageError, under
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import Bool, Int, Text, ToolSpec
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Bool, Int, Text, ToolSpec
 from rlenv.tools._filling import Filling, compile_filling, read_parameters
 from rlenv.tools._signature import shorthand
 from rlenv.tools._wire import Answer, Request, exchange

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._arguments import ArgumentCheck
-from rlenv._nearest import did_you_mean
-from rlenv._schemas import without_unreadable_patterns
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.schemas import without_unreadable_patterns
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
-from rlenv.registry import CompileContext, Kind
-from rlenv.requirements import Requirement, program
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.requirements import Requirement, program
+from rlenv.language.spec import Float, Int, Text, ToolSpec
+from rlenv.language.templates import TemplateError, template_of
 from rlenv.secrets import resolve
-from rlenv.spec import Float, Int, Text, ToolSpec
-from rlenv.templates import TemplateError, template_of
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
+from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 if TYPE_CHECKING:

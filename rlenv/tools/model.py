@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from rlenv._bounded import size
-from rlenv._nearest import did_you_mean
-from rlenv.control import broken
+from rlenv._base.bounded import size
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.paths import RefusedPath
+from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, ToolFailed, UnknownEntry, under
 from rlenv.images import UnreadableImage, image_of
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import SamplingSpec, Text, ToolSpec
+from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.messages import Image, Message
-from rlenv.paths import RefusedPath
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import SamplingSpec, Text, ToolSpec
-from rlenv.templates import Template, TemplateError, UnfitTemplate, template_of
 from rlenv.tools._signature import shorthand
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field
 
-from rlenv._bounded import cut_end
-from rlenv._quick import quick
+from rlenv._base.bounded import cut_end
+from rlenv._base.fast_records import quick
 from rlenv.errors import EpisodeError, ToolFailed, UnknownEntry, UsageError, under
-from rlenv.functions import import_function
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.functions import import_function
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Int, Text, ToolSpec
 from rlenv.secrets import redact_within
-from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools._signature import Signature, read_signature
 from rlenv.tools.base import DependsOn, Mode, Tool, ToolContext, ToolOutput, common
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._bounded import cut_end
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import Int, Spec, Text, ToolSpec
+from rlenv._base.bounded import cut_end
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Int, Spec, Text, ToolSpec
 from rlenv.tools._bm25 import load_index
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 

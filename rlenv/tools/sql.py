@@ -19,12 +19,12 @@ import orjson
 from pydantic import Field
 
 from rlenv.errors import UnknownEntry, UsageError
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Int, Text, ToolSpec
 from rlenv.resources.sql.database import Database
 from rlenv.resources.sql.limits import MAX_SIZE
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.resources.sql.rows import Rows
-from rlenv.spec import Int, Text, ToolSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
 __all__ = ["KIND", "SqlSpec"]

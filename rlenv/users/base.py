@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from rlenv._bounded import cut_middle, encodable
-from rlenv._hosted import Scope
-from rlenv.control import broken
+from rlenv._base.bounded import cut_middle, encodable
+from rlenv.concurrency.scope import Scope
+from rlenv.dialects.control_tokens import broken
 from rlenv.messages import Message
 
 __all__ = ["MAX_REPLY_CHARS", "User", "UserContext", "UserFactory", "UserSession", "heard", "spoken"]

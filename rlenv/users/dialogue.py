@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlenv.dialects.observation import Cut, without_note
 from rlenv.messages import Message
-from rlenv.observe import Cut, without_note
 from rlenv.secrets import redact
 from rlenv.trajectory import Turn
 from rlenv.users.base import User, UserContext

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlenv.control import broken
+from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Endpoint
 from rlenv.errors import EndpointError, EpisodeError
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import SamplingSpec, Text, UserSpec
+from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import Message, Role
-from rlenv.registry import CompileContext, Kind
-from rlenv.spec import SamplingSpec, Text, UserSpec
-from rlenv.templates import Template, TemplateError, template_of
 from rlenv.tools.model import endpoint_of
 from rlenv.users.base import UserContext, heard, spoken
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-from rlenv._threads import ThreadPool
+from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, under
-from rlenv.functions import failure, import_function, named_parameters
+from rlenv.language.functions import failure, import_function, named_parameters
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Text, UserSpec
 from rlenv.messages import Message
-from rlenv.registry import CompileContext, Kind
 from rlenv.secrets import logger
-from rlenv.spec import Text, UserSpec
 from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "PythonUserSpec"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlenv.errors import EpisodeError, UsageError, under
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Spec, Text, UserSpec
+from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import Message
-from rlenv.registry import CompileContext, Kind
 from rlenv.rewards.patterns import SEARCHED_CHARS, Pattern, compile_pattern
-from rlenv.spec import Spec, Text, UserSpec
-from rlenv.templates import Template, TemplateError, template_of
 from rlenv.users.base import UserContext, spoken
 
 __all__ = ["KIND", "ScriptedUserSpec"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlenv.loader import load_document
+from rlenv.language.loader import load_document
 
 __all__ = ["HOSTILE", "as_text", "base_specs", "hostile_folder", "mutations"]
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.calls.executor import Executor
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv.executor import Executor
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import CallsSpec
 from rlenv.testing.tools import call, fake_tool, kept
 from rlenv.tools._sandbox import _Sandbox
 from rlenv.tools._seccomp import OWN_PID, system_call_filter

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from rlenv.calls.executor import Executor
 from rlenv.errors import UsageError
-from rlenv.executor import Executor
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import CallsSpec
 from rlenv.testing.tools import call, kept
 from rlenv.tools._bubblewrap import confined
 from rlenv.tools.base import Tool

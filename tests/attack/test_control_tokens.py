@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlenv.control import broken, broken_value
-from rlenv.environment import Environment, load
+from rlenv.dialects.control_tokens import broken, broken_value
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job, play
+from rlenv.language.templates import compile_template
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.policies.openai import OpenAIPolicy
-from rlenv.rollout import Job, play
-from rlenv.templates import compile_template
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.tokens import TokenEncoder
 from tests.attack.shapes import MARKS, SHAPES, TEMPLATES, tokenizer

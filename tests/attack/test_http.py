@@ -14,8 +14,8 @@ from aiohttp import web
 
 from rlenv.endpoints.client import Client, Endpoint, _seconds
 from rlenv.errors import EndpointError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import Message, ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, context, kept
 from rlenv.tools.http import KIND, HttpSpec
 

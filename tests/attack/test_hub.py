@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlenv.checks.validate import validate
 from rlenv.errors import SpecError
-from rlenv.hub import DatasetFault, Glob, dataset_files
-from rlenv.loader import load_spec
-from rlenv.tasks import MAX_ROW_BYTES, load_tasks
-from rlenv.validate import validate
+from rlenv.language.loader import load_spec
+from rlenv.tasks.hub import DatasetFault, Glob, dataset_files
+from rlenv.tasks.rows import MAX_ROW_BYTES, load_tasks
 
 ROW = b'{"question": "q", "answer": "1"}\n'
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -218,9 +218,9 @@ MADE = {
 def test_a_function_of_rows_ends_and_says_what_is_wrong(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlenv.tasks._MAX_MADE_ROWS", 1_000)
-    monkeypatch.setattr("rlenv.tasks._MAX_MADE_CHARS", 10_000_000)
-    monkeypatch.setattr("rlenv.tasks._MAX_MADE_S", 600.0 if "hangs" not in name else 0.05)
+    monkeypatch.setattr("rlenv.tasks.rows._MAX_MADE_ROWS", 1_000)
+    monkeypatch.setattr("rlenv.tasks.rows._MAX_MADE_CHARS", 10_000_000)
+    monkeypatch.setattr("rlenv.tasks.rows._MAX_MADE_S", 600.0 if "hangs" not in name else 0.05)
     text, says = MADE[name]
     (tmp_path / "f.py").write_text(text)
     (tmp_path / "ds").mkdir()

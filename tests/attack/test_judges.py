@@ -186,7 +186,7 @@ def test_the_authors_prompt_stands_as_written_and_a_row_in_it_spells_nothing() -
 def test_a_term_that_earns_nothing_decides_nothing_where_it_cannot_be_measured() -> None:
     import asyncio
 
-    from rlenv.scoring.scorer import Scorer
+    from rlenv.rewards.scorer import Scorer
     from rlenv.testing.rewards import reward_context
 
     async def main(**keys: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
 from rlenv.messages import Message, ToolCall
+from rlenv.records import files as record
 from rlenv.testing.hostile import (
     HostileEndpoint,
     HostileMcpServer,
@@ -124,7 +124,7 @@ def test_attacks_are_equal_for_equal_seeds(make_environment: Any) -> None:
         async def main() -> list[str]:
             made = []
             async with environment, environment.start(task=0, seed=3) as episode:
-                from rlenv.drive import context_of
+                from rlenv.episodes.drive import context_of
 
                 session = policy.start(context_of(episode))
                 made += [repr(session.make().action)[:2_000] for _ in range(60)]

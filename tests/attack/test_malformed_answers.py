@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
+from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, Message, ToolCall
 from rlenv.rewards.answer import extract
-from rlenv.spec import AnswerSpec
 from tests.dialects.written import NAMES, dialect
 
 SPEC: dict[str, Any] = {

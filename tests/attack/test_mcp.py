@@ -16,8 +16,8 @@ pytest.importorskip("mcp", reason="needs the extra mcp")
 import orjson
 
 from rlenv.errors import UsageError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, context, kept
 from rlenv.tools._mcp.events import Events
 from rlenv.tools._mcp.limits import TOO_LARGE, Gate

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import Environment, load
-from rlenv.paths import RefusedPath, finder, is_file, read_file
-from rlenv.templates import compile_template
-from rlenv.validate import validate
+from rlenv._base.paths import RefusedPath, finder, is_file, read_file
+from rlenv.checks.validate import validate
+from rlenv.episodes.environment import Environment, load
+from rlenv.language.templates import compile_template
 
 SPEC = """
 rlenv: 1

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import pytest
 
-from rlenv import registry
+from rlenv._base.reasons import WHOSE
 from rlenv.errors import RewardError
+from rlenv.language import kinds as registry
 from rlenv.messages import ParsedAction, ToolCall, ToolResult
-from rlenv.reasons import WHOSE
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.testing.rewards import compile_term, reward_context, turn
 from rlenv.tools.base import Tool

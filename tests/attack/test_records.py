@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv import record
 from rlenv.cli.main import main as command
 from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
+from rlenv.records import files as record
 from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
 
 Edit = Callable[[dict[str, Any]], None]

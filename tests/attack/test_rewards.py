@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from rlenv import registry
+from rlenv.language import kinds as registry
+from rlenv.language.spec import AnswerSpec
 from rlenv.messages import ParsedAction, ToolCall
 from rlenv.rewards.answer import extract
 from rlenv.rewards.base import TermCompileContext
 from rlenv.rewards.comparators import Comparator, CompareSpec, Side, compile_comparator
-from rlenv.spec import AnswerSpec
 from rlenv.testing.rewards import compile_term, reward_context, turn
 
 CHARS = 300_000

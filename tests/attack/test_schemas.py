@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlenv._arguments import ArgumentCheck
-from rlenv._json_limits import TooMuchJson, check_json, read_json
-from rlenv._schemas import MAX_STEPS, BoundedValidator
+from rlenv._base.json_limits import TooMuchJson, check_json, read_json
+from rlenv._base.schemas import MAX_STEPS, BoundedValidator
 from rlenv.errors import UsageError
+from rlenv.tools.arguments import ArgumentCheck
 
 MOST_CPU_S = 2.0  # a collection of a large process takes half a second by itself
 """Generous: what is refused here took from one second to for ever."""

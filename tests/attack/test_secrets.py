@@ -138,7 +138,7 @@ def test_marks_of_secrets_differ_each_time() -> None:
 
 
 def test_an_answer_that_is_cut_within_a_secret_shows_nothing_of_it() -> None:
-    from rlenv.registry import CompileContext
+    from rlenv.language.kinds import CompileContext
     from rlenv.testing.tools import call, context, kept
     from rlenv.tools.http import KIND, HttpSpec
 

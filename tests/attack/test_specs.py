@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rlenv.checks.validate import UNEXPECTED, validate
 from rlenv.cli.main import main
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import Fault, SpecError, UsageError
-from rlenv.templates import TemplateError, compile_template
-from rlenv.validate import UNEXPECTED, validate
+from rlenv.language.templates import TemplateError, compile_template
 from tests.attack.spec_mutations import HOSTILE, as_text, base_specs, hostile_folder, mutations
 
 ROOT = Path(__file__).resolve().parents[2]

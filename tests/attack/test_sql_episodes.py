@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.resources.sql import limits
 from rlenv.resources.sql.sqlite import workers
 

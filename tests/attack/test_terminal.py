@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlenv
-from rlenv import record
-from rlenv._visible import visible
+from rlenv._base.visible import visible
 from rlenv.cli.console import Console
 from rlenv.cli.main import main
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import InvalidReward, PolicyError, SpecError, UsageError
+from rlenv.records import files as record
 from rlenv.secrets import logger
 
 EVIL = (

@@ -15,8 +15,8 @@ from rlenv.audit.report import Report
 from rlenv.audit.run import audit
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.rollout import Job, rollout
 from rlenv.testing.endpoint import FakeEndpoint
 
 SPEC = """

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rlenv._hosted import Scope
-from rlenv.calls.policy import CallPolicy, policy_of
+from rlenv.calls.executor import Executor
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import ResourceError, ToolFailed, UsageError
-from rlenv.executor import Executor
+from rlenv.language.spec import BreakerSpec, CacheSpec, CallsSpec, DelaySpec, FaultsSpec, ToolSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.spec import BreakerSpec, CacheSpec, CallsSpec, DelaySpec, FaultsSpec, ToolSpec
 from rlenv.testing.tools import Gate, fake_tool
 from rlenv.tools.base import Tool, ToolContext
+from rlenv.tools.policy import CallPolicy, policy_of
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 

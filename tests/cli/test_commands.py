@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
 from rlenv.cli.main import main
 from rlenv.cli.options import fields
 from rlenv.cli.run_folder import RunFolder
+from rlenv.records import files as record
 
 BASE = """
 rlenv: 1

@@ -11,7 +11,7 @@ import pytest
 from rlenv.cli.from_servers import read_servers
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
-from rlenv.loader import load_spec
+from rlenv.language.loader import load_spec
 
 PYDATA = """
 [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlenv import record
 from rlenv.cli.main import main
+from rlenv.records import files as record
 from rlenv.trajectory import Failure, RewardBreakdown
 
 

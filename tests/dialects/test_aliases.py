@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlenv import dialects
-from rlenv.dialect_spec import DialectSpec
 from rlenv.dialects.aliases import ALIASES, row_name
 from rlenv.dialects.built_in import FAMILIES, row_of
+from rlenv.language.dialect import DialectSpec
 
 
 def test_every_alias_names_a_row_and_is_none() -> None:

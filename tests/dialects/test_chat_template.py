@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import rlenv
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate, names_read
-from rlenv.validate import validate
 from tests.support import real
 
 ZORB = """\

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from rlenv import dialects
-from rlenv.control import broken
-from rlenv.dialect_spec import LENIENCIES, DialectSpec
 from rlenv.dialects import built_in
 from rlenv.dialects.built_in import FAMILIES, family_text, row_of, whole_row
-from rlenv.loader import load_spec
+from rlenv.dialects.control_tokens import broken
+from rlenv.language.dialect import LENIENCIES, DialectSpec
+from rlenv.language.kinds import names
+from rlenv.language.loader import load_spec
 from rlenv.messages import ToolCall
-from rlenv.registry import names
 from rlenv.testing.dialects import ARGUMENTS, TOOLS, check_dialect, check_reading, hostile_texts
 
 # These write one text, or have marks that stand for a line break.

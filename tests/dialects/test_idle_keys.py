@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from rlenv import dialects
-from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, ThinkingSpec
 from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.dialects.findings import Finding
 from rlenv.dialects.idle import CALL_RULES, CHAT_RULES, ROW_RULES
 from rlenv.dialects.meaning import BODIES, bodies_of
+from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec, ThinkingSpec
 from rlenv.messages import MalformedCall, Message, ToolCall
 
 Row = dict[str, Any]

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 import rlenv
-from rlenv import dialects, record
-from rlenv.dialect_spec import DialectSpec
+from rlenv import dialects
+from rlenv.checks.validate import validate
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import SpecError
-from rlenv.evaluate import summarise
+from rlenv.language.dialect import DialectSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import ScriptPolicy
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
+from rlenv.records.summary import summarise
 from rlenv.testing.tokens import CHAT_TEMPLATE
-from rlenv.validate import validate
 
 SPEC = """
 rlenv: 1

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlenv import dialects
-from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec
 from rlenv.dialects.built_in import FAMILIES, row_of
 from rlenv.dialects.meaning import BODIES, bodies_of, meaning_findings
 from rlenv.dialects.roundtrip import round_trip_findings
+from rlenv.language.dialect import CallSpec, ChatSpec, DialectSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.testing.dialects import check_dialect
 

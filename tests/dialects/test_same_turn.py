@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlenv.drive import context_of
-from rlenv.environment import Environment, load
+from rlenv.episodes.drive import context_of
+from rlenv.episodes.environment import Environment, load
 
 SPEC = {
     "rlenv": 1,

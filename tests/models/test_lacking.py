@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.models import Looked, first_prompts, lacks, looked_at
 from tests.support.model_files import IDS, tensors
 

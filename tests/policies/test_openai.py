@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.openai import OpenAIPolicy, Sampling
-from rlenv.rollout import Job, rollout
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlenv.endpoints import Client, Endpoint
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import EndpointError
+from rlenv.language.spec import SamplingSpec
 from rlenv.policies.openai import MAX_TOKENS, OpenAIPolicy, Sampling
-from rlenv.rollout import Job, rollout
-from rlenv.spec import SamplingSpec
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.trajectory import Trajectory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.messages import Message
 from rlenv.preflight import Limits, Names, SplitLengths, TaskLengths, chosen_tasks, judge_lengths, measure
 from rlenv.preflight.lengths import lengths_of

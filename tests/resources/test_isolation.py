@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 
 FUNCTIONS = '''
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ STATE = "SELECT group_concat(word, ' '), count(*), last_insert_rowid() FROM (SEL
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    from rlenv.environment import load
+    from rlenv.episodes.environment import load
 
     folder = tmp_path_factory.mktemp("writers")
     with closing(sqlite3.connect(folder / "words.sqlite")) as raw:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import ResourceError, UsageError
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.tempdir import KIND, TempdirResource, TempdirSpec
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from rlenv.errors import MissingExtra
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.retrieval import Found, Retriever
 from rlenv.retrieval.server import application, serve
 from rlenv.testing.tools import call, kept

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.errors import UsageError
+from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
 from rlenv.rewards.answer import Answer, check, extract, is_explicit
-from rlenv.spec import AnswerSpec
 
 
 def spec(**keys: object) -> AnswerSpec:

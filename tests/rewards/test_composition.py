@@ -11,11 +11,11 @@ import pytest
 
 import rlenv
 from rlenv.errors import InvalidReward, RewardError, SpecError, UsageError
-from rlenv.groups import score_groups
+from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.rewards.group import relative
-from rlenv.scoring.scorer import Scorer
-from rlenv.spec import RewardSpec
+from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.scorer import Scorer
 from rlenv.testing.rewards import reward_context
 from rlenv.trajectory import RewardBreakdown, Trajectory
 

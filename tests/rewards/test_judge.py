@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import Measured

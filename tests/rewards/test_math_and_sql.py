@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
 from rlenv.rewards.base import Measured
 from rlenv.rewards.mathematics import Workers, _Ended, _Worker
 from rlenv.rewards.queries import UnreadableQuery, overlap, structure
 from rlenv.testing.rewards import compile_term, measure, reward_context
-from rlenv.validate import validate
 
 pytest.importorskip("math_verify", reason="the extra `math` is not installed")
 pytest.importorskip("sqlglot", reason="the extra `sql` is not installed")

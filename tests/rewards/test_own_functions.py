@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
-from rlenv.groups import score_groups
+from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, Term, TermCompileContext
 from rlenv.rewards.comparators import PythonSpec, Side, compile_comparator
-from rlenv.scoring.scorer import Scorer
+from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.scorer import Scorer
 from rlenv.secrets import resolve
-from rlenv.spec import RewardSpec
 from rlenv.testing.rewards import compile_term, reward_context
 from rlenv.tools.base import Tool
 from rlenv.trajectory import EVIDENCE_CHARS, RewardBreakdown, Trajectory
-from rlenv.validate import validate
 
 TOOL = Tool(name="tool", description="", parameters={}, run=lambda *_: None, mode="inline")
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from rlenv.language.spec import AnswerSpec
 from rlenv.messages import ParsedAction
 from rlenv.rewards.answer import extract
 from rlenv.rewards.normalise import qa
 from rlenv.rewards.rules.presets import read_gsm8k
-from rlenv.spec import AnswerSpec
 from rlenv.testing.rewards import measure, reward_context, turn
 from tests.support import data
 

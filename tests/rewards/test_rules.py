@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlenv import registry
+from rlenv.checks.validate import validate
 from rlenv.errors import RewardError, UsageError
+from rlenv.language import kinds as registry
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.rewards.normalise import number, qa, token_f1
 from rlenv.testing.rewards import compile_term, measure, reward_context, turn
 from rlenv.tools.base import Tool
-from rlenv.validate import validate
 
 
 def value(rule: str, answer: str | None, gold: Any = None, **keys: Any) -> float | None:

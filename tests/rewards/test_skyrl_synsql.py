@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rlenv
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from tests.support import data
 
 SPEC = """

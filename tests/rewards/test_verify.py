@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlenv._base.reasons import WHOSE, whose
 from rlenv.errors import ResourceError, RewardError, UsageError
 from rlenv.messages import ToolResult
-from rlenv.reasons import WHOSE, whose
 from rlenv.rewards.base import Measured, Term
 from rlenv.rewards.templating import UnfitAnswer
 from rlenv.testing.rewards import compile_term, reward_context

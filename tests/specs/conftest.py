@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.base import Policy
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
-from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
 from tests.support import data
 

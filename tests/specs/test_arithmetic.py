@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 
 
 def _pairs(split: str) -> set[tuple[int, ...]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.environment import Environment, load
-from rlenv.validate import validate
+from rlenv.checks.validate import validate
+from rlenv.episodes.environment import Environment, load
+from rlenv.records import files as record
 
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

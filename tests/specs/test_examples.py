@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.environment import load
-from rlenv.functions import import_function
+from rlenv.episodes.environment import load
+from rlenv.language.functions import import_function
 
 
 @pytest.mark.parametrize("name", ["first", "python_tool", "customer"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 
 
 @pytest.mark.shared_data

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rlenv
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main as command
 from rlenv.testing.endpoint import FakeEndpoint
-from rlenv.validate import validate
 
 SPEC = """
 rlenv: 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.environment import Environment, load
-from rlenv.rollout import Job
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.rollout import Job
 
 
 def _alternatives(environment: Environment, split: str) -> list[tuple[Job, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 
 
 @pytest.mark.shared_data

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.environment import load
-from rlenv.shipped import shipped
+from rlenv.episodes.environment import load
+from rlenv.language.shipped import shipped
 
 NAMES = ("arithmetic", "gsm8k", "nl2sql", "search-qa")
 SPLITS = [

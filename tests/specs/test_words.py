@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 
 PARTS = ("wordings", "generate", "real", "real_report")
 

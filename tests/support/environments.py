@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 
 BASE = """
 rlenv: 1

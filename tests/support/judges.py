@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Endpoint
 from rlenv.errors import RewardError
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlenv.compile import nester
 from rlenv.endpoints import Endpoint
+from rlenv.episodes.compile import nester
 from rlenv.errors import MissingExtra
+from rlenv.language.kinds import BUILT_IN
+from rlenv.language.shipped import shipped
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.policies.openai import OpenAIPolicy, Sampling
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
-from rlenv.registry import BUILT_IN
-from rlenv.shipped import shipped
 from rlenv.testing import (
     check_environment,
     check_policy_async,

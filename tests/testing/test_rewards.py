@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rlenv.errors import RewardError
+from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.spec import RewardSpec
 from rlenv.testing import check_reward_async, rewards
 from rlenv.testing.rewards import reward_context
 from rlenv.trajectory import RewardBreakdown, Trajectory

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
+from rlenv.records import files as record
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.check import check, compare

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from rlenv.checks.tokens import judge_environment
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.messages import Image, Message
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.bound import bind, thinking_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
 from rlenv.messages import Message, ToolCall
+from rlenv.records import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
 

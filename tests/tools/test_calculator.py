@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv.errors import ToolFailed
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.testing.tools import check_tool, context
 from rlenv.tools._arithmetic import CannotCalculate, as_text, calculate
 from rlenv.tools.base import Tool

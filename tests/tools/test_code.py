@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from rlenv.calls.executor import Executor
 from rlenv.errors import ToolFailed, UsageError
-from rlenv.executor import Executor
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import CallsSpec
 from rlenv.testing.tools import Gate, call, check_tool, fake_tool, kept
 from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec

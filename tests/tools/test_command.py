@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context
 from rlenv.tools.base import Tool
 from rlenv.tools.command import KIND, CommandSpec

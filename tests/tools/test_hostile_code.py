@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, kept
 from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND as CODE

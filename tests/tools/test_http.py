@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from rlenv.errors import MissingVariable, UsageError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context, kept
 from rlenv.tools.base import Tool
 from rlenv.tools.http import KIND, HttpSpec

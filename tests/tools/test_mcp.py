@@ -20,10 +20,10 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import UsageError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import Image, ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, check_tool, context, kept
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.mcp import KIND, McpSpec

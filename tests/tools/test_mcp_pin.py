@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
 import rlenv
+from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 from rlenv.errors import SpecError
 from rlenv.tools._mcp.listing import ListedTool, Listing, differences
-from rlenv.validate import validate
 
 LAB = Path(__file__).parent / "servers" / "lab.py"
 SPEC = """

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
-from rlenv.registry import CompileContext
 from rlenv.testing.tools import call, context, kept
 from rlenv.tools.base import Tool
 from rlenv.tools.mcp import KIND, McpSpec

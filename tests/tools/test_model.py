@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlenv._hosted import Scope
+from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import compile_endpoint
 from rlenv.errors import EndpointError, UsageError
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import EndpointSpec
 from rlenv.messages import Image, Message, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import EndpointSpec
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tools import call, context
 from rlenv.tools.base import Tool, ToolContext

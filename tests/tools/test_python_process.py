@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from rlenv.calls.executor import Executor
 from rlenv.errors import EpisodeError, UsageError
-from rlenv.executor import Executor
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.registry import CompileContext
-from rlenv.spec import CallsSpec
 from rlenv.testing.tools import check_tool, context, kept
 from rlenv.tools.base import Tool
 from rlenv.tools.python import KIND, PythonSpec
@@ -353,7 +353,7 @@ def test_workers_end_with_a_parent_that_is_killed(folder: Path, tmp_path: Path) 
         import asyncio, os, sys, time
         from pathlib import Path
         from rlenv.testing.tools import kept
-        from rlenv.registry import CompileContext
+        from rlenv.language.kinds import CompileContext
         from rlenv.tools.python import KIND, PythonSpec
         spec = PythonSpec(kind="python", function="tools.py:do", run_in="process", workers=2)
         (tool,) = KIND.factory("do", spec, CompileContext(base=Path(sys.argv[1])))

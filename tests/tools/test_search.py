@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
 from rlenv.testing.tools import call, check_tool
 from rlenv.tools import _bm25
 from rlenv.tools.base import Tool

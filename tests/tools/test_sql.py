@@ -10,8 +10,8 @@ import pytest
 
 import rlenv
 from rlenv.errors import UsageError
+from rlenv.language.kinds import CompileContext
 from rlenv.messages import ToolResult
-from rlenv.registry import CompileContext
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.testing.tools import call, check_tool, context

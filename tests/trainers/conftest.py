@@ -47,7 +47,7 @@ def verl() -> Any:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny policy for the arithmetic spec that has hardly learned anything: its format is what tests need."""
-    from rlenv.environment import load
+    from rlenv.episodes.environment import load
     from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
 
     folder = tmp_path_factory.mktemp("tiny")

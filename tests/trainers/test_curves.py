@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "curves"

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
+from rlenv.checks.validate import validate
+from rlenv.episodes.rollout import Job, play
 from rlenv.errors import SpecError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.rollout import Job, play
+from rlenv.records import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
-from rlenv.validate import validate
 
 SPEC = """
 rlenv: 1

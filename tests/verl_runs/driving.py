@@ -75,7 +75,7 @@ def train(arguments: Sequence[str], log: Path, *, seconds: float = 400.0, knows:
 
 def make_policy(folder: Path, *specs: str) -> Path:
     """A tiny policy that has hardly learned anything: its format is what these runs need."""
-    from rlenv.environment import load
+    from rlenv.episodes.environment import load
     from rlenv_verl.tiny.make import WarmupSettings, make_tiny_policy
 
     settings = WarmupSettings(steps=12, golds=40, clean=60, mixed=60)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv.drive import context_of
-from rlenv.environment import Environment, load
+from rlenv.episodes.drive import context_of
+from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.tokens import TokenEncoder

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message
+from rlenv.records import files as record
 from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory, Turn
 from rlenv_verl.estimators.episode_rows import RowLabel

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlenv import record
-from rlenv.loader import load_spec
+from rlenv.language.loader import load_spec
+from rlenv.records import files as record
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 from tests.verl_runs.driving import ROOT, SMALL, lines, train

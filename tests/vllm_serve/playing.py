@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv import record
 from rlenv.messages import ToolCall
+from rlenv.records import files as record
 from rlenv.trajectory import Trajectory, Turn
 from tests.vllm_serve.serving import MODEL, Server
 

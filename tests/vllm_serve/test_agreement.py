@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlenv._chat import as_wire
-from rlenv.control import broken_message, broken_schemas
-from rlenv.environment import load
+from rlenv.dialects.control_tokens import broken_message, broken_schemas
+from rlenv.endpoints.wire import as_wire
+from rlenv.episodes.environment import load
 from rlenv.messages import Message
 from tests.vllm_serve.conftest import SPEC
 from tests.vllm_serve.playing import as_template, differences, evaluate

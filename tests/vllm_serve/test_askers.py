@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.messages import Message, ToolCall
+from rlenv.records import files as record
 from rlenv.trajectory import Trajectory
 from tests.vllm_serve.conftest import FOLDER
 from tests.vllm_serve.serving import Server

@@ -14,7 +14,7 @@ import pytest
 
 from rlenv.endpoints import Client, Endpoint
 from rlenv.errors import EndpointError
-from rlenv.spec import SamplingSpec
+from rlenv.language.spec import SamplingSpec
 from rlenv.testing.endpoint import FakeEndpoint
 from tests.vllm_serve.conftest import SPEC
 from tests.vllm_serve.playing import as_template, evaluate

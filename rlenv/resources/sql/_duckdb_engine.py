@@ -21,7 +21,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rlenv._bounded import cut_end
+from rlenv._base.bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql.rows import Rows, cell_size, columns_of, columns_size
 

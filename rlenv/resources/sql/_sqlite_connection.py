@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import Any, Final
 
-from rlenv._bounded import cut_end
+from rlenv._base.bounded import cut_end
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql.limits import MAX_SIZE, MAX_SQL
 from rlenv.resources.sql.rows import Rows, cell_size, columns_of, columns_size

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from rlenv._threads import ThreadPool
+from rlenv._base.paths import read_file
+from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import ResourceError
-from rlenv.paths import read_file
 from rlenv.resources.sql._memory_file import written
 from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
 from rlenv.resources.sql.limits import Limits

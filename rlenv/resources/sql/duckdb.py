@@ -16,15 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from rlenv._threads import ThreadPool
+from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import MissingExtra, ResourceError, ToolFailed
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Text
 from rlenv.resources.sql.engine import Opened
 from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
 from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Answer, Request, SqlWorkers
-from rlenv.spec import Text
 
 __all__ = ["KIND", "DuckdbEngine", "DuckdbSpec", "workers"]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal
 
+from rlenv._base.paths import RefusedPath
 from rlenv.errors import ResourceError, UsageError
-from rlenv.paths import RefusedPath
-from rlenv.registry import CompileContext
+from rlenv.language.kinds import CompileContext
+from rlenv.language.spec import ResourceSpec
+from rlenv.language.templates import TemplateError
 from rlenv.resources.base import ResourceContext, path_template
 from rlenv.resources.sql.database import Database
 from rlenv.resources.sql.engine import Engine
-from rlenv.spec import ResourceSpec
-from rlenv.templates import TemplateError
 
 __all__ = ["DatabaseSpec", "SqlResource"]
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from rlenv.errors import UsageError
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.kinds import CompileContext, Kind
+from rlenv.language.spec import Text
 from rlenv.resources.sql._plainness import plainness
 from rlenv.resources.sql._sqlite_connection import NotQuick
 from rlenv.resources.sql._sqlite_copy import SqliteCopy
@@ -23,7 +24,6 @@ from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.resource import DatabaseSpec, SqlResource
 from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Request, SqlWorkers
-from rlenv.spec import Text
 
 __all__ = ["KIND", "SqliteEngine", "SqliteSpec", "workers"]
 

@@ -25,7 +25,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlenv._deadline import stopped
+from rlenv.concurrency.deadline import stopped
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql._worker import Answer, Gone, Worker
 from rlenv.resources.sql.limits import ENDED_FULL, Limits

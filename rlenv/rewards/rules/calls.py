@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlenv.errors import RewardError, UnknownEntry
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Bool, Int, Text
 from rlenv.messages import MalformedCall, ToolResult
-from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import is_lost, is_well
 from rlenv.rewards.rule import RuleSpec, check_range
-from rlenv.spec import Bool, Int, Text
 
 __all__ = [
     "TOOL_CALLED",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.latex import boxed_in_braces, hendrycks_box, hendrycks_equal, minerva
 from rlenv.rewards.rule import RuleSpec, gold_text

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Float
 from rlenv.rewards._math_text import bare, plain_number
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.mathematics import shared_workers
 from rlenv.rewards.rule import RuleSpec, gold_text
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Float
 
 __all__ = ["MATH_EQUAL", "MathEqualSpec"]
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv.errors import RewardError
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Float
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import number, numbers
 from rlenv.rewards.rule import RuleSpec
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Float
 
 __all__ = ["NUMERIC_MATCH", "NumericMatchSpec", "is_near"]
 

@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Int
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
 from rlenv.rewards.rule import RuleSpec, gold_text
 from rlenv.rewards.rules.text import MAX_CHARS, Expected, check_qa
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Int
 
 __all__ = ["GSM8K", "SEARCH_R1", "Gsm8kSpec", "SearchR1Spec", "check_qa", "equals", "read_gsm8k"]
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from rlenv._bounded import bounded
+from rlenv._base.bounded import bounded
 from rlenv.errors import EpisodeError, RewardError
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.functions import is_async, load_function, raised
 from rlenv.rewards.rule import RuleSpec
-from rlenv.spec import Text
 
 __all__ = ["PYTHON", "PythonSpec"]
 

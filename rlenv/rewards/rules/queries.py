@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Literal
 
 from rlenv.errors import RewardError, UsageError
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Bool, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.queries import UnreadableQuery, overlap, structure
 from rlenv.rewards.rule import RuleSpec, gold_text
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Bool, Text
 
 __all__ = ["SQL_MATCH", "SqlMatchSpec"]
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from rlenv.errors import RewardError
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Float
 from rlenv.messages import ToolCall
-from rlenv.registry import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
 from rlenv.rewards.outages import is_lost, is_well
@@ -16,7 +17,6 @@ from rlenv.rewards.rule import RuleSpec, gold_text
 from rlenv.rewards.rules.presets import check_qa, equals
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Float
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Turn
 

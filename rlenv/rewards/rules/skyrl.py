@@ -6,13 +6,13 @@ import re
 from typing import Any, Literal
 
 from rlenv.errors import RewardError, UnknownEntry
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rows import Table, read_table, row_key
 from rlenv.rewards.rule import RuleSpec, gold_text
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Text
 
 __all__ = ["SKYRL_GSM8K", "SKYRL_SYNSQL", "SkyrlGsm8kSpec", "SkyrlSynsqlSpec", "read_solution"]
 

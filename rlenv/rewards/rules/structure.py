@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlenv._schemas import BoundedValidator
+from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import RewardError, UsageError
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
 from rlenv.rewards.exact_json import MAX_CHARS, loads

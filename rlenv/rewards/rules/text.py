@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlenv.errors import RewardError, under
-from rlenv.registry import Kind
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Bool, Float, Int, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, qa, token_f1
 from rlenv.rewards.patterns import compile_pattern
 from rlenv.rewards.rule import NO_ANSWER, Reads, RuleSpec, check_range, gold_text, read, scored
 from rlenv.rewards.templating import compile_accepted
-from rlenv.spec import Bool, Float, Int, Text
 
 __all__ = [
     "ANSWERED",

@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 from mcp_types import ErrorData, JSONRPCError
 
-from rlenv._json_limits import TooMuchJson, check_json
+from rlenv._base.json_limits import TooMuchJson, check_json
 from rlenv.tools._mcp.limits import LARGE_BYTES, MAX_MESSAGE_BYTES, MAX_VALUES, TOO_LARGE, Gate, is_heard, too_long
 
 __all__ = ["Events", "looked_at"]

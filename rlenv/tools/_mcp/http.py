@@ -16,7 +16,7 @@ import orjson
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 
-from rlenv._json_limits import TooMuchJson
+from rlenv._base.json_limits import TooMuchJson
 from rlenv.tools._mcp.events import Events, looked_at
 from rlenv.tools._mcp.limits import MAX_MESSAGE_BYTES, TOO_LARGE, Gate
 

@@ -17,7 +17,7 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from rlenv._json_limits import TooMuchJson, check_json
+from rlenv._base.json_limits import TooMuchJson, check_json
 
 __all__ = ["LARGE_BYTES", "MAX_MESSAGE_BYTES", "TOO_LARGE", "Gate", "is_heard", "read_message", "too_long"]
 

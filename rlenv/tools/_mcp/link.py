@@ -17,8 +17,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, CallToolResult
 
 from rlenv import secrets
-from rlenv._deadline import Expired
-from rlenv._hosted import Hosted
+from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.scope import Hosted
 from rlenv.errors import ResourceError
 from rlenv.tools._mcp.http import LOST, UNREACHABLE
 from rlenv.tools._mcp.limits import TOO_LARGE
@@ -49,7 +49,7 @@ _starts: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
 class ServerDied(Exception):
     """The server ended, or could not be reached, while it had the call: whether the call was run is not known.
 
-    `reason` is a word of `rlenv.reasons`: a server that ends by itself may have been brought to it by the call.
+    `reason` is a word of `rlenv._base.reasons`: a server that ends by itself may have been brought to it by the call.
     """
 
     def __init__(self, message: str, *, reason: str = "server_died") -> None:
@@ -60,7 +60,7 @@ class ServerDied(Exception):
 class CallFailed(Exception):
     """The server answered a call with an error of the protocol; the message is the server's.
 
-    `reason` is a word of `rlenv.reasons`.
+    `reason` is a word of `rlenv._base.reasons`.
     """
 
     def __init__(self, message: str, *, reason: str = "server_error") -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv._bounded import cut_middle, encodable, size
+from rlenv._base.bounded import cut_middle, encodable, size
+from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
-from rlenv.paths import read_file
 
 __all__ = ["ListedTool", "Listing", "differences", "discover", "read_pin", "write_pin"]
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from rlenv.registry import CompileContext, Kind
+from rlenv.language.kinds import CompileContext, Kind
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.database import Database
 from rlenv.resources.sql.duckdb import KIND as DUCKDB_KIND

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import transformers
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import PolicyError
-from rlenv.rollout import Job, rollout
 from rlenv.trajectory import Trajectory
 from rlenv_verl.cpu.decode import Generated
 from rlenv_verl.hf import evaluate

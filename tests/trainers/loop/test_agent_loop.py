@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlenv import record
-from rlenv.observe import CUT_NOTE
+from rlenv.dialects.observation import CUT_NOTE
+from rlenv.records import files as record
 from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, sample
@@ -82,7 +82,7 @@ def test_a_turn_that_its_limit_cut_is_told_so_and_recorded_with_its_ids(
 
 
 def test_the_whole_conversation_is_the_templates_own(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    from rlenv.environment import load
+    from rlenv.episodes.environment import load
 
     output, _ = run(verl, tmp_path, tokenizer, [CALL, "<answer>42</answer>"])
     tools = [dict(schema) for schema in load(tmp_path / "spec.yaml").tool_schemas]

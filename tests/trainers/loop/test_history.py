@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.tokens.said import said_of

@@ -97,7 +97,7 @@ def test_what_verls_own_loop_would_render_has_the_same_ids(verl: Any, tmp_path: 
     with quiet():
         builder = create_continuous_token_builder(made.tokenizer, hf_model_type="qwen2_vl", processor=made)
         images = output.multi_modal_data["images"]
-        from rlenv.environment import load
+        from rlenv.episodes.environment import load
 
         tools = [dict(schema) for schema in load(tmp_path / "env.yaml").tool_schemas]
         user = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv_verl.loop.caches import ProcessState
 from rlenv_verl.rehearse.model import make_model
 from tests.trainers.conftest import quiet

@@ -13,7 +13,7 @@ from tests.trainers.conftest import quiet
 
 
 def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlenv.environment import load
+    from rlenv.episodes.environment import load
     from rlenv.errors import UsageError
     from rlenv_verl.run.prompts import measure_prompts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv_verl.run.datasets import training_rows, validation_rows
 from rlenv_verl.run.metrics import MetricsFile, figures_of, merged, without_failures

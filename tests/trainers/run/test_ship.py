@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv_verl.run import ship as shipping
 from rlenv_verl.run.ship import named_files, ship
@@ -77,7 +77,7 @@ def test_a_spec_is_shipped_with_all_that_it_names_and_no_more(spec: Path) -> Non
 
 PLAY = """
 import asyncio, sys
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 async def play():
     environment = load(sys.argv[1], set=eval(sys.argv[2]))
     for split in ("train", "test"):

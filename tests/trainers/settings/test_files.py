@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlenv.errors import SpecError, UsageError
-from rlenv.source import parse_source
+from rlenv.language.document import parse_source
 from rlenv_verl.run.prepare import RunSettings, _own_keys
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.checks import OF_THE_RUN, RUN_KEYS, preset_faults

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlenv.environment import load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv_verl.run.datasets import mixed_rows, rows_by_weight
 from rlenv_verl.run.train import main

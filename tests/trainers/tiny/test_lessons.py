@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers
 
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.policies.oracle import OraclePolicy
 from rlenv_verl.tiny.edits import edit_calls, reworded

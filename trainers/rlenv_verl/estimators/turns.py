@@ -4,7 +4,7 @@ Chosen by `algorithm.adv_estimator`. A turn is a run of ones in the response mas
 token-level rewards on it. Where a trainer puts the whole reward on the last token, every other turn's reward is 0. The
 turns of an episode of several rows (`run.history: rows`) are put together in their order.
 
-`gigpo` of `rlenv.credit` is not registered: it needs the state before each turn, which veRL does not hand to an
+`gigpo` of `rlenv.rewards.credit` is not registered: it needs the state before each turn, which veRL does not hand to an
 estimator (its arguments are rewards, mask, index and config).
 """
 
@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from rlenv import credit
+from rlenv.rewards import credit
 from rlenv_verl.estimators.episode_rows import episodes_of
 
 __all__ = ["MT_GRPO", "PROCESS_GRPO", "mt_grpo", "process_grpo", "turn_spans"]
 
 MT_GRPO = "rlenv_mt_grpo"
-"""MT-GRPO (arXiv:2505.11821), see `rlenv.credit.mt_grpo`; λ is `algorithm.turn_weight`, 1.0 by default."""
+"""MT-GRPO (arXiv:2505.11821), see `rlenv.rewards.credit.mt_grpo`; λ is `algorithm.turn_weight`, 1.0 by default."""
 
 PROCESS_GRPO = "rlenv_process_grpo"
-"""GRPO with process supervision (arXiv:2402.03300, section 4.1.3), see `rlenv.credit.process_grpo`."""
+"""GRPO with process supervision (arXiv:2402.03300, section 4.1.3), see `rlenv.rewards.credit.process_grpo`."""
 
 
 def turn_spans(mask: torch.Tensor) -> list[tuple[int, int]]:

@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from rlenv.errors import RlenvError, UsageError
-from rlenv.loader import load_spec
-from rlenv.shipped import find
+from rlenv.language.loader import load_spec
+from rlenv.language.shipped import find
 from rlenv_verl.export.checkpoints import Checkpoint, choose, run_config, success_by_step, versions
 from rlenv_verl.export.lora import split
 from rlenv_verl.export.weights import build_model, load_model, lora_config, plain_weights, quiet

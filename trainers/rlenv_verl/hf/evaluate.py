@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlenv import record
 from rlenv.cli.terminal import write_json
-from rlenv.environment import load
+from rlenv.episodes.environment import load
+from rlenv.episodes.rollout import Job, rollout
 from rlenv.models import local_model
-from rlenv.rollout import Job, rollout
+from rlenv.records import files as record
 from rlenv.trajectory import Trajectory
 from rlenv_verl.hf.policy import load_policy
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import PolicyError, UnsupportedTemplate, UsageError
 from rlenv.messages import Message, Observation, Sampled
 from rlenv.policies.base import PolicyContext

@@ -24,11 +24,11 @@ from uuid import uuid4
 import orjson
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from rlenv import record
-from rlenv._bounded import cut_middle, encodable
-from rlenv.episode import Episode
+from rlenv._base.bounded import cut_middle, encodable
+from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
 from rlenv.messages import Message, Sampled
+from rlenv.records import files as record
 from rlenv.tokens import TokenRows
 from rlenv.tokens.bound import cut_of, thinking_of
 from rlenv.tokens.encoder import History

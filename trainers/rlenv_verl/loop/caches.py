@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from rlenv.dialects.base import SameTurn
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens import TokenEncoder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from rlenv._nearest import all_known
+from rlenv._base.nearest import all_known
 from rlenv.errors import UsageError
 from rlenv.trajectory import Trajectory
 

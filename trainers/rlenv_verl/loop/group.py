@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlenv.episode import Episode
+from rlenv.episodes.episode import Episode
 from rlenv.errors import UsageError
-from rlenv.groups import score_groups
-from rlenv.scoring.scorer import Scorer
+from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.scorer import Scorer
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Groups", "Sibling", "Stragglers", "stragglers"]

@@ -17,7 +17,7 @@ import transfer_queue as tq  # type: ignore[import-untyped]
 from verl.trainer.ppo.v1.replay_buffer import FILTER_GROUPS_REWARD_METRIC, ReplayBuffer, ReplayBufferAsync
 from verl.utils.tensordict_utils import get_tensordict
 
-from rlenv._nearest import all_known
+from rlenv._base.nearest import all_known
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.estimators.episode_rows import RowLabel
 from rlenv_verl.loop.figures import EpisodeFigures, step_figures, trained_tasks

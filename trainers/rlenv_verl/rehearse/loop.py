@@ -14,9 +14,9 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from rlenv.drive import context_of
-from rlenv.environment import Environment
-from rlenv.episode import Episode
+from rlenv.episodes.drive import context_of
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy, OracleSession
 from rlenv.tokens import TokenEncoder

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import known_model
 from rlenv.tokens import TokenEncoder

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from rlenv.environment import Environment, load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.preflight import (
     Finding,

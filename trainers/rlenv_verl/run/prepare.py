@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from rlenv._nearest import did_you_mean
-from rlenv.environment import Environment
+from rlenv._base.nearest import did_you_mean
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_verl.loop.fate import failure_policy

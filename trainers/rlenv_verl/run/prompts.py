@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 
 __all__ = ["measure_prompts", "seeing"]

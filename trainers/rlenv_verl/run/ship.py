@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlenv.environment import Environment
+from rlenv._base.paths import RefusedPath, finder
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.loader import LoadedSpec, load_spec
-from rlenv.paths import RefusedPath, finder
-from rlenv.templates import Template, TemplateError, compile_template
+from rlenv.language.loader import LoadedSpec, load_spec
+from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv_verl.settings.specs import TrainedSpec
 
 __all__ = ["LIMIT_BYTES", "Shipped", "named_files", "ship"]

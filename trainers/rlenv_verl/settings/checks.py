@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rlenv._nearest import all_known, did_you_mean
+from rlenv._base.nearest import all_known, did_you_mean
 from rlenv.errors import Fault, UsageError
-from rlenv.source import SourceDocument
+from rlenv.language.document import SourceDocument
 from rlenv.tokens.encoder import HISTORIES
 from rlenv_verl.loop.fate import failure_policy
 from rlenv_verl.loop.group import stragglers

@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from rlenv._nearest import all_known, did_you_mean
+from rlenv._base.nearest import all_known, did_you_mean
 from rlenv.errors import Fault, SpecError, UsageError
-from rlenv.source import SourceDocument, parse_source
+from rlenv.language.document import SourceDocument, parse_source
 from rlenv_verl.settings.checks import RUN_NEEDED, preset_faults
 from rlenv_verl.settings.names import names_in, preset_names
 from rlenv_verl.settings.threads import THREAD_VARIABLES

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from rlenv._nearest import did_you_mean
-from rlenv.environment import Environment, load
+from rlenv._base.nearest import did_you_mean
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.loader import load_document
-from rlenv.shipped import find
+from rlenv.language.loader import load_document
+from rlenv.language.shipped import find
 
 __all__ = ["TrainedSpec", "load_specs", "spec_and_overrides"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rlenv._nearest import all_known, did_you_mean
+from rlenv._base.nearest import all_known, did_you_mean
 from rlenv.errors import UsageError
 from rlenv_verl.settings.files import laid_over
 from rlenv_verl.settings.preset import compose, flatten, override

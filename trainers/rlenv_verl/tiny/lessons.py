@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rlenv.drive import context_of
-from rlenv.environment import Environment
+from rlenv.episodes.drive import context_of
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.rollout import Job, play
 from rlenv.errors import UsageError
+from rlenv.language.templates import TemplateError
 from rlenv.messages import Message, Observation
 from rlenv.policies.base import Policy, PolicySession
-from rlenv.rollout import Job, play
-from rlenv.templates import TemplateError
 from rlenv_verl.tiny.edits import (
     call_text,
     calls_of,

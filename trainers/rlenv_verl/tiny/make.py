@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.collect.encode import EncodedRow, Step, encode_steps
-from rlenv.environment import Environment
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import Message
 from rlenv.policies.oracle import OraclePolicy

@@ -1,0 +1,1 @@
+"""What every part may use and no user types: bounds, JSON, paths, spellings, quick records; knows nothing of rlenv."""

@@ -1,0 +1,296 @@
+"""From calls to results: in order, within their limits, whatever a tool does.
+
+One executor serves all episodes of a process. Quick tools run on the event loop with no task and no timer; the rest
+are bounded by their own time limit, by the episode's deadline and by how many may run at once.
+
+A call goes one way: `Executor` checks it, a `Guard` stands around tools whose policy asks for more (tries, kept
+results, rates), and a `Runner` gives it a place and runs it. What comes back is a result (`rlenv.calls.results`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlenv._base.bounded import cut_middle
+from rlenv.calls.cache import forget_episode
+from rlenv.calls.coercion import coerced
+from rlenv.calls.guard import Guard, Notes
+from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused
+from rlenv.calls.runner import Runner, retrieve
+from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.threads import ThreadPool
+from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.language.spec import CallsSpec
+from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.tools.arguments import ArgumentCheck, nearest
+from rlenv.tools.base import Tool, ToolContext
+from rlenv.tools.policy import policy_of
+
+__all__ = ["Executor"]
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A tool as the executor keeps it."""
+
+    tool: Tool
+    runner: Runner
+    check: ArgumentCheck
+    timeout_s: float
+    is_inline: bool
+    """Runs on the loop, and no policy asks for more."""
+    guard: Guard | None
+    coerce: frozenset[str]
+    keeps_results: bool
+    waited_for: dict[object, float] = field(default_factory=dict)
+    """When each call began that somebody waits for, by `time.monotonic`."""
+    log: FailureLog = field(default_factory=FailureLog)
+
+
+_Pending = tuple[_Entry, ToolCall, Notes | None]
+"""A call that has to be waited for, with what was done to it already; a tuple, since one is made for each."""
+
+
+class Executor:
+    """Runs the calls of a turn and gives their results in call order.
+
+    Calls of one turn run at once; a tool that `mutates` runs alone, in its place in the order. A call ends at its
+    tool's time limit or at the episode's deadline, whichever comes first; waiting for a place counts. A blocking
+    tool that hangs is left behind in its thread, and a new thread takes its place.
+
+    A model's mistakes and a tool's failures are results. What a failing tool raised goes to the logger `rlenv.tools`
+    (at most once a second for each tool) and never to the model.
+
+    Args:
+        tools: the tools by the name that the model calls.
+        calls: the defaults for tools that set no limits of their own.
+        max_chars: a longer text is cut to its head and tail at once, and a value that takes more is not kept: the
+            result's details say so under `left_out`. Details are cut to a bound of their own.
+        threads: blocking calls that run at once, over all tools; threads are started when they are needed.
+        max_left_behind: calls of one tool that were given up and still run, at which further calls are refused.
+
+    Raises:
+        UsageError: a tool's parameters are not a valid JSON Schema.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        *,
+        calls: CallsSpec,
+        max_chars: int = 65_536,
+        threads: int = 256,
+        max_left_behind: int = 256,
+    ) -> None:
+        self._pool = ThreadPool(size=threads)
+        self._entries = {name: self._entry(name, tool, calls) for name, tool in tools.items()}
+        self._has_mutating = any(tool.mutates for tool in tools.values())
+        self._keeps_results = any(entry.keeps_results for entry in self._entries.values())
+        self._max_chars = max_chars
+        self._max_left_behind = max_left_behind
+
+    def _entry(self, name: str, tool: Tool, calls: CallsSpec) -> _Entry:
+        policy = tool.policy
+        if policy is None:
+            policy = policy_of(calls, idempotent=tool.idempotent, mutates=tool.mutates)
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else calls.timeout_s
+        concurrency = tool.concurrency if tool.concurrency is not None else calls.concurrency
+        shared = None
+        if policy.shared_concurrency is not None and not policy.is_quiet:
+            from rlenv.calls.shared import shared_places  # not on every platform
+
+            limit = policy.shared_concurrency
+            shared = shared_places(tool.identity or tool.name, limit=limit)
+            # So no more calls than there are places look for one; the others wait in order.
+            concurrency = min(concurrency, limit)
+        runner = Runner(tool, concurrency=concurrency, shared=shared, pool=self._pool)
+        guard = None
+        if not policy.is_quiet:
+            guard = Guard(tool, policy, timeout_s=timeout_s, attempt=runner.run, in_thread=self._pool.call)
+        return _Entry(
+            tool,
+            runner,
+            ArgumentCheck(tool.parameters, tool=name),
+            timeout_s,
+            tool.mode == "inline" and guard is None,
+            guard,
+            policy.coerce,
+            policy.cache is not None,
+        )
+
+    def close(self) -> None:
+        """Ends the threads that wait for work and closes what caches keep open; calls made later open them again."""
+        for entry in self._entries.values():
+            if entry.guard is not None:
+                entry.guard.close()
+        self._pool.close()
+
+    def waited_for(self) -> dict[str, list[float]]:
+        """The calls that somebody waits for now: when each began (`time.monotonic`), by tool; from any thread.
+
+        Quick tools that run on the event loop are not among them.
+        """
+        return {name: list(entry.waited_for.values()) for name, entry in self._entries.items() if entry.waited_for}
+
+    async def run(self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext) -> tuple[ToolResult, ...]:
+        """The results of one turn's calls, `len(results) == len(calls)`, in the same order.
+
+        Raises:
+            EpisodeError: a tool's infrastructure failed; the turn's other calls are cancelled.
+        """
+        if not self._has_mutating:
+            return await self._together(calls, context, 0)
+        results: list[ToolResult] = []
+        for group in self._groups(calls):
+            results.extend(await self._together(group, context, len(results)))
+            if self._keeps_results and any(self._mutates(call) for call in group):
+                # A policy writes `update` and then `read` in one turn: the reading may be kept from before.
+                forget_episode(context)
+        return tuple(results)
+
+    def _mutates(self, call: ToolCall | MalformedCall) -> bool:
+        entry = self._entries.get(call.name) if isinstance(call, ToolCall) else None
+        return entry is not None and entry.tool.mutates
+
+    def _groups(self, calls: Sequence[ToolCall | MalformedCall]) -> list[list[ToolCall | MalformedCall]]:
+        """The calls in order, in groups that run one after another: each one that mutates is a group of its own."""
+        groups: list[list[ToolCall | MalformedCall]] = [[]]
+        for call in calls:
+            if self._mutates(call):
+                groups += [[call], []]
+            else:
+                groups[-1].append(call)
+        return [group for group in groups if group]
+
+    async def _together(
+        self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
+    ) -> tuple[ToolResult, ...]:
+        """The results of calls that may run at once. `first` is the place of the first one in its turn."""
+        results: list[Any] = [self._at_once(call, context) for call in calls]
+        pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
+        if len(pending) == 1:  # the usual turn: no task of its own
+            index = pending[0]
+            results[index] = await self._waiting(*results[index], context, first + index)
+        elif pending:
+            tasks = [asyncio.ensure_future(self._waiting(*results[index], context, first + index)) for index in pending]
+            for index, result in zip(pending, await _all(tasks), strict=True):
+                results[index] = result
+        return tuple(results)
+
+    def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Pending:
+        """The result of a call that needs no waiting, or what has to be awaited."""
+        if isinstance(call, MalformedCall):
+            return refused(call.name or "", call.reason, "malformed", call.id)
+        entry = self._entries.get(call.name)
+        if entry is None:
+            return self._unknown(call)
+        arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
+        try:
+            if not entry.check.fits(arguments):
+                if entry.coerce and (taken := coerced(arguments, entry.check, entry.coerce)) is not None:
+                    fitting = ToolCall(call.name, taken.arguments, call.id, call.start, call.end)
+                    return entry, fitting, {"coerced": list(taken.names)}
+                text = f"bad arguments for {call.name}: {entry.check.explain(arguments)}"
+                return refused(call.name, text, "bad_arguments", call.id)
+        except ValueError as error:  # what no JSON text can hold, or nested too deep to check
+            text = f"bad arguments for {call.name}: they cannot be read as JSON ({error})"
+            return refused(call.name, text, "bad_arguments", call.id)
+        if not entry.is_inline:
+            return entry, call, None
+        tool = entry.tool
+        started = time.monotonic()
+        if started >= context.deadline:
+            return late(call, started, context, timeout_s=entry.timeout_s)
+        # A quick tool has no use for the default limit; one whose own limit is given may look at its deadline.
+        if tool.timeout_s is not None and started + entry.timeout_s < context.deadline:
+            context = context.until(started + entry.timeout_s)
+        try:
+            return ended(call, tool.run(arguments, context), started, context, max_chars=self._max_chars)
+        except ToolFailed as failure:
+            return failed(call, failure, started)
+        except (EpisodeError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
+            return broken(call, error, started, entry.log)
+
+    async def _waiting(
+        self, entry: _Entry, call: ToolCall, notes: Notes | None, context: ToolContext, index: int
+    ) -> ToolResult:
+        """The result of a call that may take its time, whatever the tool does; `index` is its place in the turn."""
+        started = time.monotonic()
+        limit = min(started + entry.timeout_s, context.deadline)
+        if started >= limit:
+            return late(call, started, context, timeout_s=entry.timeout_s)
+        self._refuse_to_hang(entry, call)
+        waiting = object()
+        entry.waited_for[waiting] = started
+        try:
+            arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
+            if entry.guard is None:
+                output = await entry.runner.run(arguments, context, limit)
+            else:
+                notes = {} if notes is None else notes
+                output = await entry.guard.run(arguments, context, index=index, limit=limit, notes=notes)
+            result = ended(call, output, started, context, max_chars=self._max_chars)
+        except Expired as expired:
+            result = late(call, started, context, timeout_s=entry.timeout_s, reason=expired.reason)
+        except ToolFailed as failure:
+            result = failed(call, failure, started)
+        except (EpisodeError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
+            # An episode that is given up is cancelled, and so is this call. A tool may also let out a CancelledError of
+            # something that it cancelled itself; nobody asked this task to end then, and it is the tool's failure.
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            result = broken(call, error, started, entry.log)
+        finally:
+            del entry.waited_for[waiting]
+        return replace(result, details={**(result.details or {}), **notes}) if notes else result
+
+    def _refuse_to_hang(self, entry: _Entry, call: ToolCall) -> None:
+        # Each call that hangs keeps a thread, or a task, and what it holds. Where so many do, the tool is down for
+        # everybody, and going on would end in a process without memory instead of in an error that says why.
+        if entry.runner.left_behind >= self._max_left_behind:
+            raise EpisodeError(
+                f"{entry.runner.left_behind} calls of tool '{call.name}' were given up and have not ended; no more are"
+                " made",
+                reason="tool_hangs",
+            )
+
+    def _unknown(self, call: ToolCall) -> ToolResult:
+        known = list(self._entries)
+        name = cut_middle(call.name, 100)
+        listed = f"available: {', '.join(known)}" if known else "no tools are available"
+        text = f"there is no tool '{name}'{nearest(name, known)}"
+        text = f"{text} {listed}" if text.endswith("?") else f"{text}; {listed}"
+        return refused(name, text, "unknown_tool", call.id)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has asked the current task to end."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
+
+
+async def _all(tasks: Sequence[asyncio.Task[ToolResult]]) -> list[ToolResult]:
+    """All results; where one task raises, or the caller is cancelled, the others are cancelled and awaited first.
+
+    So no call of a turn goes on behind its episode's back, on resources that are about to be closed.
+    """
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return [task.result() for task in tasks]
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            retrieve(task)
+        raise

@@ -1,0 +1,128 @@
+"""What this machine lacks for a spec."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlenv.episodes.compile import compile_parts
+from rlenv.episodes.environment import Environment
+from rlenv.errors import MissingVariable, RlenvError, SpecError, UsageError
+from rlenv.language import kinds as registry
+from rlenv.language.loader import LoadedSpec, load_spec
+from rlenv.language.requirements import Requirement, address, variable
+from rlenv.secrets import leave_open, names_in, redact, resolve
+
+__all__ = ["Finding", "diagnose"]
+
+_ADDRESS = re.compile(r"https?://[^{}\s/]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One requirement, as it was found. `lacks` says what is wrong, "" where all is well."""
+
+    what: str
+    needed_by: str
+    lacks: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """True where the machine has it."""
+        return not self.lacks
+
+
+async def diagnose(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
+    """What a spec needs of this machine, each once, in the order of the spec.
+
+    Variables, what kinds say that they need, and servers are probed, at once; then all entries are compiled, which
+    finds extras and files that are missing.
+
+    Raises:
+        SpecError: the spec itself is at fault, whatever the machine.
+    """
+    loaded = load_spec(path, set=set)
+    needed: dict[str, tuple[Requirement, list[str]]] = {}
+    for place, requirement in _requirements(loaded):
+        needed.setdefault(requirement.what, (requirement, []))[1].append(place)
+    lacks = await asyncio.gather(*(requirement.probe() for requirement, _ in needed.values()))
+    found = [
+        Finding(what, ", ".join(dict.fromkeys(places)), redact(wrong))
+        for (what, (_, places)), wrong in zip(needed.items(), lacks, strict=True)
+    ]
+    found += _compiled(loaded)
+    return tuple(found)
+
+
+def _requirements(loaded: LoadedSpec) -> Iterator[tuple[str, Requirement]]:
+    spec, document = loaded.spec, loaded.document
+    for place, text in _texts(document.data, ""):
+        for name in names_in(text):
+            yield place, variable(name)
+    for endpoint, entry in spec.endpoints.items():
+        yield from _address(f"endpoints.{endpoint}", entry.base_url)
+    groups: tuple[tuple[registry.Group, Mapping[str, Any]], ...] = (
+        ("resources", spec.resources),
+        ("tools", spec.tools),
+        ("rewards", spec.rewards),
+    )
+    for group, entries in groups:
+        for name, entry in entries.items():
+            place = f"{group}.{name}"
+            needs = registry.get(group, entry.kind).requirements
+            if needs is not None:
+                try:
+                    for requirement in needs(entry, loaded.base_of(place)):
+                        yield place, requirement
+                except MissingVariable:
+                    continue  # found above
+            url = getattr(entry, "url", None)
+            if isinstance(url, str):
+                yield from _address(place, url)
+
+
+def _address(place: str, url: str) -> Iterator[tuple[str, Requirement]]:
+    """The server of a url that does not depend on the call."""
+    try:
+        found = _ADDRESS.match(resolve(url))
+    except UsageError:
+        return
+    if found:
+        try:
+            yield place, address(found[0])
+        except ValueError:  # a port that is none; compiling says so
+            return
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{place}.{index}")
+
+
+def _compiled(loaded: LoadedSpec) -> list[Finding]:
+    try:
+        with leave_open():  # variables have been looked at
+            compile_parts(loaded, Environment)
+    except SpecError as error:
+        return [
+            Finding(
+                fault.path or Path(fault.file).name,
+                f"{Path(fault.file).name}:{fault.line}",
+                redact(f"{fault.message}{'; ' + fault.hint if fault.hint else ''}"),
+            )
+            for fault in error.faults
+        ]
+    except RlenvError as error:
+        return [Finding("the spec", loaded.path.name, redact(str(error)))]
+    return []

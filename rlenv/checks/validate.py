@@ -1,0 +1,141 @@
+"""Validation: every fault that a spec's author can make, found before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlenv.checks.dialect import check_dialect
+from rlenv.checks.files import check_files
+from rlenv.checks.gold import check_gold
+from rlenv.checks.oracle import check_oracle
+from rlenv.checks.salvage import salvage
+from rlenv.checks.scores import check_rewards
+from rlenv.checks.secrets import check_secrets
+from rlenv.checks.servers import check_servers
+from rlenv.checks.sites import check_templates
+from rlenv.checks.subject import Subject, subject_of
+from rlenv.checks.surface import check_surface
+from rlenv.errors import Fault, SpecError
+from rlenv.language.document import SourceDocument
+from rlenv.language.functions import failure
+from rlenv.language.loader import LoadedSpec, in_order, load_document, loaded_of
+from rlenv.secrets import leave_open
+
+__all__ = ["Report", "validate", "validate_loaded"]
+
+UNEXPECTED = "validation itself failed"
+"""How the fault of a check that failed begins."""
+
+_CHECKS: tuple[Callable[[Subject], Iterator[Fault]], ...] = (
+    check_templates,
+    check_secrets,
+    check_files,
+    check_surface,
+    check_dialect,
+    check_rewards,
+    check_oracle,
+    check_servers,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What validation found. `not_checked` says in words what was not looked at."""
+
+    files: int
+    faults: tuple[Fault, ...] = ()
+    not_checked: tuple[str, ...] = ()
+
+    @property
+    def is_valid(self) -> bool:
+        """True where no fault was found."""
+        return not self.faults
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as `rlenv validate --json` writes it."""
+        faults = [
+            {
+                "file": fault.file,
+                "line": fault.line,
+                "column": fault.column,
+                "path": fault.path,
+                "message": fault.message,
+                "hint": fault.hint,
+            }
+            for fault in self.faults
+        ]
+        return {"files": self.files, "faults": faults, "not_checked": list(self.not_checked)}
+
+
+def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] | None = None) -> Report:
+    """Checks spec files: their text and types, templates against real rows, functions, files, gates and the oracle.
+
+    A spec without a fault raises no author's error while it runs, as far as its first 10,000 rows can tell; what was
+    not looked at is listed. Importing the functions that a spec names runs their files.
+
+    Args:
+        set: overrides by dotted path, laid over each file.
+    """
+    files = 0
+    faults: list[Fault] = []
+    not_checked: dict[str, None] = {}
+    for path in paths:
+        files += 1
+        try:
+            document = load_document(path, set=set)
+        except SpecError as error:
+            faults.extend(error.faults)
+            continue
+        try:
+            loaded = loaded_of(document)
+        except SpecError as error:
+            faults.extend(_with_the_rest(document, error.faults))
+            not_checked[f"{os.fspath(path)}: what the faults stand in the way of"] = None
+            continue
+        report = validate_loaded(loaded)
+        faults.extend(report.faults)
+        not_checked.update((f"{os.fspath(path)}: {note}", None) for note in report.not_checked)
+    return Report(files, tuple(faults), tuple(not_checked))
+
+
+def validate_loaded(loaded: LoadedSpec) -> Report:
+    """Checks a spec that is loaded already; see `validate`."""
+    # A spec is checked where its secrets need not be, such as in continuous integration.
+    with leave_open() as missing:
+        subject = subject_of(loaded)
+        faults = list(subject.faults)
+        for check in _CHECKS:
+            faults.extend(_checked(check, subject))
+        # A template that fails for a row is reported above: a gold value is asked for where all of them are sound.
+        if not faults:
+            faults.extend(_checked(check_gold, subject))
+    subject.not_checked.extend(f"the environment variable {name} is not set" for name in missing)
+    return Report(1, tuple(in_order(faults, loaded.document)), tuple(subject.not_checked))
+
+
+def _with_the_rest(document: SourceDocument, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Faults of type, and what the checks find in the rest of the document."""
+    rest = salvage(document, faults)
+    if rest is None:
+        return faults
+    with leave_open():
+        subject = subject_of(rest.loaded, lost=rest.removed)
+        more = list(subject.faults)
+        for check in _CHECKS:
+            more.extend(_checked(check, subject))
+    return tuple(in_order([*faults, *(fault for fault in more if not rest.concerns(fault))], document))
+
+
+def _checked(check: Callable[[Subject], Iterator[Fault]], subject: Subject) -> Iterator[Fault]:
+    """What a check finds. One that fails itself hides nothing that the others find."""
+    try:
+        yield from check(subject)
+    except SpecError as error:
+        yield from error.faults
+    except Exception as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        message = f"{UNEXPECTED} ({name}: {failure(error)}), so that not all was looked at"
+        yield subject.document.fault((), message, "this is a bug of rlenv; please report it with the spec", at="key")

@@ -1,0 +1,199 @@
+"""The wire format of OpenAI-compatible servers: messages to JSON and answers to messages.
+
+Source: the OpenAI API reference, "Create chat completion" and "Create completion" (2025), as vLLM and SGLang serve it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv._base.strict_json import MAX_DEPTH, kind_of, load, value_fault
+from rlenv.messages import Image, MalformedCall, Message, ToolCall
+
+__all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text"]
+
+_MAX_CALLS: Final = 1_000
+_MAX_ARGUMENTS: Final = 4_000_000
+_MAX_SHOWN: Final = 10_000
+_MOST_TOKENS: Final = 10**9
+_DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]+)")
+
+
+class Unreadable(ValueError):
+    """An answer that is not of this format; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that a server counted; 0 where it counted none."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts under the names of the wire format."""
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer. `finish_reason` is the server's own word (`stop`, `length`, `tool_calls`), "" where it gave none.
+
+    `stopped_at` is the stop text that ended it, "" where it ended by itself, None where the server does not say.
+    """
+
+    message: Message
+    finish_reason: str = ""
+    usage: Usage = Usage()
+    stopped_at: str | None = None
+
+
+def as_wire(message: Message) -> dict[str, Any]:
+    """A message as the server takes it: arguments of calls are JSON text, images are data URLs."""
+    out = message.as_dict()
+    for call in out.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, str):
+            call["function"]["arguments"] = json.dumps(arguments)
+    return out
+
+
+def as_image(text: str) -> Image | None:
+    """The image in a data URL, None where the text is not one."""
+    match = _DATA_URL.fullmatch(text.strip())
+    return Image(match[1], re.sub(r"\s+", "", match[2])) if match is not None else None
+
+
+def read_chat(answer: Mapping[str, Any]) -> Completion:
+    """The first choice of a chat completion. A call whose arguments cannot be read is a MalformedCall in it.
+
+    Raises:
+        Unreadable: the answer is not of the format.
+    """
+    choice = _choice(answer)
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise Unreadable("the server's choice holds no message")
+    calls: list[ToolCall | MalformedCall] = []
+    listed = message.get("tool_calls")
+    if listed is not None and not isinstance(listed, list):
+        raise Unreadable("the server's tool calls are no list")
+    for index, item in enumerate((listed or ())[:_MAX_CALLS]):
+        function = item.get("function") if isinstance(item, dict) else None
+        if not isinstance(function, dict):
+            raise Unreadable("the server's tool call holds no function")
+        identity = item.get("id")
+        calls.append(_call(function, identity if isinstance(identity, str) else f"call_{index}"))
+    text, images = _content(message.get("content"))
+    # Servers that generate images list them beside the text.
+    extra = message.get("images")
+    images += _content(extra)[1] if isinstance(extra, list) else ()
+    made = Message("assistant", text, tuple(calls), images=images)
+    return Completion(made, _word(choice.get("finish_reason")), _usage(answer))
+
+
+def read_text(answer: Mapping[str, Any]) -> Completion:
+    """The first choice of a completion of raw text.
+
+    Raises:
+        Unreadable: the answer is not of the format.
+    """
+    choice = _choice(answer)
+    text = choice.get("text")
+    if not isinstance(text, str):
+        raise Unreadable("the completion holds no text")
+    return Completion(
+        Message("assistant", text), _word(choice.get("finish_reason")), _usage(answer), _stopped_at(choice)
+    )
+
+
+def _stopped_at(choice: Mapping[str, Any]) -> str | None:
+    """What vLLM (`stop_reason`) and SGLang (`matched_stop`) say: the stop text; an end token's id, or null, where none
+    was met."""
+    for key in ("stop_reason", "matched_stop"):
+        if key in choice:
+            return _word(choice[key])
+    return None
+
+
+def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Unreadable("the server's answer holds no choices")
+    return choices[0]
+
+
+def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
+    if isinstance(content, str):
+        return content, ()
+    texts: list[str] = []
+    images: list[Image] = []
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict):
+            continue
+        if isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        if isinstance(url, str) and (image := as_image(url)) is not None:
+            images.append(image)
+    return "".join(texts), tuple(images)
+
+
+def _call(function: Mapping[str, Any], identity: str) -> ToolCall | MalformedCall:
+    """A call as the server gives it, under the guarantees of a call that is read from text.
+
+    Servers give no arguments as `""`, as null or not at all where the model wrote none: that is an empty object.
+    """
+    name = function.get("name")
+    raw = function.get("arguments")
+    name = name if isinstance(name, str) else ""
+    shown = raw if isinstance(raw, str) else "" if raw is None else repr(raw)
+    arguments, reason = _arguments({} if raw is None else raw)
+    if not name:
+        reason = "the call has no name; expected the name of a tool"
+    elif not reason and value_fault(name):
+        reason = "the name is not valid Unicode (a lone surrogate)"
+    if reason:
+        return MalformedCall(shown[:_MAX_SHOWN], reason, name=name, id=identity)
+    return ToolCall(name, arguments, identity)
+
+
+def _arguments(raw: Any) -> tuple[dict[str, Any], str]:
+    """The arguments, or why there are none."""
+    value = raw
+    if isinstance(raw, str):
+        if not raw.strip():
+            return {}, ""
+        try:
+            check_json(raw.encode("utf-8", "replace"), max_bytes=_MAX_ARGUMENTS, max_depth=MAX_DEPTH)
+        except TooMuchJson as error:
+            return {}, f"the arguments are too much to read: {error}"
+        read = load(raw)
+        if isinstance(read, str):
+            return {}, f"the arguments are not JSON: {read}"
+        value = read[0]
+    if not isinstance(value, dict):
+        return {}, f'the arguments are {kind_of(value)}; expected an object such as {{"key": "value"}}'
+    fault = "" if value is not raw else value_fault(value)
+    return value, fault and f"the arguments are not JSON: {fault}"
+
+
+def _usage(answer: Mapping[str, Any]) -> Usage:
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return Usage()
+    found = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
+    return Usage(*(count if type(count) is int and 0 <= count < _MOST_TOKENS else 0 for count in found))
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,310 @@
+"""A loaded spec to its working parts: tools, resources, reward terms, templates, dialect, oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlenv import dialects
+from rlenv.calls.attach import governed
+from rlenv.dialects.base import Dialect
+from rlenv.dialects.findings import fault_of
+from rlenv.endpoints import Endpoint, compile_endpoint
+from rlenv.episodes.nested import Make, nest
+from rlenv.errors import Fault, MissingVariable, RlenvError, SpecError, UnknownEntry, UsageError, under
+from rlenv.language import kinds as registry
+from rlenv.language.dialect import DialectSpec
+from rlenv.language.functions import failure
+from rlenv.language.kinds import CompileContext
+from rlenv.language.loader import in_order
+from rlenv.language.spec import EnvSpec, Spec, ToolSpec
+from rlenv.language.templates import Template, UnfitTemplate, template_of
+from rlenv.language.weighing import weighing_faults
+from rlenv.resources.base import Resource
+from rlenv.rewards.base import Term, TermCompileContext
+from rlenv.rewards.scorer import Scorer
+from rlenv.secrets import redact
+from rlenv.tools.arguments import ArgumentCheck
+from rlenv.tools.base import Tool
+from rlenv.users.base import User
+
+if TYPE_CHECKING:
+    from rlenv.language.document import SourceDocument
+    from rlenv.language.loader import LoadedSpec
+
+__all__ = ["Compiled", "Parts", "bases_of", "compile_entries", "compile_parts", "entry_fault", "missing_variable"]
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The compiled parts of one environment; stateless and shared."""
+
+    spec: EnvSpec
+    dialect: Dialect
+    tools: Mapping[str, Tool]
+    resources: Mapping[str, Resource]
+    terms: tuple[Term, ...]
+    scorer: Scorer
+    system: Template | None
+    user: Template
+    observation: Template | None
+    simulated: User | None = None
+    images: tuple[Template, ...] = ()
+    """The templates of the prompt's images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What compiles of a spec, and every fault of the rest, in order of place.
+
+    `broken` holds the dotted places (`tools.add`) of what does not compile, and of what was lost before. What only
+    lacks a broken entry is broken too, and no fault. `parts` is None where anything is broken.
+    """
+
+    resources: Mapping[str, Resource]
+    tools: Mapping[str, Tool]
+    terms: tuple[Term, ...]
+    faults: tuple[Fault, ...]
+    broken: frozenset[str]
+    parts: Parts | None
+
+    def lacks(self, group: str, name: str) -> bool:
+        """True for an entry that is itself at fault: what names it is not."""
+        return _lacks(self.broken, group, name)
+
+
+def compile_parts(loaded: LoadedSpec, make: Make) -> Parts:
+    """Compiles every entry of a spec.
+
+    Raises:
+        SpecError: with every entry that cannot be compiled, each at its place.
+    """
+    compiled = compile_entries(loaded, make)
+    if compiled.parts is None:
+        raise SpecError(compiled.faults)
+    return compiled.parts
+
+
+def compile_entries(loaded: LoadedSpec, make: Make, *, lost: Iterable[str] = ()) -> Compiled:
+    """Compiles every entry of a spec by itself, so that one that is at fault does not hide the others.
+
+    Args:
+        make: what makes an environment of a spec that this one plays as an agent.
+        lost: the dotted places of what was taken out of the spec, since it is at fault itself.
+    """
+    work = _Work(loaded, make, lost)
+    work.endpoints()
+    work.resources()
+    work.tools()
+    work.terms()
+    user = work.user()
+    dialect = work.attempt("dialect", work.dialect)
+    spec, prompt = loaded.spec, loaded.spec.prompt
+    system = work.template("prompt.system", prompt.system)
+    asked = work.template("prompt.user", prompt.user)
+    images = [work.template(f"prompt.images.{index}", text) for index, text in enumerate(prompt.images)]
+    observation = work.template("observation.template", spec.observation.template)
+    scorer = work.scorer()
+    parts: Parts | None = None
+    if not work.broken and dialect is not None and asked is not None and scorer is not None:
+        shown = tuple(image for image in images if image is not None)
+        made, terms = (work.tools_made, work.resources_made), tuple(work.terms_made)
+        parts = Parts(spec, dialect, *made, terms, scorer, system, asked, observation, user, shown)
+    return Compiled(
+        work.resources_made,
+        work.tools_made,
+        tuple(work.terms_made),
+        tuple(in_order(work.faults, loaded.document)),
+        frozenset(work.broken),
+        parts,
+    )
+
+
+class _Work:
+    """One compilation: what it has made, and what is in the way of the rest. Entries read those of earlier groups."""
+
+    def __init__(self, loaded: LoadedSpec, make: Make, lost: Iterable[str]) -> None:
+        self.loaded = loaded
+        self.spec = loaded.spec
+        self.lost = frozenset(lost)
+        self.broken: set[str] = set(lost)
+        self.faults: list[Fault] = []
+        self.resources_made: dict[str, Resource] = {}
+        self.tools_made: dict[str, Tool] = {}
+        self.terms_made: list[Term] = []
+        self._endpoints: dict[str, Endpoint] = {}
+        self._shared: dict[str, Any] = {
+            "endpoints": self._endpoints,
+            "nest": partial(nest, loaded.path, make),
+            "roots": loaded.roots,
+        }
+
+    def attempt(self, path: str, build: Callable[[], Made]) -> Made | None:
+        """What `build` makes of the entry at `path`, None where it is broken."""
+        try:
+            return build()
+        except UnknownEntry as error:
+            if not _lacks(self.broken, error.group, error.name):
+                entries = getattr(self.spec, error.group)
+                broken = [name for name in entries if f"{error.group}.{name}" in self.broken]
+                self.faults.append(entry_fault(self.loaded.document, path, error.knowing(broken)))
+        except RlenvError as error:
+            self.faults.extend(_faults_of(self.loaded.document, path, error))
+        except Exception as error:  # a factory of a plug-in may fail in any way
+            message = f"it cannot be compiled: {redact(failure(error))}"
+            self.faults.append(self.loaded.document.fault(path, message, "look at its values", at="key"))
+        self.broken.add(path)
+        return None
+
+    def endpoints(self) -> None:
+        for name, entry in self.spec.endpoints.items():
+            endpoint = self.attempt(f"endpoints.{name}", partial(compile_endpoint, name, entry))
+            if endpoint is not None:
+                self._endpoints[name] = endpoint
+
+    def resources(self) -> None:
+        for name, entry in self.spec.resources.items():
+            path = f"resources.{name}"
+            context = self._context(path, entry, {})
+            made = self.attempt(path, partial(registry.get("resources", entry.kind).factory, name, entry, context))
+            if made is not None:
+                self.resources_made[name] = made
+
+    def tools(self) -> None:
+        for name, entry in self.spec.tools.items():
+            path = f"tools.{name}"
+            context = self._context(path, entry, self.resources_made, tools=dict(self.tools_made))
+            made = self.attempt(path, partial(registry.get("tools", entry.kind).factory, name, entry, context))
+            if made:
+                made = self.attempt(path, partial(self._governed, made, name, entry))
+            for tool in made or ():
+                if tool.name in self.tools_made:
+                    message = f"two tools are called '{tool.name}'"
+                    self.faults.append(self.loaded.document.fault(path, message, "rename one", at="key"))
+                    self.broken.add(path)
+                self.tools_made[tool.name] = tool
+
+    def _governed(self, made: Sequence[Tool], name: str, entry: ToolSpec) -> tuple[Tool, ...]:
+        with under("parameters"):
+            for tool in made:
+                ArgumentCheck(tool.parameters, tool=tool.name)
+        return governed(made, name, entry, self.loaded)
+
+    def terms(self) -> None:
+        for name, entry in self.spec.rewards.items():
+            path = f"rewards.{name}"
+            context = TermCompileContext(
+                self.loaded.base_of(path),
+                self.spec.vars,
+                self.resources_made,
+                bases_of(self.loaded, path, entry),
+                self.tools_made,
+                self.spec.answer,
+                **self._shared,
+            )
+            term = self.attempt(path, partial(registry.get("rewards", entry.kind).factory, name, entry, context))
+            if term is not None:
+                self.terms_made.append(term)
+
+    def user(self) -> User | None:
+        entry = self.spec.user
+        if entry is None:
+            return None
+        context = self._context("user", entry, self.resources_made)
+        return self.attempt("user", partial(registry.get("users", entry.kind).factory, entry, context))
+
+    def template(self, path: str, source: str | None) -> Template | None:
+        return None if source is None else self.attempt(path, partial(template_of, source, key=""))
+
+    def scorer(self) -> Scorer | None:
+        """The terms together; where one of them is missing, only what their entries say of each other is looked at."""
+        found = list(weighing_faults(self.loaded.document, self.spec, lost=self.lost))
+        self.faults += found
+        self.broken.update(fault.path for fault in found)
+        if any(path.partition(".")[0] in ("rewards", "success") for path in self.broken):
+            return None
+        # At the top of the spec: the keys that it names are whole ones, such as `rewards.best.of`.
+        return self.attempt("", partial(Scorer, self.terms_made, success=self.spec.success))
+
+    def dialect(self) -> Dialect:
+        """The dialect of the spec; one that it defines itself is refused where its keys contradict each other."""
+        given = self.spec.dialect
+        try:
+            return dialects.get(given) if isinstance(given, str) else self._own_dialect(given)
+        except KeyError as error:
+            message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
+            place = "dialect" if isinstance(given, str) else "dialect.base"
+            raise SpecError([self.loaded.document.fault(place, message, hint)]) from error
+
+    def _own_dialect(self, given: DialectSpec) -> Dialect:
+        findings = dialects.contradictions(given)
+        dialect = dialects.inline(given) if not findings else None
+        if given.chat_template is not None and dialect is not None:
+            from rlenv.tokens.declared import declared_template, roles_that_answer
+
+            declared = declared_template(self.loaded, dialect)
+            assert declared is not None
+            findings = list(declared.findings)
+            if declared.dialect is not None:
+                dialect = declared.dialect
+                roles = roles_that_answer(has_tools=bool(self.spec.tools), has_user=self.spec.user is not None)
+                findings = findings or list(declared.answered(roles))
+        if findings or dialect is None:
+            raise SpecError([fault_of(self.loaded.document, finding) for finding in findings])
+        return dialect
+
+    def _context(self, path: str, entry: Spec, resources: Mapping[str, Resource], **more: Any) -> CompileContext:
+        bases = bases_of(self.loaded, path, entry)
+        return CompileContext(self.loaded.base_of(path), self.spec.vars, resources, bases, **self._shared, **more)
+
+
+def _lacks(broken: Set[str], group: str, name: str) -> bool:
+    return not broken.isdisjoint((group, f"{group}.{name}"))
+
+
+def bases_of(loaded: LoadedSpec, path: str, entry: Spec) -> dict[str, Path]:
+    """For each key of an entry, the folder that a relative path under it refers to."""
+    return {key: loaded.base_of(f"{path}.{key}") for key in type(entry).model_fields}
+
+
+def _faults_of(document: SourceDocument, path: str, error: RlenvError) -> tuple[Fault, ...]:
+    if isinstance(error, SpecError):
+        return error.faults
+    if isinstance(error, MissingVariable):
+        return (missing_variable(document, path, error),)
+    if isinstance(error, UsageError):
+        return (entry_fault(document, path, error),)
+    return (document.fault(path, redact(str(error)), at="key"),)
+
+
+def entry_fault(document: SourceDocument, path: str, error: UsageError) -> Fault:
+    """What a factory refused in the entry at `path`: at the value of the key that it names, at the entry's own key
+    where it names none."""
+    place = ".".join(part for part in (path, error.key) if part)
+    message, hint = redact(error.message), redact(error.hint)
+    if (not error.key and not isinstance(error, UnfitTemplate)) or not document.has(place):
+        return document.fault(place, message, hint, at="key")
+    if isinstance(error, UnfitTemplate):
+        return document.fault(place, message, hint, line=error.line, find=error.find)
+    return document.fault(place, message, hint)
+
+
+def missing_variable(document: SourceDocument, path: str, error: MissingVariable) -> Fault:
+    """The fault of a variable that is not set, at the first text under `path` that names it."""
+    wanted = f"${{env:{error.name}}}"
+
+    def search(value: Any, at: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
+        if isinstance(value, str):
+            return at if wanted in value else None
+        items: Any = (
+            value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        )
+        return next((found for key, item in items if (found := search(item, (*at, key))) is not None), None)
+
+    place = search(document.get(path), tuple(path.split(".")))
+    return document.fault(place if place is not None else path, error.message, error.hint, find=wanted)

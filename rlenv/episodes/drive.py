@@ -1,0 +1,91 @@
+"""A policy drives an episode to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlenv.episodes.episode import Episode
+from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
+from rlenv.messages import Message, Sampled
+from rlenv.policies.base import Policy, PolicyContext, PolicySession
+from rlenv.trajectory import Trajectory, Turn
+
+__all__ = ["context_of", "drive"]
+
+
+def context_of(episode: Episode) -> PolicyContext:
+    """What a policy may see of an open episode when it starts."""
+    environment = episode.environment
+    return PolicyContext(
+        episode.task,
+        environment.tool_schemas,
+        environment.spec.vars,
+        environment.prompt_text(episode.messages),
+        environment.observation_text,
+        episode.seed,
+        episode.task_index,
+        environment.stops,
+        environment.turn_ends,
+        environment.prompt_is_whole,
+        environment.spec.limits.response_tokens,
+    )
+
+
+def _started(episode: Episode, policy: Policy) -> PolicySession:
+    try:
+        return policy.start(context_of(episode))
+    except (InvalidReward, EpisodeError):
+        raise
+    except RlenvError as error:
+        raise PolicyError(str(error)) from error
+
+
+async def _acted(session: PolicySession, messages: list[Message]) -> str | Message | Sampled:
+    try:
+        return await session.act(messages)
+    except (InvalidReward, EpisodeError):
+        raise
+    except RlenvError as error:  # a script that is over, a template that a result does not fill: this episode's
+        raise PolicyError(str(error)) from error
+
+
+def _with_ids(said: Message, turn: Turn, answered: Sequence[Message]) -> tuple[Message, tuple[Message, ...]]:
+    """A message whose calls stood in its text, and their results, as a server takes them: each result with its call.
+
+    A server without a parser for its model's calls leaves them in the text. Results that no call asks for are refused
+    by most servers, and a policy that writes calls would end its episodes with an outage.
+    """
+    ids = [f"call_{turn.index}_{number}" for number in range(len(answered))]
+    calls = tuple(replace(call, id=one) for call, one in zip(turn.parsed.calls, ids, strict=False))
+    results = tuple(replace(message, tool_call_id=one) for message, one in zip(answered, ids, strict=True))
+    return replace(said, content=turn.parsed.content, tool_calls=calls), results
+
+
+async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajectory:
+    """Lets `policy` act until the open `episode` ends.
+
+    A policy that fails makes the reward invalid; one that is not done after `limit_s` seconds truncates the episode.
+    """
+    if episode.is_ended:
+        return episode.trajectory
+    messages = list(episode.messages)
+    try:
+        async with asyncio.timeout(limit_s):
+            session = _started(episode, policy)
+            while True:
+                action = await _acted(session, messages)
+                said = action.action if isinstance(action, Sampled) else action
+                messages.append(said if isinstance(said, Message) else Message("assistant", said))
+                step = await episode.step(action)
+                if step.is_last:
+                    return episode.trajectory
+                answered = step.observation.messages
+                if isinstance(said, Message) and not said.tool_calls and answered and answered[0].role == "tool":
+                    messages[-1], answered = _with_ids(said, episode.turns[-1], answered)
+                messages.extend(answered)
+    except EpisodeError as error:
+        return episode.fail(error.reason, str(error))
+    except TimeoutError:
+        return await episode.truncate("time")

@@ -1,0 +1,330 @@
+"""A compiled spec, shared by all episodes of a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlenv._base.paths import RefusedPath, finder
+from rlenv._base.strict_json import value_fault
+from rlenv.calls.executor import Executor
+from rlenv.concurrency.scope import Scope
+from rlenv.dialects.base import SameTurn
+from rlenv.dialects.control_tokens import broken_message, broken_schemas, has_marks
+from rlenv.dialects.observation import Cut, cut_chars, shower
+from rlenv.episodes.compile import Parts, compile_parts
+from rlenv.episodes.episode import Episode
+from rlenv.errors import EpisodeError, SpecError, UsageError
+from rlenv.images import UnreadableImage, image_of, listed
+from rlenv.language.loader import LoadedSpec, load_spec
+from rlenv.language.spec import EnvSpec
+from rlenv.language.templates import Template, TemplateError
+from rlenv.messages import Image, MalformedCall, Message, ParsedAction, Role, ToolCall
+from rlenv.resources.base import Resource, ResourceContext
+from rlenv.rewards import answer as answers
+from rlenv.secrets import redact
+from rlenv.tasks.rows import load_tasks, spread
+
+__all__ = ["Environment", "load"]
+
+_MAX_SHOWN = 10_000
+_MAX_ACTION = 1_000_000
+
+
+def load(path: str | Path, *, set: Mapping[str, Any] | None = None) -> Environment:
+    """Loads and compiles a spec.
+
+    Args:
+        path: the YAML file, or the name of an environment that ships with rlenv (`arithmetic`).
+        set: values that replace keys of the file, by dotted path (`{"tasks.test.path": "rows.jsonl"}`).
+
+    Raises:
+        SpecError: with every fault at once, each with file, line and column.
+    """
+    from rlenv.language.shipped import find  # found late: only a name needs the folder of shipped specs
+
+    return Environment(load_spec(find(path), set=set))
+
+
+class Environment:
+    """Starts episodes. Safe to share between all tasks of one event loop; holds no state of any episode.
+
+    Use it as an async context manager, or call `aclose`, where the spec has resources of scope `process`.
+    """
+
+    def __init__(self, loaded: LoadedSpec) -> None:
+        self.loaded = loaded
+        self.spec: EnvSpec = loaded.spec
+        self.parts: Parts = compile_parts(loaded, type(self))
+        self.executor = Executor(self.parts.tools, calls=self.spec.calls)
+        self.same_turn: SameTurn | None = getattr(self.parts.dialect, "same_turn", None)
+        """How observations go on in the assistant's own turn; None where they have turns of their own."""
+        self.tool_schemas: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in self.parts.tools.values())
+        self._plain_schemas: tuple[Mapping[str, Any], ...] | None = None
+        self.answer_is_explicit = answers.is_explicit(self.spec.answer)
+        self.show = shower(self.spec.observation, self.parts.observation, self.spec.vars)
+        self._cut = cut_chars(self.spec.observation)
+        self._tasks: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._shared: dict[str, asyncio.Future[Any]] = {}
+        self._stack = AsyncExitStack()
+        self._scope: Scope | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Where an action ends though no end token was sampled: behind the first of these texts. Often there is none.
+
+        They close a call, or the answer where `answer.from` is `tag`.
+        """
+        if self.same_turn is None:
+            return ()
+        answer = self.spec.answer
+        return (*self.same_turn.stops, *((f"</{answer.tag}>",) if answer.from_ == "tag" else ()))
+
+    @property
+    def turn_ends(self) -> tuple[str, ...]:
+        """The marks that the dialect writes behind an assistant's turn: where a completion of raw text ends.
+
+        A server stops at the end tokens that its model's configuration names, which are not always the template's. ()
+        where turns go on, or the dialect names none.
+        """
+        return () if self.same_turn is not None else tuple(getattr(self.parts.dialect, "turn_ends", ()))
+
+    @property
+    def prompt_is_whole(self) -> bool:
+        """Whether the prompt's raw text starts with what its model's tokenizer would put before it (`<s>`, `<bos>`).
+
+        It does where the dialect says how a conversation begins, or is a chat template's own text. Otherwise the
+        tokenizer of whoever reads it knows whether there is such a mark.
+        """
+        return bool(getattr(self.parts.dialect, "begins", False))
+
+    @property
+    def id(self) -> str:
+        """The name it is registered under: rlenv/NAME-vVERSION."""
+        return f"rlenv/{self.spec.name}-v{self.spec.version}"
+
+    async def __aenter__(self) -> Environment:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes what episodes share: resources of scope `process` and what tools keep. May be called twice."""
+        self._shared.clear()
+        scope, self._scope = self._scope, None
+        try:
+            if scope is not None:
+                await scope.aclose()
+        finally:
+            await self._stack.aclose()
+            self.executor.close()
+
+    def scope(self) -> Scope:
+        """What tools keep for as long as the environment; closed with it."""
+        if self._scope is None:
+            self._scope = Scope()
+        return self._scope
+
+    def tasks(self, split: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of a split, loaded once.
+
+        Raises:
+            UsageError: no such split.
+            SpecError: a row cannot be read.
+        """
+        rows = self._tasks.get(split)
+        if rows is None:
+            if split not in self.spec.tasks:
+                raise UsageError(f"no split '{split}' in {self.spec.name}", hint=f"it has {', '.join(self.spec.tasks)}")
+            rows = self._tasks[split] = load_tasks(self.loaded, split)
+        return rows
+
+    def groups(self, split: str) -> tuple[str, ...] | None:
+        """The value of the split's `report_by` for each task, as text; None where the split has no such key.
+
+        Raises:
+            SpecError: a row without that column.
+        """
+        column = self.spec.tasks[split].report_by if split in self.spec.tasks else None
+        rows = self.tasks(split)
+        if column is None:
+            return None
+        if split not in self._groups:
+            found = []
+            for index, row in enumerate(rows):
+                if column not in row:
+                    where = f"tasks.{split}.report_by"
+                    message = f"row {index} has no column '{column}'; it has {', '.join(row)}"
+                    raise SpecError([self.loaded.document.fault(where, message, "name one of them")])
+                found.append(str(row[column]))
+            self._groups[split] = tuple(found)
+        return self._groups[split]
+
+    def part(self, split: str, count: int | None) -> list[int]:
+        """The indices of `count` tasks: the first ones, or evenly over the groups of `report_by`; all for None.
+
+        Raises:
+            UsageError: no such split.
+            SpecError: a row cannot be read.
+        """
+        size = len(self.tasks(split))
+        if count is None or count >= size:
+            return list(range(size))
+        groups = self.groups(split)
+        return list(range(count)) if groups is None else spread(groups, count)
+
+    def start(
+        self, *, task: int | Mapping[str, Any] = 0, split: str | None = None, seed: int = 0, cut: Cut | None = None
+    ) -> Episode:
+        """A new episode; enter it with `async with`.
+
+        Args:
+            task: the row's index in the split (0-based), or a row of its own.
+            split: which split; by default the first of the spec.
+            seed: equal seeds give equal episodes for equal actions.
+            cut: how long results are cut, such as by a bound tokenizer's tokens; by characters otherwise.
+
+        Raises:
+            UsageError: no such split or row. The episode of a row that cannot be read fails as it opens.
+        """
+        split = split if split is not None else next(iter(self.spec.tasks))
+        if isinstance(task, int):
+            rows = self.tasks(split)
+            if not 0 <= task < len(rows):
+                raise UsageError(f"split '{split}' of {self.spec.name} has tasks 0 to {len(rows) - 1}, not {task}")
+            try:
+                row = rows[task]
+            except SpecError as error:  # the others are played all the same
+                return Episode(self, {}, split, task, seed, cut or self._cut, refused=str(error))
+            return Episode(self, row, split, task, seed, cut or self._cut)
+        return Episode(self, task, split, -1, seed, cut or self._cut)
+
+    def is_text_only(self, cut: Cut) -> bool:
+        """True where no tokenizer is bound, so that token limits are measured in characters."""
+        return cut is self._cut
+
+    def prompt(self, task: Mapping[str, Any], resources: Mapping[str, Any]) -> tuple[Message, ...]:
+        """The first messages of an episode.
+
+        Raises:
+            EpisodeError: an image of the prompt is not there (`reason` is "image"), or the row does not fill a template
+                ("prompt").
+        """
+        values = {"task": task, "resources": resources, "vars": self.spec.vars}
+        images = self._prompt_images(values) if self.parts.images else ()
+        user = _said("user", "prompt.user", self.parts.user, values, images)
+        if self.parts.system is None:
+            return (user,)
+        return (_said("system", "prompt.system", self.parts.system, values), user)
+
+    def _prompt_images(self, values: Mapping[str, Any]) -> tuple[Image, ...]:
+        found: list[Image] = []
+        for index, template in enumerate(self.parts.images):
+            base = self.loaded.base_of(f"prompt.images.{index}")
+            try:
+                value = template.value(**values)
+                find = finder(template, base=base, roots=self.loaded.roots, **values)
+                found += [image_of(one, file=find) for one in listed(value)]
+            except (UnreadableImage, RefusedPath, TemplateError) as error:
+                raise EpisodeError(
+                    f"prompt.images.{index} ({template.source.strip()}): {error}", reason="image"
+                ) from error
+        return tuple(found)
+
+    def prompt_text(self, messages: Sequence[Message]) -> str:
+        """The prompt as a policy of raw text sees it: no text but the author's own spells a control token."""
+        if self._plain_schemas is None:
+            self._plain_schemas = broken_schemas(self.tool_schemas)
+        return self.parts.dialect.render_prompt([broken_message(one) for one in messages], self._plain_schemas)
+
+    def observation_text(self, messages: Sequence[Message]) -> str:
+        """What follows an action, as a policy of raw text sees it: no content spells a control token."""
+        for message in messages:
+            if has_marks(message.content) or (message.name is not None and has_marks(message.name)):
+                break
+        else:
+            return self.parts.dialect.render_observation(messages)
+        return self.parts.dialect.render_observation([broken_message(one) for one in messages])
+
+    def parse(self, action: str | Message) -> tuple[str, ParsedAction]:
+        """The action's text and its reading; never raises for what a policy wrote.
+
+        Of a text beyond 1,000,000 characters the first are taken, as if the sampler had stopped there: reading is
+        linear, and holds the event loop.
+        """
+        dialect = self.parts.dialect
+        if isinstance(action, str):
+            action = action[:_MAX_ACTION]
+        elif len(action.content) > _MAX_ACTION:
+            action = replace(action, content=action.content[:_MAX_ACTION])
+        if isinstance(action, str):
+            return action, dialect.parse(action, self.parts.tools)
+        # The server has split thinking off: what a family's prompt leaves open is closed before the content is read.
+        content = dialect.render_action(Message("assistant", action.content))
+        read = dialect.parse(content, self.parts.tools)
+        if not action.tool_calls:
+            return content, read
+        # Structured calls win over text that looks like a call: the server has already split the two.
+        calls = tuple(map(_sound, action.tool_calls))
+        text = dialect.render_action(replace(action, tool_calls=calls))
+        return text, ParsedAction(read.content, read.thinking, calls, read.is_cut)
+
+    async def open_resource(self, resource: Resource, context: ResourceContext, stack: AsyncExitStack) -> Any:
+        """The handle of a resource, entered on `stack` or, for scope `process`, once for the environment."""
+        if resource.scope == "episode":
+            return await stack.enter_async_context(resource.open(context))
+        while (future := self._shared.get(resource.name)) is not None:
+            is_open, handle = await asyncio.shield(future)
+            if is_open:
+                return handle
+        future = self._shared[resource.name] = asyncio.get_running_loop().create_future()
+        try:
+            shared = ResourceContext({}, context.vars, 0)
+            handle = await self._stack.enter_async_context(resource.open(shared))
+        except BaseException as error:
+            del self._shared[resource.name]  # the next episode tries again
+            if isinstance(error, Exception):
+                future.set_exception(error)
+                future.exception()
+            else:  # one episode was cancelled; those that wait for the same resource are not
+                future.set_result((False, None))
+            raise
+        future.set_result((True, handle))
+        return handle
+
+
+def _sound(call: ToolCall | MalformedCall) -> ToolCall | MalformedCall:
+    """A call that came as data, malformed where its arguments are not JSON: the guarantee of one that is read."""
+    if isinstance(call, ToolCall) and (fault := value_fault(dict(call.arguments))):
+        reason = f"the arguments are not JSON: {fault}"
+        return MalformedCall(repr(call.arguments)[:_MAX_SHOWN], reason, name=call.name, id=call.id)
+    return call
+
+
+def _said(
+    role: Role, place: str, template: Template, values: Mapping[str, Any], images: tuple[Image, ...] = ()
+) -> Message:
+    """A message of the prompt, which knows the author's words in it where they may hold control tokens.
+
+    Raises:
+        EpisodeError: the row does not fill the template.
+    """
+    try:
+        if not has_marks(template.source):
+            return Message(role, redact(template.text(**values)), images=images)
+        written, authored = template.written(**values)
+    except TemplateError as error:
+        raise EpisodeError(f"{place} cannot be filled from this row: {error}", reason="prompt") from error
+    text = redact(written)
+    if text is not written and text != written:
+        authored = ()
+    return Message(role, text, images=images, authored=authored)

@@ -1,0 +1,350 @@
+"""The state machine of one episode: it is opened, stepped until it ends, and closed.
+
+    open                     the resources, then the prompt
+    step -> _step            reads the action and runs its calls, or
+              -> _converse   lets the simulated user answer it, and then
+              -> _go_on      goes on to the next turn, or where a limit was reached or nothing is left to do
+              -> _finish     ends the episode
+    every end is _end (scored) or _fail (without a reward); `Trajectory` says what the episode has ended as
+
+What calls run on is in `episode_tools`, what is earned in `episode_reward`, what the user hears in `users.dialogue`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from rlenv._base.fast_records import quick
+from rlenv.dialects.observation import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
+from rlenv.episodes.reward import EpisodeReward
+from rlenv.episodes.tools import EpisodeTools
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
+from rlenv.rewards import answer as answers
+from rlenv.trajectory import Failure, Record, Step, Trajectory, Turn
+from rlenv.users.base import UserContext
+from rlenv.users.dialogue import Conversation, dialogue
+
+if TYPE_CHECKING:
+    from rlenv.episodes.environment import Environment
+
+__all__ = ["Episode", "Step"]
+
+_INVALID: Final = frozenset({"unknown_tool", "bad_arguments", "malformed"})
+_NOTHING: Final = Observation()
+_READ_AT_ONCE: Final = 65_536
+"""Characters of an action that are read on the event loop."""
+_observation, _turn, _step = quick(Observation), quick(Turn), quick(Step)
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One rollout. Made by `Environment.start`, entered with `async with`, driven by `step`.
+
+    An infrastructure fault, while opening too, ends the episode as truncated with an invalid reward and `failure`
+    set; it is never raised out of `step`. What the policy writes can never raise.
+    """
+
+    environment: Environment
+    task: Mapping[str, Any]
+    split: str
+    task_index: int
+    seed: int
+    cut: Cut
+    messages: tuple[Message, ...] = ()
+    """The prompt; set by opening."""
+    turns: list[Turn] = field(default_factory=list)
+    refused: str = ""
+    """Why the row cannot be read; such an episode fails as it opens."""
+    tools: EpisodeTools = field(init=False)
+    """What calls run on."""
+    _reward: EpisodeReward = field(init=False)
+    _user: Conversation | None = None
+    _chars: int = 0
+    _invalid_streak: int = 0
+    _started: float = 0.0
+    _trajectory: Trajectory | None = None
+    _is_open: bool = False
+    _is_stepping: bool = False
+    _is_ending: bool = False
+    _sampled: Sampled | None = None
+    """What the sampler said of the action that is being taken."""
+
+    def __post_init__(self) -> None:
+        self.tools = EpisodeTools(self.environment, self.task, self.seed)
+        self._reward = EpisodeReward(self.environment, self.tools)
+
+    async def __aenter__(self) -> Episode:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Opens the resources and renders the prompt. Where a resource fails, the episode has ended on return."""
+        if self._is_open:
+            raise UsageError("the episode is open already", hint="start a new one with environment.start()")
+        self._is_open = True
+        self._started = time.monotonic()
+        if self.refused:
+            self._fail("task", self.refused)
+            return
+        try:
+            await self.tools.open()
+            self.messages = self.environment.prompt(self.task, self.tools.resources)
+        except EpisodeError as error:
+            self._fail(error.reason, str(error))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Closes the episode's resources in reverse order; may be called twice."""
+        await self.tools.aclose()
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """The opened resources by name."""
+        return self.tools.resources
+
+    @property
+    def is_ended(self) -> bool:
+        """True once the episode terminated or was truncated."""
+        return self._trajectory is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """True once nothing but the reward is missing: no action will be taken and no tool called for one."""
+        return self._is_ending or self._trajectory is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """True once a step has returned the episode's end."""
+        return self._trajectory is not None and self._is_stepping
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The frozen record.
+
+        Raises:
+            UsageError: the episode has not ended.
+        """
+        if self._trajectory is None:
+            raise UsageError("the episode has not ended", hint="step until step.is_last, or call truncate()")
+        return self._trajectory
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the reward is invalid; None while the episode runs or where it is valid."""
+        return self._trajectory.failure if self._trajectory is not None else None
+
+    async def step(self, action: str | Message | Sampled) -> Step:
+        """Takes one action: parses it, runs its calls, and answers or ends.
+
+        Args:
+            action: the policy's text, or an assistant message with structured calls; as `Sampled` where the sampler
+                knows more. The record keeps what it says, and an action that a limit of tokens has cut is told so in
+                the observation that answers it.
+
+        Raises:
+            UsageError: the episode is not open, has ended, or another step is running.
+        """
+        if not self._is_open:
+            raise UsageError("the episode is not open", hint="use `async with environment.start(...) as episode`")
+        if self._is_stepping:
+            ended = "the episode has ended" if self._trajectory is not None else "another step is still running"
+            raise UsageError(ended, hint="start a new one with environment.start()")
+        self._is_stepping = True
+        if self._trajectory is not None:  # opening failed; the first step reports it
+            return self._last_step()
+        try:
+            self._sampled = action if isinstance(action, Sampled) else None
+            return await self._step(action.action if isinstance(action, Sampled) else action)
+        except EpisodeError as error:
+            self._fail(error.reason, str(error))
+            return self._last_step()
+        finally:
+            if self._trajectory is None:
+                self._is_stepping = False
+
+    async def truncate(self, reason: str, *, action: str | Message | Sampled | None = None) -> Trajectory:
+        """Ends the episode from outside, as a trainer does at its token budget, and scores it as it stands.
+
+        Args:
+            reason: what the trajectory says of its end.
+            action: one that the policy has taken and that was interrupted; recorded as a last turn without results.
+        """
+        if self._trajectory is None:
+            if action is not None:
+                self._sampled = action if isinstance(action, Sampled) else None
+                text, parsed = self.environment.parse(action.action if isinstance(action, Sampled) else action)
+                self._add_turn(text, parsed, 0.0)
+            await self._end(terminated=False, reason=reason)
+        return self.trajectory
+
+    def fail(self, reason: str, message: str) -> Trajectory:
+        """Ends the episode with an invalid reward, as a driver does when its policy or its own code failed."""
+        if self._trajectory is None:
+            self._fail(reason, message)
+        return self.trajectory
+
+    async def reply(self, parsed: ParsedAction, *, deadline: float) -> str | None:
+        """What the simulated user says to an action behind the turns so far; None where it ends the episode.
+
+        Raises:
+            EpisodeError: the user cannot be asked.
+        """
+        environment = self.environment
+        if self._user is None:
+            user = environment.parts.simulated
+            assert user is not None
+            context = UserContext(self.task, self.resources, environment.spec.vars, self.seed, environment.scope)
+            self._user = Conversation(user, context, self.cut)
+        return await self._user.reply(dialogue(self.messages, self.turns, parsed.content), deadline=deadline)
+
+    def record(self, *, answer: str | None = None) -> Record:
+        """What is recorded of the episode so far, however it ends."""
+        spec = self.environment.spec
+        return {
+            "environment": f"{spec.name}-v{spec.version}",
+            "split": self.split,
+            "task_index": self.task_index,
+            "seed": self.seed,
+            "task": self.task,
+            "messages": self.messages,
+            "turns": tuple(self.turns),
+            "answer": answer,
+            "seconds": time.monotonic() - self._started,
+        }
+
+    async def _step(self, action: str | Message) -> Step:
+        environment = self.environment
+        begun, deadline = time.monotonic(), self._started + environment.spec.limits.episode_s
+        if len(action if isinstance(action, str) else action.content) <= _READ_AT_ONCE:
+            text, parsed = environment.parse(action)
+        else:  # a megabyte takes tens of milliseconds, and several of them may come at once
+            text, parsed = await asyncio.to_thread(environment.parse, action)
+        self._chars += len(text)
+        if begun >= deadline:
+            self._add_turn(text, parsed, 0.0)
+            return await self._finish(terminated=False, reason="time")
+
+        calls, is_explicit = parsed.calls, environment.answer_is_explicit
+        found = answers.extract(environment.spec.answer, parsed) if is_explicit or not calls else None
+        if environment.parts.simulated is not None and not calls and not (found and is_explicit):
+            return await self._converse(text, parsed, begun, deadline)
+        if found is not None or not calls:
+            self._add_turn(text, parsed, time.monotonic() - begun)
+            if self._was_cut and (found is None or not is_explicit):
+                # It was not the policy that ended its message here. What it has written is scored all the same.
+                return await self._finish(terminated=False, reason="turn_tokens")
+            return await self._finish(terminated=True, reason="final_message" if found is None else "answer")
+
+        results = await self.tools.run(calls, turn=len(self.turns), deadline=deadline)
+        malformed = 0
+        for result in results:
+            if result.outcome in _INVALID:
+                malformed += 1
+        self._invalid_streak = self._invalid_streak + 1 if malformed else 0
+        show, images = environment.show, environment.spec.observation.images == "keep"
+        messages = result_messages(results, show, self.cut, task=self.task, turn=len(self.turns), images=images)
+        observation = self._observation(messages, results)
+        self._add_turn(text, parsed, time.monotonic() - begun, results, observation, malformed)
+        return await self._go_on(observation, deadline)
+
+    async def _converse(self, text: str, parsed: ParsedAction, begun: float, deadline: float) -> Step:
+        """Lets the simulated user answer an action that is meant for it."""
+        self._invalid_streak = 0
+        said, reason = None, "user"
+        if len(self.turns) + 1 >= self.environment.spec.limits.turns:  # nobody would read the reply
+            reason = "turns"
+        else:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    said = await self.reply(parsed, deadline=deadline)
+            except TimeoutError:
+                reason = "time"
+        if said is None:
+            self._add_turn(text, parsed, time.monotonic() - begun)
+            return await self._finish(terminated=reason == "user", reason=reason)
+        observation = self._observation((Message("user", said),))
+        self._add_turn(text, parsed, time.monotonic() - begun, (), observation)
+        return await self._go_on(observation, deadline)
+
+    async def _go_on(self, observation: Observation, deadline: float) -> Step:
+        """The step of a turn that was not the last, or the end where it reached a limit."""
+        self._chars += len(observation.text)
+        if reason := self._reached(deadline):
+            return await self._finish(terminated=False, reason=reason, observation=observation)
+        reward = 0.0
+        if self._reward.scorer.has_turn_terms:
+            reward = await self._reward.score_turn(self.messages, self.turns)
+        return _step(observation, reward)
+
+    def _reached(self, deadline: float) -> str:
+        """The limit that ends the episode behind its turns so far, "" where there is none."""
+        limits = self.environment.spec.limits
+        if len(self.turns) >= limits.turns:
+            return "turns"
+        if self.tools.made >= limits.tool_calls:
+            return "tool_calls"
+        if self._invalid_streak >= limits.invalid_actions:
+            return "invalid_actions"
+        if time.monotonic() >= deadline:
+            return "time"
+        if limits.response_tokens is None or not self.environment.is_text_only(self.cut):
+            return ""
+        return "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
+
+    def _observation(self, messages: tuple[Message, ...], results: tuple[ToolResult, ...] = ()) -> Observation:
+        if self._was_cut:
+            messages = told_of_cut(messages)
+        # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
+        is_read = self.environment.is_text_only(self.cut)
+        return _observation(messages, self.environment.observation_text(messages) if is_read else "", results)
+
+    @property
+    def _was_cut(self) -> bool:
+        """Whether a limit of tokens has cut the action that is being taken."""
+        return self._sampled is not None and self._sampled.finish_reason == "length"
+
+    def _add_turn(
+        self,
+        text: str,
+        parsed: ParsedAction,
+        seconds: float,
+        results: tuple[ToolResult, ...] = (),
+        observation: Observation | None = None,
+        malformed: int = 0,
+    ) -> None:
+        index, sampled = len(self.turns), self._sampled
+        said = ("", ()) if sampled is None else (sampled.finish_reason, sampled.token_ids)
+        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, *said))
+
+    async def _finish(self, *, terminated: bool, reason: str, observation: Observation = _NOTHING) -> Step:
+        await self._end(terminated=terminated, reason=reason)
+        return self._last_step(observation)
+
+    async def _end(self, *, terminated: bool, reason: str) -> None:
+        self._is_ending = True
+        answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason)
+        end = Trajectory.termination if terminated else Trajectory.truncation
+        self._trajectory = end(reason=reason, reward=reward, success=success, **self.record(answer=answer))
+
+    def _fail(self, reason: str, message: str) -> None:
+        failure = Failure(reason, message)
+        reward = self._reward.scorer.failed(failure, turns=len(self.turns))
+        self._trajectory = Trajectory.failed(failure=failure, reward=reward, **self.record())
+
+    def _last_step(self, observation: Observation = _NOTHING) -> Step:
+        total = self.trajectory.reward.total
+        reward = None if total is None else total - self._reward.paid
+        return Step.last(self.trajectory, reward=reward, observation=observation)

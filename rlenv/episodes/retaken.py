@@ -1,0 +1,271 @@
+"""The state that a recorded episode left, made anew: its calls are taken once more on fresh resources.
+
+Rewards that look at resources, or run tools on them, measure what the policy did only where that state is there again.
+Where it cannot be had, such a term is invalid and says which call stood in the way; it never gives a number that was
+read from something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rlenv._base.bounded import cut_end
+from rlenv.dialects.observation import without_note
+from rlenv.errors import EpisodeError, RewardError
+from rlenv.language.spec import RewardSpec
+from rlenv.messages import MalformedCall, Message, ToolCall, ToolResult
+from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.rewards.scorer import Scorer
+from rlenv.secrets import redact
+from rlenv.tools.base import Tool
+from rlenv.trajectory import Turn
+
+if TYPE_CHECKING:
+    from rlenv.episodes.environment import Environment
+    from rlenv.episodes.episode import Episode
+
+__all__ = ["Retaken", "guarded_scorer", "left_out", "reads_state"]
+
+_NEVER_RUN = frozenset({"breaker_open", "busy", "injected", "malformed", "skipped", "unknown_tool"})
+_SHORT = 80
+_HINT = "; 'idempotent: true' in its entry says that its calls change nothing"
+
+
+def left_out() -> MalformedCall:
+    """What stands in the place of a call that is not run, so that the other calls of its turn keep theirs."""
+    return MalformedCall("", "This call is not run.")
+
+
+class Retaken:
+    """Takes the calls of one recorded episode again, turn by turn.
+
+    `lost` says why the state is not what it was, "" as long as it is. Calls that can have changed nothing and depend on
+    nothing but their arguments are left out, and so are those that never reached their tool.
+    """
+
+    def __init__(self, episode: Episode, *, prompt: Sequence[Message]) -> None:
+        """
+        Args:
+            episode: open, and not stepped; its messages are the prompt as it is now.
+            prompt: the recorded messages, which begin with the prompt as it was.
+        """
+        self.lost = ""
+        self._taken = 0
+        self._episode = episode
+        if _shows_resources(episode.environment) and tuple(prompt[: len(episode.messages)]) != episode.messages:
+            self.lost = "the prompt shows other resources than it did when it was recorded"
+        self._asks_user = _user_changes_state(episode.environment)
+
+    async def take(self, turn: Turn, *, is_last: bool, reason: str, deadline: float) -> None:
+        """Takes the calls of `turn`, the next one, and asks the user for the reply that followed it.
+
+        Args:
+            is_last: whether the episode ended with it, for `reason`.
+            deadline: on the clock of `time.monotonic()`.
+        """
+        if self.lost:
+            return
+        try:
+            async with asyncio.timeout_at(_on_loop(deadline)):
+                if turn.results:
+                    await self._calls(turn, deadline)
+                elif self._asks_user and not turn.parsed.calls:
+                    await self._reply(turn, is_last=is_last, reason=reason, deadline=deadline)
+        except TimeoutError:
+            self.lost = f"turn {turn.index}: taking its calls again took longer than the episode may"
+        except EpisodeError as error:
+            self.lost = f"turn {turn.index}: its calls could not be taken again: {redact(str(error)):.200}"
+
+    async def _calls(self, turn: Turn, deadline: float) -> None:
+        calls: list[ToolCall | MalformedCall] = []
+        for index, (call, result) in enumerate(zip(turn.parsed.calls, turn.results, strict=False)):
+            again = self._again(f"turn {turn.index}, call {index}", call, result)
+            calls.append(call if again else left_out())
+        taken = sum(isinstance(call, ToolCall) for call in calls)
+        if self.lost or not taken:
+            return
+        limits = self._episode.environment.spec.limits
+        self._taken += taken
+        if taken > limits.calls_per_turn or self._taken > limits.tool_calls:
+            self.lost = f"turn {turn.index}: more calls were recorded than the limits let a policy make"
+            return
+        index = len(self._episode.turns)
+        now = await self._episode.tools.run_again(calls, turn=index, deadline=deadline)
+        for index, (call, then, found) in enumerate(zip(calls, turn.results, now, strict=False)):
+            if isinstance(call, ToolCall) and (then.outcome, then.text) != (found.outcome, found.text):
+                self.lost = f"turn {turn.index}, call {index}: {_difference(call.name, then, found)}"
+                return
+
+    def _again(self, place: str, call: ToolCall | MalformedCall, result: ToolResult) -> bool:
+        """Whether to take a call again; sets `lost` where it matters and cannot be."""
+        if isinstance(call, MalformedCall) or _was_not_run(result):
+            return False
+        tool = self._episode.environment.parts.tools.get(call.name)
+        if tool is None:
+            self.lost = f"{place}: there is no tool '{call.name}' any more"
+            return False
+        if tool.idempotent and not tool.mutates:
+            return not (tool.depends_on == "arguments" or tool.reaches_out or result.outcome == "timeout")
+        if tool.reaches_out:
+            self.lost = f"{place}: the tool '{call.name}' reaches out of the environment and is not called again"
+            self.lost += "" if tool.mutates else _HINT
+            return False
+        if shared := self._shared_by(tool):
+            self.lost = f"{place}: the tool '{call.name}' may change '{shared}', which episodes share (scope: process)"
+            self.lost += "" if tool.mutates else _HINT
+            return False
+        if result.outcome == "timeout":
+            self.lost = f"{place}: the tool '{call.name}' did not end, and what it had done by then is not known"
+            return False
+        return True
+
+    def _shared_by(self, tool: Tool) -> str:
+        """A resource that other episodes share and this tool may change, "" where there is none."""
+        if not tool.mutates and tool.depends_on != "episode":
+            return ""
+        resources = self._episode.environment.parts.resources.values()
+        return next((resource.name for resource in resources if resource.scope == "process"), "")
+
+    async def _reply(self, turn: Turn, *, is_last: bool, reason: str, deadline: float) -> None:
+        shown = turn.observation.messages if turn.observation is not None else ()
+        if not shown and not (is_last and reason == "user"):
+            return
+        then = without_note(shown[0].content) if shown else None
+        now = await self._episode.reply(turn.parsed, deadline=deadline)
+        if now != then:
+            self.lost = f"turn {turn.index}: the user said {_short(then)} when it was recorded and {_short(now)} now"
+
+
+def _on_loop(deadline: float) -> float:
+    return asyncio.get_running_loop().time() + deadline - time.monotonic()
+
+
+def _was_not_run(result: ToolResult) -> bool:
+    if result.outcome == "ok":
+        return False
+    if result.outcome in _NEVER_RUN or result.reason in _NEVER_RUN:
+        return True
+    faults = (result.details or {}).get("faults")
+    return not result.reason and isinstance(faults, (list, tuple)) and faults[-1:] in (["error"], ["hang"])
+
+
+def _difference(name: str, then: ToolResult, now: ToolResult) -> str:
+    if then.whose == "infrastructure" and now.outcome == "ok":
+        return f"the tool '{name}' could not be had when it was recorded ({then.reason}) and answers now"
+    before, after = f"{then.outcome} {_short(then.text)}", f"{now.outcome} {_short(now.text)}"
+    return f"the tool '{name}' gave {before} when it was recorded and {after} now"
+
+
+def _short(text: str | None) -> str:
+    return "nothing" if text is None else repr(cut_end(text, _SHORT))
+
+
+def _user_changes_state(environment: Environment) -> bool:
+    user, spec = environment.parts.simulated, environment.spec.user
+    if user is None or spec is None or spec.kind in ("scripted", "model") or not environment.parts.resources:
+        return False
+    given: Sequence[str] | None = getattr(user, "parameters", None)
+    return given is None or any(name in environment.parts.resources for name in given)
+
+
+def _shows_resources(environment: Environment) -> bool:
+    parts = environment.parts
+    shown = [template for template in (parts.system, parts.user) if template is not None]
+    return any("resources" in template.names for template in shown)
+
+
+def reads_state(environment: Environment) -> bool:
+    """Whether a term may look at resources or run a tool; True where that cannot be told from the spec."""
+    return any(_may_read(term.spec) for term in environment.parts.terms)
+
+
+def _may_read(spec: RewardSpec) -> bool:
+    if spec.kind in ("judge", "group"):
+        return False  # they see texts and values alone
+    if spec.kind != "rule" or not type(spec).__module__.startswith("rlenv."):
+        return True
+    if getattr(spec, "rule", "python") == "python" or getattr(spec, "tool", None) is not None:
+        return True
+    return "resources" in spec.model_dump_json()
+
+
+class _Lost(Mapping[str, Any]):
+    """Resources that are not what they were: looking at them is noted, and raises."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.was_asked = False
+
+    def refuse(self) -> NoReturn:
+        self.was_asked = True
+        raise RewardError(self.reason)
+
+    def __getitem__(self, key: str) -> Any:
+        self.refuse()
+
+    def __contains__(self, key: object) -> bool:
+        self.refuse()
+
+    def __iter__(self) -> Iterator[str]:
+        self.refuse()
+
+    def __len__(self) -> int:
+        self.refuse()
+
+
+def guarded_scorer(environment: Environment, lost: str) -> Scorer:
+    """The environment's scorer where the state is lost: a term that asks for it is invalid for that reason."""
+    reason = f"the state that the episode left cannot be had again: {lost}"
+    terms = [_guarded(term, reason, environment.parts.tools) for term in environment.parts.terms]
+    return Scorer(terms, success=environment.spec.success)
+
+
+def _guarded(term: Term, reason: str, tools: Mapping[str, Tool]) -> Term:
+    def unsure(context: RewardContext) -> tuple[RewardContext, _Lost]:
+        lost = _Lost(reason)
+
+        async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            tool = tools.get(name)
+            if tool is None or tool.mutates or not tool.idempotent or tool.depends_on != "arguments":
+                lost.refuse()
+            return await context.call(name, arguments)
+
+        resources = lost if context.resources else context.resources
+        return dataclasses.replace(context, resources=resources, call=call), lost
+
+    def checked(measured: Measured, lost: _Lost) -> Measured:
+        # An author's function may catch what it is told, and give a number all the same.
+        if lost.was_asked:
+            raise RewardError(reason)
+        return measured
+
+    measure, measure_async = term.measure, term.measure_async
+    if measure is not None:
+
+        def quick(context: RewardContext) -> Measured:
+            context, lost = unsure(context)
+            try:
+                return checked(measure(context), lost)
+            except Exception as error:
+                if lost.was_asked:
+                    raise RewardError(reason) from error
+                raise
+
+        return dataclasses.replace(term, measure=quick)
+    if measure_async is not None:
+
+        async def slow(context: RewardContext) -> Measured:
+            context, lost = unsure(context)
+            try:
+                return checked(await measure_async(context), lost)
+            except Exception as error:
+                if lost.was_asked:
+                    raise RewardError(reason) from error
+                raise
+
+        return dataclasses.replace(term, measure_async=slow)
+    return term

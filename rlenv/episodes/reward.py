@@ -1,0 +1,85 @@
+"""What one episode earns: measured turn by turn, and as a whole at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlenv._base.fast_records import quick
+from rlenv.episodes.tools import EpisodeTools
+from rlenv.messages import Message
+from rlenv.rewards import answer as answers
+from rlenv.rewards.base import RewardContext
+from rlenv.rewards.measure import TurnResults
+from rlenv.trajectory import RewardBreakdown, Turn
+
+if TYPE_CHECKING:
+    from rlenv.episodes.environment import Environment
+
+__all__ = ["EpisodeReward"]
+
+_context = quick(RewardContext)
+
+
+class EpisodeReward:
+    """Measures the reward terms of one episode, each within `limits.reward_s`."""
+
+    __slots__ = ("_environment", "_tools", "_turns", "paid", "scorer")
+
+    def __init__(self, environment: Environment, tools: EpisodeTools) -> None:
+        self.paid = 0.0
+        """What the turns so far have settled of the total."""
+        self.scorer = environment.parts.scorer
+        self._environment = environment
+        self._tools = tools
+        self._turns: list[TurnResults] = []
+
+    async def score_turn(self, messages: Sequence[Message], turns: Sequence[Turn]) -> float:
+        """Measures the last of `turns`; the share of the total that is settled by it."""
+        context = self._context(messages, turns)
+        results = await self.scorer.score_turn(context, limit_s=self._environment.spec.limits.reward_s)
+        self._turns.append(results)
+        paid = self.scorer.paid_at_once(results)
+        self.paid += paid
+        return paid
+
+    async def score(
+        self, messages: Sequence[Message], turns: Sequence[Turn], *, reason: str
+    ) -> tuple[str | None, RewardBreakdown, bool | None]:
+        """Measures the whole episode, which ended for `reason`, its last turn included.
+
+        Returns:
+            The answer that was read from the last turn, what the episode earned, and whether it was a success.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured.
+        """
+        limit_s = self._environment.spec.limits.reward_s
+        answer = self._answer(turns)
+        context = self._context(messages, turns, answer=answer, reason=reason)
+        if self.scorer.has_turn_terms and len(self._turns) < len(turns):
+            self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
+        reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
+        return answer, reward, success
+
+    def _answer(self, turns: Sequence[Turn]) -> str | None:
+        if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
+            return None
+        found = answers.extract(self._environment.spec.answer, turns[-1].parsed)
+        return None if found is None else found.text
+
+    def _context(
+        self, messages: Sequence[Message], turns: Sequence[Turn], *, answer: str | None = None, reason: str = ""
+    ) -> RewardContext:
+        return _context(
+            self._tools.task,
+            messages,
+            turns,
+            answer,
+            self._tools.resources,
+            self._environment.spec.vars,
+            self._tools.run_for_reward,
+            reason,
+            self._environment.scope,
+            self._tools.seed,
+        )

@@ -1,0 +1,159 @@
+"""What one episode's calls run on, and how many of them are left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from rlenv._base.fast_records import quick
+from rlenv.concurrency.scope import Scope
+from rlenv.errors import EpisodeError
+from rlenv.messages import MalformedCall, ToolCall, ToolResult
+from rlenv.resources.base import ResourceContext
+from rlenv.tools.base import ToolContext
+
+if TYPE_CHECKING:
+    from rlenv.episodes.environment import Environment
+
+__all__ = ["EpisodeTools"]
+
+_MOST_LEFT_OUT: Final = 64
+"""Calls over a limit that are answered one by one."""
+_CALL_SHARE: Final = 0.3
+_tool_context = quick(ToolContext)
+
+
+class EpisodeTools:
+    """Runs the calls of one episode on its own resources, within `limits.tool_calls` and `limits.calls_per_turn`."""
+
+    __slots__ = ("_environment", "_made_in_turn", "_scope", "_stack", "made", "resources", "seed", "task")
+
+    def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int) -> None:
+        self.resources: Mapping[str, Any] = {}
+        """The opened resources by name."""
+        self.made = 0
+        """How many calls the policy has made, those over a limit included."""
+        self.task = task
+        self.seed = seed
+        self._environment = environment
+        self._made_in_turn = 0
+        self._scope: Scope | None = None
+        self._stack: AsyncExitStack | None = None
+
+    async def open(self) -> None:
+        """Opens the resources.
+
+        Raises:
+            EpisodeError: one of them cannot be had, or not within `limits.episode_s`.
+        """
+        environment = self._environment
+        if not environment.parts.resources:
+            return
+        self._stack = AsyncExitStack()
+        context = ResourceContext(self.task, environment.spec.vars, self.seed)
+        limit_s = environment.spec.limits.episode_s
+        opened: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(limit_s):
+                for name, resource in environment.parts.resources.items():
+                    opened[name] = await environment.open_resource(resource, context, self._stack)
+        except TimeoutError as error:
+            raise EpisodeError(f"the resources did not open within {limit_s:g} s", reason="resource") from error
+        self.resources = opened
+
+    async def aclose(self) -> None:
+        """Closes what tools keep, then the resources in reverse order; may be called twice."""
+        scope, self._scope = self._scope, None
+        stack, self._stack = self._stack, None
+        try:
+            if scope is not None:  # tools may use resources, so what they keep goes first
+                await scope.aclose()
+        finally:
+            if stack is not None:
+                await stack.aclose()
+
+    def scope(self) -> Scope:
+        """What tools keep for this episode; closed with it."""
+        if self._scope is None:
+            self._scope = Scope()
+        return self._scope
+
+    async def run(
+        self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
+    ) -> tuple[ToolResult, ...]:
+        """The results of the policy's calls, in their order; those over a limit are not run, and told so.
+
+        Args:
+            turn: the episode's, 0-based.
+            deadline: when the episode's time is up, on the clock of `time.monotonic()`.
+        """
+        limits = self._environment.spec.limits
+        allowed = min(limits.calls_per_turn, limits.tool_calls - self.made)
+        context = self._context(deadline, turn=turn)
+        self.made += len(calls)
+        self._made_in_turn = len(calls)
+        if len(calls) <= allowed:
+            return await self._environment.executor.run(calls, context)
+        results = await self._environment.executor.run(calls[:allowed], context)
+        return results + self._left_out(calls[allowed:], most=_MOST_LEFT_OUT)
+
+    async def run_again(
+        self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
+    ) -> tuple[ToolResult, ...]:
+        """What recorded calls give on this episode's resources, as calls of `turn`; they count for no limit."""
+        return await self._environment.executor.run(calls, self._context(deadline, turn=turn))
+
+    async def run_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """The result of a call that a reward term makes."""
+        # A reward is measured after the episode's own time is over, so its calls get a budget of their own. Three fit
+        # into it one after the other: the policy's, one that is known to work, and the policy's again, so that a call
+        # that never ends cannot use up the time in which its fault is found.
+        deadline = time.monotonic() + _CALL_SHARE * self._environment.spec.limits.reward_s
+        (result,) = await self._environment.executor.run((ToolCall(name, arguments),), self._context(deadline, turn=-1))
+        return result
+
+    async def _run_for_tool(self, calls: Sequence[ToolCall], context: ToolContext) -> tuple[ToolResult, ...]:
+        """Runs calls that a tool makes for the policy: they count as the policy's own, in the turn and the episode."""
+        limits = self._environment.spec.limits
+        left = min(limits.calls_per_turn - self._made_in_turn, limits.tool_calls - self.made)
+        allowed = calls[: max(left, 0)]
+        self.made += len(allowed)
+        self._made_in_turn += len(allowed)
+        results = await self._environment.executor.run(allowed, context) if allowed else ()
+        return results + self._left_out(calls[len(allowed) :])
+
+    def _left_out(
+        self, calls: Sequence[ToolCall | MalformedCall], *, most: int | None = None
+    ) -> tuple[ToolResult, ...]:
+        limits = self._environment.spec.limits
+        text = f"Not run: at most {limits.calls_per_turn} calls a turn and {limits.tool_calls} an episode are run."
+        left_out = [
+            ToolResult(call.name or "", text, "skipped", call_id=call.id, reason="skipped", whose="policy")
+            for call in calls[:most]
+        ]
+        if left_out and most is not None and len(calls) > most:
+            # One action may write ten thousand calls in the tokens of one answer.
+            left_out[-1] = replace(left_out[-1], text=f"{text} {len(calls) - most:,} more are left out.")
+        return tuple(left_out)
+
+    def _context(self, deadline: float, *, turn: int) -> ToolContext:
+        environment = self._environment
+        bounded_by: Literal["episode", "turn"] = "episode"
+        turn_s = environment.spec.limits.turn_s
+        if turn_s is not None and turn >= 0 and (turn_ends := time.monotonic() + turn_s) < deadline:
+            deadline, bounded_by = turn_ends, "turn"
+        return _tool_context(
+            self.task,
+            self.resources,
+            deadline,
+            self.seed,
+            self.scope,
+            environment.scope,
+            turn,
+            bounded_by,
+            environment.executor.run if turn < 0 else self._run_for_tool,
+        )

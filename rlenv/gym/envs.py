@@ -1,0 +1,351 @@
+"""The Gymnasium face: text in, text out, one event loop for all environments of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import math
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ParamSpec, SupportsFloat, TypeVar
+
+import gymnasium
+import numpy as np
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlenv._base.visible import visible
+from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.episode import Episode, Step
+from rlenv.errors import UsageError
+from rlenv.gym.text_space import TextSpace
+from rlenv.trajectory import Trajectory
+
+__all__ = ["TextEnv", "TextVectorEnv", "make", "make_vec"]
+
+_MAX_ACTION = 1 << 24  # characters; an action longer than this is no policy's
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Loop:
+    """The one event loop of the sync face, in a thread of its own, so that it also works inside a running loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def call(self, function: Callable[_P, Awaitable[_T]], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Runs a coroutine function on the loop and waits for it."""
+        with self._lock:
+            if self._portal is None:
+                self._portal = self._stack.enter_context(start_blocking_portal(name="rlenv-gym"))
+                atexit.register(self._stack.close)
+        return self._portal.call(lambda: function(*args, **kwargs))
+
+
+_loop = _Loop()
+
+
+def make(
+    spec: str | Path,
+    *,
+    split: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+) -> TextEnv:
+    """A `gymnasium.Env` over a spec.
+
+    Args:
+        spec: the YAML file, or the name of an environment that ships with rlenv.
+        split: which tasks; by default the first split of the spec.
+        set: values that replace keys of the file, by dotted path.
+        render_mode: `ansi` (render returns the conversation), `human` (it is written to stdout) or None.
+
+    Raises:
+        SpecError: with every fault at once.
+    """
+    return TextEnv(spec, split=split, set=set, render_mode=render_mode)
+
+
+def make_vec(
+    spec: str | Path, *, num_envs: int = 1, split: str | None = None, set: Mapping[str, Any] | None = None
+) -> TextVectorEnv:
+    """`num_envs` environments stepped at once on one event loop; arguments as for `make`."""
+    return TextVectorEnv(spec, num_envs=num_envs, split=split, set=set)
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """One episode at a time, as text.
+
+    `reset` gives the prompt as the spec's dialect writes it; `step` takes what the policy wrote and gives what is
+    appended after it. `reset(options={"task": i})` chooses a task; otherwise the seed does. An invalid reward is NaN,
+    with `truncated=True` and `info["failure"]`. `info` always has the same keys: messages, task, task_index,
+    rewards, success, reason, failure.
+    """
+
+    metadata = {"render_modes": ["ansi", "human"], "render_fps": 4}  # noqa: RUF012 - the name and type Gymnasium reads
+
+    def __init__(
+        self,
+        spec: str | Path | Environment,
+        *,
+        split: str | None = None,
+        set: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise UsageError(f"render_mode is one of ansi and human, not '{render_mode}'")
+        self.environment = spec if isinstance(spec, Environment) else load(spec, set=set)
+        self.split = split if split is not None else next(iter(self.environment.spec.tasks))
+        self._count = len(self.environment.tasks(self.split))
+        self.render_mode = render_mode
+        self.observation_space = TextSpace(_MAX_ACTION)
+        self.action_space = TextSpace(_MAX_ACTION)
+        self._episode: Episode | None = None
+        self._text: list[str] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode.
+
+        Raises:
+            UsageError: `options["task"]` is not an index of the split.
+        """
+        super().reset(seed=seed)
+        task, episode_seed = _choose(self.np_random, self._count, options)
+        _loop.call(self._close_episode)
+        self._episode = _loop.call(self._open, task, episode_seed)
+        prompt = "" if self._episode.is_ended else self.environment.prompt_text(self._episode.messages)
+        self._text = [prompt]
+        return prompt, _reset_info(self._episode)
+
+    def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Takes one action.
+
+        Raises:
+            UsageError: before `reset`, or after the episode ended.
+        """
+        if self._episode is None:
+            raise UsageError("call reset() before step()")
+        step = _loop.call(self._episode.step, action)
+        self._text += (action, step.observation.text)
+        return (
+            step.observation.text,
+            _number(step.reward),
+            step.terminated,
+            step.truncated,
+            _step_info(self._episode, step),
+        )
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The record of the episode that ended last; UsageError while it runs."""
+        if self._episode is None:
+            raise UsageError("no episode yet", hint="call reset()")
+        return self._episode.trajectory
+
+    def render(self) -> Any:
+        """The conversation so far: as text for `ansi`, written to stdout for `human`."""
+        text = "".join(self._text)
+        if self.render_mode == "human":
+            sys.stdout.write(visible(text) + "\n")
+            return None
+        return text if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Closes the episode and shared resources; may be called twice."""
+        _loop.call(self._close_episode)
+        _loop.call(self.environment.aclose)
+
+    async def _open(self, task: int, seed: int) -> Episode:
+        episode = self.environment.start(task=task, split=self.split, seed=seed)
+        await episode.open()
+        return episode
+
+    async def _close_episode(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            await episode.aclose()
+
+
+class TextVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray[Any, Any]]):
+    """Many episodes stepped at once on one event loop; a slow tool delays its own step's batch only up to its timeout.
+
+    Autoreset is disabled: an environment that ended is left alone until
+    `reset(options={"reset_mask": mask})`, so that no step is wasted and no transition is made up.
+    Observations are a tuple of texts, rewards float64 of shape (num_envs,).
+    """
+
+    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 - read by Gymnasium
+
+    def __init__(
+        self,
+        spec: str | Path | Environment,
+        *,
+        num_envs: int = 1,
+        split: str | None = None,
+        set: Mapping[str, Any] | None = None,
+    ) -> None:
+        if num_envs < 1:
+            raise UsageError(f"num_envs is at least 1, not {num_envs}")
+        self.environment = spec if isinstance(spec, Environment) else load(spec, set=set)
+        self.split = split if split is not None else next(iter(self.environment.spec.tasks))
+        self._count = len(self.environment.tasks(self.split))
+        self.num_envs = num_envs
+        self.single_observation_space = TextSpace(_MAX_ACTION)
+        self.single_action_space = TextSpace(_MAX_ACTION)
+        self.observation_space = gymnasium.spaces.Tuple([TextSpace(_MAX_ACTION)] * num_envs)
+        self.action_space = gymnasium.spaces.Tuple([TextSpace(_MAX_ACTION)] * num_envs)
+        self._generators: list[np.random.Generator] = [np.random.default_rng() for _ in range(num_envs)]
+        self._episodes: list[Episode | None] = [None] * num_envs
+        self._observations: list[str] = [""] * num_envs
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """Starts episodes: all of them, or those of `options["reset_mask"]` (bool, shape (num_envs,)).
+
+        Args:
+            seed: one for all (environment i gets seed + i), or one each.
+
+        Raises:
+            UsageError: seeds or mask of another length, or no such task.
+        """
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        mask = np.ones(self.num_envs, dtype=np.bool_) if mask is None else np.asarray(mask)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
+            raise UsageError(f"reset_mask is bool of shape ({self.num_envs},), not {mask.dtype} of {mask.shape}")
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        if seeds is not None and len(seeds) != self.num_envs:
+            raise UsageError(f"{self.num_envs} environments need as many seeds, not {len(seeds)}")
+        chosen: dict[int, tuple[int, int]] = {}
+        for index in np.flatnonzero(mask).tolist():
+            own = seeds[index] if seeds is not None else None
+            if own is not None:
+                self._generators[index] = np.random.default_rng(own)
+            chosen[index] = _choose(self._generators[index], self._count, options)
+        _loop.call(self._open, chosen)
+        infos: dict[str, Any] = {}
+        for index in chosen:
+            episode = self._running(index)
+            self._observations[index] = "" if episode.is_ended else self.environment.prompt_text(episode.messages)
+            infos = self._add_info(infos, _reset_info(episode), index)
+        return tuple(self._observations), infos
+
+    def step(
+        self, actions: Sequence[str]
+    ) -> tuple[tuple[str, ...], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
+        """Takes one action each; an environment that has ended gives reward 0, its flags and an empty observation.
+
+        Raises:
+            UsageError: another number of actions, or before `reset`.
+        """
+        if len(actions) != self.num_envs:
+            raise UsageError(f"{self.num_envs} environments need as many actions, not {len(actions)}")
+        steps = _loop.call(self._step, actions)
+        infos: dict[str, Any] = {}
+        for index, step in enumerate(steps):
+            self._observations[index] = step.observation.text
+            infos = self._add_info(infos, _step_info(self._running(index), step), index)
+        return (
+            tuple(self._observations),
+            np.array([_number(step.reward) for step in steps], dtype=np.float64),
+            np.array([step.terminated for step in steps], dtype=np.bool_),
+            np.array([step.truncated for step in steps], dtype=np.bool_),
+            infos,
+        )
+
+    def trajectory(self, index: int) -> Trajectory:
+        """The record of an environment's episode; UsageError while it runs."""
+        return self._running(index).trajectory
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes all episodes and shared resources."""
+        _loop.call(self._close)
+
+    def _running(self, index: int) -> Episode:
+        episode = self._episodes[index]
+        if episode is None:
+            raise UsageError("call reset() before step()")
+        return episode
+
+    async def _open(self, chosen: Mapping[int, tuple[int, int]]) -> None:
+        async def replace(index: int, task: int, seed: int) -> None:
+            old, self._episodes[index] = self._episodes[index], None
+            if old is not None:
+                await old.aclose()
+            episode = self.environment.start(task=task, split=self.split, seed=seed)
+            await episode.open()
+            self._episodes[index] = episode
+
+        async with asyncio.TaskGroup() as group:
+            for index, (task, seed) in chosen.items():
+                group.create_task(replace(index, task, seed))
+
+    async def _step(self, actions: Sequence[str]) -> list[Step]:
+        async def one(index: int, action: str) -> Step:
+            episode = self._running(index)
+            if episode.is_ended and episode.is_reported:
+                return Step.last(episode.trajectory, reward=0.0)
+            return await episode.step(action)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(index, action)) for index, action in enumerate(actions)]
+        return [task.result() for task in tasks]
+
+    async def _close(self) -> None:
+        for index, episode in enumerate(self._episodes):
+            self._episodes[index] = None
+            if episode is not None:
+                await episode.aclose()
+        await self.environment.aclose()
+
+
+def _choose(generator: np.random.Generator, count: int, options: Mapping[str, Any] | None) -> tuple[int, int]:
+    task = (options or {}).get("task")
+    drawn = int(generator.integers(count))
+    return (drawn if task is None else task), int(generator.integers(1 << 31))
+
+
+def _number(reward: float | None) -> float:
+    return math.nan if reward is None else reward
+
+
+def _reset_info(episode: Episode) -> dict[str, Any]:
+    return {
+        "messages": [message.as_dict() for message in episode.messages],
+        "task": dict(episode.task),
+        "task_index": episode.task_index,
+        **_outcome(episode),
+    }
+
+
+def _step_info(episode: Episode, step: Step) -> dict[str, Any]:
+    return {
+        "messages": [message.as_dict() for message in step.observation.messages],
+        "task": dict(episode.task),
+        "task_index": episode.task_index,
+        **_outcome(episode),
+    }
+
+
+def _outcome(episode: Episode) -> dict[str, Any]:
+    """Fixed keys, and nothing that differs between equal runs (no clocks)."""
+    if not episode.is_ended:
+        names = episode.environment.spec.rewards
+        return {"rewards": dict.fromkeys(names), "success": None, "reason": "", "failure": None}
+    trajectory = episode.trajectory
+    failure = trajectory.failure
+    return {
+        "rewards": {name: term.value for name, term in trajectory.reward.terms.items()},
+        "success": trajectory.success,
+        "reason": trajectory.reason,
+        "failure": None if failure is None else {"reason": failure.reason, "message": failure.message},
+    }

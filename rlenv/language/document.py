@@ -1,0 +1,348 @@
+"""YAML text to plain data that remembers where every key and value stands.
+
+The text is read by the YAML 1.2 core schema: `on` and `12:30` are text, `010` is ten, `1e3` is a float. Parts of YAML
+that surprise (duplicate keys, merge keys, tags, several documents) are refused at their place. A document may stand
+on another one (`extends`) and be overridden key by key; each value keeps the file that it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlenv._base.bounded import abridged
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.paths import is_file, is_folder, names_in, read_file
+from rlenv.errors import Fault, SpecError
+from rlenv.language.yamltree import MAX_DEPTH, Node, Span, parse_text
+
+__all__ = ["SourceDocument", "Span", "override_value", "parse_override", "parse_source", "read_source"]
+
+PathLike = str | tuple[str | int, ...]
+
+_MAX_EXTENDS = 64
+_MAX_WORDS = 2_000
+_LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """Plain data with the place of every key and value.
+
+    `data` holds dicts, lists, texts, numbers, booleans and None; keys are text. A place is asked for by the dotted
+    path (`tools.add.timeout_s`, `oracle.0.say`) or by a tuple of keys. `files` are the files that were read, the
+    document's own first.
+    """
+
+    path: Path
+    data: Mapping[str, Any]
+    files: tuple[Path, ...] = ()
+    _keys: Mapping[tuple[str | int, ...], Span] = field(default_factory=dict, repr=False)
+    _values: Mapping[tuple[str | int, ...], Span] = field(default_factory=dict, repr=False)
+    _dotted: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
+
+    def has(self, path: PathLike) -> bool:
+        """True where the document holds a value at `path`."""
+        return self._resolve(path) in self._values
+
+    def get(self, path: PathLike) -> Any:
+        """The value at `path`, None where there is none."""
+        value: Any = self.data
+        keys = self._resolve(path)
+        if keys not in self._values:
+            return None
+        for key in keys:
+            value = value[key]
+        return value
+
+    def key_span(self, path: PathLike) -> Span:
+        """Where the key at `path` stands; the nearest parent that exists otherwise."""
+        keys = self._resolve(path)
+        while keys and keys not in self._values:
+            keys = keys[:-1]
+        return self._keys.get(keys) or self._values[keys]
+
+    def value_span(self, path: PathLike) -> Span:
+        """Where the value at `path` stands; the key of the nearest parent that exists otherwise."""
+        keys = self._resolve(path)
+        return self._values[keys] if keys in self._values else self.key_span(keys)
+
+    def base_of(self, path: PathLike) -> Path:
+        """The folder that a relative path under the key `path` refers to.
+
+        It is the folder of the file that holds the value, and the current working directory for an override. A value
+        that starts with `{{ vars.NAME }}` takes the base of that constant.
+        """
+        keys = self._resolve(path)
+        value = self.get(keys)
+        if isinstance(value, str) and (match := _LEADING_VAR.match(value)) and self.has(match[1]):
+            return self.value_span(match[1]).base
+        return self.value_span(keys).base
+
+    def fault(
+        self,
+        path: PathLike,
+        message: str,
+        hint: str = "",
+        *,
+        at: str = "value",
+        find: str = "",
+        line: int = 1,
+        shown: str | None = None,
+    ) -> Fault:
+        """A fault at the place of `path`.
+
+        Args:
+            at: `value` or `key`: which of the two is at fault.
+            find: a text inside the value (a name in a template, say) to point at; its first occurrence is taken.
+            line: the 1-based line inside a multi-line value, where `find` is not given or does not occur.
+            shown: the dotted path to print, where it is not that of the place (a key that is missing).
+        """
+        keys = self._resolve(path)
+        span = self.key_span(keys) if at == "key" else self.value_span(keys)
+        number, column = span.inside(find, line) if at == "value" else (span.line, span.column)
+        dotted = ".".join(map(str, keys)) if shown is None else shown
+        dotted, message, hint = (abridged(text, _MAX_WORDS) for text in (dotted, message, hint))
+        return Fault(span.file, number, column, dotted, message, hint, span.quote(number))
+
+    def without(self, paths: Iterable[tuple[str | int, ...]], data: Mapping[str, Any]) -> SourceDocument:
+        """This document with `data`, in which nothing stands at or below `paths` any more."""
+        gone = tuple(paths)
+
+        def stays(keys: tuple[str | int, ...]) -> bool:
+            return not any(keys[: len(path)] == path for path in gone)
+
+        values = {keys: span for keys, span in self._values.items() if stays(keys)}
+        names = {keys: span for keys, span in self._keys.items() if stays(keys)}
+        dotted = {text: keys for text, keys in self._dotted.items() if stays(keys)}
+        return SourceDocument(self.path, data, self.files, names, values, dotted)
+
+    def with_values(self, values: Mapping[str, Any]) -> SourceDocument:
+        """This document with `values` at its top, standing where the document does."""
+        span = self._values[()]
+        root = _build(values, span)
+        fresh = _flatten(root, self.path, self.files)
+        return SourceDocument(
+            self.path,
+            {**self.data, **fresh.data},
+            self.files,
+            {**self._keys, **{keys: span for keys, span in fresh._keys.items() if keys}},
+            {**self._values, **{keys: span for keys, span in fresh._values.items() if keys}},
+            {**self._dotted, **{text: keys for text, keys in fresh._dotted.items() if keys}},
+        )
+
+    def _resolve(self, path: PathLike) -> tuple[str | int, ...]:
+        if isinstance(path, tuple):
+            return path
+        found = self._dotted.get(path)
+        if found is not None:
+            return found
+        head, _, tail = path.rpartition(".")
+        return (*self._resolve(head), tail) if head else (path,) if path else ()
+
+
+def _flatten(root: Node, path: Path, files: tuple[Path, ...]) -> SourceDocument:
+    keys: dict[tuple[str | int, ...], Span] = {}
+    values: dict[tuple[str | int, ...], Span] = {}
+
+    def visit(node: Node, at: tuple[str | int, ...]) -> Any:
+        values[at] = node.span
+        if node.key is not None:
+            keys[at] = node.key
+        if isinstance(node.value, dict):
+            return {key: visit(child, (*at, key)) for key, child in node.value.items()}
+        if isinstance(node.value, list):
+            return [visit(child, (*at, index)) for index, child in enumerate(node.value)]
+        return node.value
+
+    data = visit(root, ())
+    dotted = {".".join(map(str, at)): at for at in reversed(values)}
+    return SourceDocument(path, data, files, keys, values, dotted)
+
+
+def _fault_at(span: Span, path: str, message: str, hint: str = "") -> SpecError:
+    said = abridged(message, _MAX_WORDS)
+    return SpecError([Fault(span.file, span.line, span.column, path, said, hint, span.quote(span.line))])
+
+
+def _read_text(path: Path, shown: str) -> str:
+    try:
+        raw = read_file(path)
+    except FileNotFoundError:
+        raise SpecError([Fault(shown, 1, 1, "", "there is no such file", _near_file(path))]) from None
+    except (OSError, ValueError) as error:
+        if is_folder(path):
+            raise SpecError([Fault(shown, 1, 1, "", "found a folder; expected a YAML file")]) from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {reason}")]) from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start].decode("utf-8-sig", errors="replace")
+        number = before.count("\n") + 1
+        column = len(before) - (before.rfind("\n") + 1) + 1
+        found = f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise SpecError([Fault(shown, number, column, "", found, "save the file as UTF-8")]) from error
+
+
+def _near_file(path: Path) -> str:
+    return did_you_mean(path.name, names_in(path.parent))
+
+
+def parse_source(text: str, *, file: str = "<text>", base: Path | None = None) -> SourceDocument:
+    """Text to a document, without following `extends`.
+
+    Raises:
+        SpecError: the text is not YAML of the kind described above; nothing else is ever raised.
+    """
+    folder = Path.cwd() if base is None else base
+    root = parse_text(text, file=file, base=folder)
+    return _flatten(root, Path(file), ())
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key.path=VALUE`, as given to `--set`, to the path and its value (see `override_value`).
+
+    Raises:
+        SpecError: there is no `=`, or the value is not YAML.
+    """
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        fault = Fault(f"--set {text}", 0, 0, "", "expected KEY=VALUE", "for example: --set limits.turns=4")
+        raise SpecError([fault])
+    return path, override_value(path, value)
+
+
+def override_value(path: str, text: str) -> Any:
+    """The text of an override as data: a YAML scalar, or a list or mapping in brackets.
+
+    Text that only YAML's block style would read as a mapping (`Task: add`) stays text, and so does a template.
+
+    Raises:
+        SpecError: an opening bracket or quote that is never closed, and the like.
+    """
+    bare = text.strip()
+    if not bare:
+        return ""
+    if bare.startswith(("{{", "{%")) or (bare[0] not in "[{\"'" and "\n" in text):
+        return text
+    try:
+        value = parse_text(bare, file=f"--set {path}", base=Path.cwd(), is_override=True).plain()
+    except SpecError:
+        if bare[0] in "[{\"'":
+            raise
+        return text
+    return text if isinstance(value, (dict, list)) and bare[0] not in "[{" else value
+
+
+def read_source(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
+    """A file to a document: `extends` is followed, then the overrides in `set` are laid over it.
+
+    Args:
+        set: values by dotted path (`tasks.test.path`); texts are read by `override_value`. Relative paths in them
+            refer to the working directory.
+
+    Raises:
+        SpecError: a file cannot be read as described above, or an override does not fit.
+    """
+    file = Path(path)
+    files: list[Path] = []
+    root = _read_tree(file, chain=(), files=files, shown=os.fspath(path))
+    for key, value in (set or {}).items():
+        _override(root, key, override_value(key, value) if isinstance(value, str) else value)
+    return _flatten(root, file, tuple(files))
+
+
+def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown: str) -> Node:
+    files.append(path)
+    try:
+        real = path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a circle of links
+        raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {error}")]) from error
+    root = parse_text(_read_text(path, shown), file=shown, base=path.parent)
+    assert isinstance(root.value, dict)
+    extends = root.value.get("extends")
+    if extends is None or extends.value is None:
+        return root
+    if not isinstance(extends.value, str) or not extends.value:
+        raise _fault_at(extends.span, "extends", "expected the path of another spec", "write extends: ./base.yaml")
+    target = path.parent / extends.value
+    seen = (*chain, real)
+    if not is_file(target):
+        hint = _near_file(target) or "the path is relative to this file"
+        raise _fault_at(extends.span, "extends", f"there is no file '{extends.value[:200]}'", hint)
+    if target.resolve() in seen:
+        names = [*(item.name for item in seen[seen.index(target.resolve()) :]), target.name]
+        circle = " -> ".join(names)
+        raise _fault_at(
+            extends.span, "extends", f"the specs extend each other in a circle: {circle}", "remove one of the 'extends'"
+        )
+    if len(chain) >= _MAX_EXTENDS:
+        raise _fault_at(
+            extends.span, "extends", f"more than {_MAX_EXTENDS} specs extend each other", "merge some of them"
+        )
+    below = _read_tree(target, chain=seen, files=files, shown=os.path.normpath(target))
+    assert isinstance(below.value, dict)
+    below.value.pop("extends", None)
+    return _merge(below, root)
+
+
+def _merge(below: Node, above: Node) -> Node:
+    """`above` over `below`, key by key; an entry of another `kind` replaces the one below as a whole."""
+    if not (isinstance(below.value, dict) and isinstance(above.value, dict)):
+        return above
+    kind, other = below.value.get("kind"), above.value.get("kind")
+    if other is not None and (kind is None or kind.value != other.value):
+        return above
+    merged = dict(below.value)
+    for key, child in above.value.items():
+        merged[key] = _merge(merged[key], child) if key in merged else child
+    return Node(merged, above.span, above.key)
+
+
+def _override(root: Node, path: str, value: Any) -> None:
+    span = Span(f"--set {path}", 0, 0, Path.cwd())
+
+    def refuse(message: str, hint: str = "") -> SpecError:
+        return SpecError([Fault(span.file, 0, 0, path, message, hint)])
+
+    parts = path.split(".")
+    if not all(parts):
+        raise refuse("found an empty key; expected keys joined by dots", "for example: limits.turns")
+    if path == "extends":
+        raise refuse("'extends' cannot be overridden", "write a small spec that extends the other file")
+    if len(parts) > MAX_DEPTH:
+        raise refuse(f"nested deeper than {MAX_DEPTH} levels", "for example: limits.turns")
+    node = root
+    for depth, part in enumerate(parts):
+        is_last = depth == len(parts) - 1
+        fresh = _build(value, span) if is_last else Node({}, span, span)
+        if isinstance(node.value, dict):
+            child = node.value.get(part)
+            if child is None or is_last or child.value is None:
+                node.value[part] = child = fresh
+        elif isinstance(node.value, list):
+            if not part.isdecimal() or int(part) >= len(node.value):
+                raise refuse(f"'{part}' is not an index of a list of {len(node.value)}", "indices start at 0")
+            child = node.value[int(part)]
+            if is_last:
+                node.value[int(part)] = child = fresh
+        else:
+            above = ".".join(parts[:depth])
+            raise refuse(f"'{above}' is no mapping, so it has no key '{part}'")
+        node = child
+
+
+def _build(value: Any, span: Span) -> Node:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, Mapping):
+        return Node({str(key): _build(item, span) for key, item in value.items()}, span, span)
+    if isinstance(value, (list, tuple)):
+        return Node([_build(item, span) for item in value], span, span)
+    return Node(value, span, span)

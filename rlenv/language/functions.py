@@ -1,0 +1,170 @@
+"""Functions that a spec names: `module:function`, or `file.py:function` relative to the spec."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.neighbours import file_module
+from rlenv.errors import UnknownEntry, UsageError
+from rlenv.secrets import redact_within
+
+__all__ = ["check_positional", "failure", "import_function", "named_parameters"]
+
+_MAX_FAILURE = 500
+_MEND = "check the file's content"
+_GUARD = "put what runs as a script under: if __name__ == '__main__':"
+
+
+def import_function(target: str, *, base: Path) -> Callable[..., Any]:
+    """The function that `target` names.
+
+    A file is run once per process, whichever specs name it; it may import the files and packages beside it. Relative
+    files are relative to `base`.
+
+    Raises:
+        UsageError: there is no such file, module or function, it is not callable, or importing it failed.
+    """
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name.isidentifier():
+        raise UsageError(
+            f"found '{target}'; expected module:function or file.py:function", hint="write file.py:function"
+        )
+    module = _from_file(base, where) if where.endswith(".py") else _from_name(where)
+    try:
+        function = getattr(module, name, None)
+    except Exception as error:  # a module may have a __getattr__ of its own
+        raise UsageError(f"'{name}' of '{where}' cannot be read: {failure(error)}", hint=_MEND) from error
+    if function is None:
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        hint = did_you_mean(name, known, otherwise=f"it has: {', '.join(known) or 'no functions'}")
+        raise UsageError(f"'{where}' has no function '{name}'", hint=hint)
+    if not callable(function):
+        raise UsageError(
+            f"'{name}' of '{where}' is a {type(function).__name__}; expected a function", hint="name a function of it"
+        )
+    assert not inspect.ismodule(function)
+    return function  # type: ignore[no-any-return]
+
+
+def failure(error: BaseException) -> str:
+    """An author's exception in one short line: `ValueError: no such table`. Nothing is left of a secret that is cut."""
+    try:
+        text = str(error)
+    except Exception:  # an exception of the author's may fail to say what it is
+        text = ""
+    text = text if len(text) <= _MAX_FAILURE else redact_within(text, _MAX_FAILURE - 1) + "…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def check_positional(function: Callable[..., Any], *, target: str, gives: Sequence[str]) -> None:
+    """Whether `function` can be called by position with one argument for each name in `gives`.
+
+    Args:
+        function: what `target` names.
+        target: as the spec names it.
+        gives: what each argument is, as a parameter would be called: ["mine", "gold"].
+
+    Raises:
+        UsageError: it takes fewer, or cannot do without more; the message says what it is called with. A callable
+            whose parameters Python cannot tell passes.
+    """
+    signature = _signature(function)
+    if signature is None:
+        return
+    try:
+        signature.bind(*gives)
+    except TypeError:
+        name = target.rpartition(":")[2]
+        count = f"{len(gives)} argument{'s' if len(gives) != 1 else ''}" if gives else "nothing"
+        raise UsageError(
+            f"'{target}' takes {_shown(signature)}, and is called with {count} by position",
+            hint=f"write def {name}({', '.join(gives)})",
+        ) from None
+
+
+def named_parameters(function: Callable[..., Any], *, key: str, offered: Sequence[str]) -> tuple[str, ...]:
+    """The names of `offered` that `function` takes, in its order; the others it does without.
+
+    Args:
+        function: a function of the spec's author, which is called by name.
+        key: the key of the spec that names it, for messages.
+        offered: what can be given, by name.
+
+    Raises:
+        UsageError: it needs a parameter that nothing gives, or one that cannot be given by name.
+    """
+    signature = _signature(function)
+    if signature is None:
+        raise UsageError("the parameters of this function cannot be read", key=key, hint="write a function around it")
+    names: list[str] = []
+    for name, one in signature.parameters.items():
+        needed = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        if one.kind is one.POSITIONAL_ONLY and (needed or name in offered):
+            raise UsageError(
+                f"'{name}' can be given by position only", key=key, hint="remove the '/' of its parameters"
+            )
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or (name not in offered and not needed):
+            continue
+        if name not in offered:
+            hint = f"it may take: {', '.join(offered)}"
+            raise UnknownEntry("resources", name, offered, key=key, message=f"nothing gives '{name}'", hint=hint)
+        names.append(name)
+    return tuple(names)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin, or a callable that says something odd of itself
+        return None
+
+
+def _shown(signature: inspect.Signature) -> str:
+    names = list(signature.parameters)
+    return f"{len(names)} parameter{'s' if len(names) != 1 else ''} ({', '.join(names)})" if names else "no parameters"
+
+
+def _from_file(base: Path, where: str) -> ModuleType:
+    try:
+        path = (base / where).resolve()
+        is_file = path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
+        raise UsageError(
+            f"there is no file '{where[:80]}': {failure(error)[:200]}", hint="name a file that is there"
+        ) from error
+    if not is_file:
+        others = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = did_you_mean(path.name, others, otherwise="the path is relative to the file that names it")
+        raise UsageError(f"there is no file '{path.name}' in {path.parent}", hint=hint)
+    try:
+        return file_module(path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an author's file may fail in any way while it runs
+        raise _not_imported(f"'{path.name}'", error) from error
+
+
+def _from_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"there is no module '{name}'", hint="for a file write file.py:function") from error
+        raise _not_imported(f"module '{name}'", error) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an author's module may fail in any way while it runs
+        raise _not_imported(f"module '{name}'", error) from error
+
+
+def _not_imported(what: str, error: BaseException) -> UsageError:
+    if isinstance(error, SystemExit):
+        message = f"{what} cannot be imported: it ends the program while it is imported ({failure(error)})"
+        return UsageError(message, hint=_GUARD)
+    return UsageError(f"{what} cannot be imported: {failure(error)}", hint=_MEND)

@@ -1,0 +1,179 @@
+"""Kinds by name: which spec class a kind takes and which factory compiles it.
+
+Built-ins stand in one explicit table of import paths and are imported when first named, so that importing rlenv
+stays light. Other kinds come from entry points, which are loaded only when a kind is named that is not built in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from rlenv._base.paths import finder
+from rlenv.errors import UsageError
+from rlenv.language.requirements import Requirement
+from rlenv.language.spec import Spec
+from rlenv.language.templates import Template
+
+__all__ = ["BUILT_IN", "CompileContext", "Group", "Kind", "get", "names"]
+
+Group = Literal["tools", "resources", "rewards", "rules", "dialects", "policies", "users"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind that a spec can name: `spec` is its mapping's class, `factory` compiles an instance of it.
+
+    `requirements(entry, folder)` gives what an entry needs of the machine, for `rlenv doctor` (see
+    `rlenv.language.requirements`); what the factory itself raises need not be named. Urls under `url` are looked at
+    anyway.
+    """
+
+    spec: type[Spec]
+    factory: Callable[..., Any]
+    requirements: Callable[[Any, Path], Iterable[Requirement]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What a factory may use.
+
+    `base` is the folder of the file that holds the entry; `bases` names the keys whose value comes from elsewhere (an
+    override, a spec that is extended) with the folder that they are relative to.
+    """
+
+    base: Path
+    vars: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """Compiled resources by name (see `rlenv.resources.base.Resource`); not opened yet."""
+    bases: Mapping[str, Path] = field(default_factory=dict)
+    endpoints: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Compiled endpoints by name (see `rlenv.endpoints.Endpoint`)."""
+    nest: Callable[..., Any] | None = field(default=None, kw_only=True)
+    """Compiles another spec for nested episodes; see `rlenv.episodes.nested.nest`."""
+    tools: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """The compiled tools of the entries above this one, by name (see `rlenv.tools.base.Tool`)."""
+    roots: tuple[Path, ...] = field(default=(), kw_only=True)
+    """Folders of the spec's `roots`: rows may name paths below them too."""
+
+    def path(self, key: str, value: str) -> Path:
+        """The path that `value`, written under `key` of this entry, names."""
+        return self.bases.get(key, self.base) / value
+
+    def finder(self, key: str, template: Template, **values: Any) -> Callable[[str], Path]:
+        """What makes a path of a text that `template`, written under `key`, was rendered to.
+
+        What a row fills in may not lead out of the folder that the author wrote before it; see `rlenv._base.paths`. The
+        function raises `rlenv._base.paths.RefusedPath` then.
+        """
+        return finder(template, base=self.bases.get(key, self.base), roots=self.roots, **values)
+
+
+_DIALECTS = """
+    apertus apriel cohere_command3 cohere_command4 command_r_plus deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4
+    deepseek_v41 dots ernie45 functionary_v31 functiongemma gemma4 gigachat3 glm45 glm47 gpt_oss granite
+    granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2
+    ling3 llama3_json llama4_json llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral mistral_v3
+    muse nemotron nemotron_3 olmo3 phi4_mini_json plamo3 poolside_v1 pythonic qwen2_5 qwen3_5 qwen3_coder react
+    search_r1 seed_oss solar_open step3 step3p5 step5 xlam xml xml_json
+""".split()
+
+BUILT_IN: dict[Group, dict[str, str]] = {
+    "tools": {
+        "agent": "rlenv.tools.agent:KIND",
+        "calculator": "rlenv.tools.calculator:KIND",
+        "code": "rlenv.tools.code:KIND",
+        "command": "rlenv.tools.command:KIND",
+        "http": "rlenv.tools.http:KIND",
+        "mcp": "rlenv.tools.mcp:KIND",
+        "model": "rlenv.tools.model:KIND",
+        "python": "rlenv.tools.python:KIND",
+        "search": "rlenv.tools.search:KIND",
+        "sql": "rlenv.tools.sql:KIND",
+    },
+    "resources": {
+        "duckdb": "rlenv.resources.sql.duckdb:KIND",
+        "python": "rlenv.resources.python:KIND",
+        "sqlite": "rlenv.resources.sql.sqlite:KIND",
+        "tempdir": "rlenv.resources.tempdir:KIND",
+    },
+    "rewards": {
+        "rule": "rlenv.rewards.rule:KIND",
+        "verify": "rlenv.rewards.verify:KIND",
+        "judge": "rlenv.rewards.judge:KIND",
+        "group": "rlenv.rewards.group:KIND",
+    },
+    "rules": {
+        "answered": "rlenv.rewards.rules.text:ANSWERED",
+        "contains": "rlenv.rewards.rules.text:CONTAINS",
+        "exact_match": "rlenv.rewards.rules.text:EXACT_MATCH",
+        "f1": "rlenv.rewards.rules.text:F1",
+        "gsm8k": "rlenv.rewards.rules.presets:GSM8K",
+        "json_match": "rlenv.rewards.rules.structure:JSON_MATCH",
+        "json_schema": "rlenv.rewards.rules.structure:JSON_SCHEMA",
+        "length": "rlenv.rewards.rules.text:LENGTH",
+        "math_equal": "rlenv.rewards.rules.mathematics:MATH_EQUAL",
+        "numeric_match": "rlenv.rewards.rules.numbers:NUMERIC_MATCH",
+        "python": "rlenv.rewards.rules.python:PYTHON",
+        "regex": "rlenv.rewards.rules.text:REGEX",
+        "rl_factory_search": "rlenv.rewards.rules.search_presets:RL_FACTORY_SEARCH",
+        "search_r1": "rlenv.rewards.rules.presets:SEARCH_R1",
+        "search_r1_format": "rlenv.rewards.rules.search_presets:SEARCH_R1_FORMAT",
+        "skyrl_aime": "rlenv.rewards.rules.math_presets:SKYRL_AIME",
+        "skyrl_gsm8k": "rlenv.rewards.rules.skyrl:SKYRL_GSM8K",
+        "skyrl_synsql": "rlenv.rewards.rules.skyrl:SKYRL_SYNSQL",
+        "sql_match": "rlenv.rewards.rules.queries:SQL_MATCH",
+        "tool_call_count": "rlenv.rewards.rules.calls:TOOL_CALL_COUNT",
+        "tool_called": "rlenv.rewards.rules.calls:TOOL_CALLED",
+        "turn_count": "rlenv.rewards.rules.calls:TURN_COUNT",
+        "valid_calls": "rlenv.rewards.rules.calls:VALID_CALLS",
+        "verl_dapo": "rlenv.rewards.rules.math_presets:VERL_DAPO",
+        "verl_math": "rlenv.rewards.rules.math_presets:VERL_MATH",
+    },
+    "dialects": {name: f"rlenv.dialects.built_in:{name}" for name in _DIALECTS},
+    "policies": {},
+    "users": {
+        "model": "rlenv.users.model:KIND",
+        "python": "rlenv.users.python:KIND",
+        "scripted": "rlenv.users.scripted:KIND",
+    },
+}
+
+
+def names(group: Group) -> tuple[str, ...]:
+    """The kinds of a group that can be named, built-ins first, without importing any."""
+    installed = (point.name for point in entry_points(group=f"rlenv.{group}"))
+    return tuple(dict.fromkeys((*BUILT_IN[group], *installed)))
+
+
+def get(group: Group, name: str) -> Kind:
+    """The kind called `name`; a dialect also by another name that people know it by (see `rlenv.dialects.aliases`).
+
+    Raises:
+        KeyError: no kind has that name; `names(group)` lists those that exist.
+        UsageError: a plug-in's kind cannot be loaded; the message names its distribution.
+    """
+    target = BUILT_IN[group].get(name)
+    if target is not None:
+        module, _, attribute = target.partition(":")
+        kind = getattr(importlib.import_module(module), attribute)
+        assert isinstance(kind, Kind)
+        return kind
+    for point in entry_points(group=f"rlenv.{group}", name=name):
+        distribution = point.dist.name if point.dist is not None else "an unknown distribution"
+        try:
+            kind = point.load()
+        except Exception as error:  # a plug-in may fail in any way while it is imported
+            raise UsageError(f"{group} kind '{name}' of {distribution} cannot be loaded: {error!r}") from error
+        if not isinstance(kind, Kind):
+            raise UsageError(f"{group} kind '{name}' of {distribution} is a {type(kind).__name__}, not a Kind")
+        return kind
+    if group == "dialects":  # another name of a built-in one; looked for last, since it imports all of them
+        other = getattr(importlib.import_module("rlenv.dialects.built_in"), name, None)
+        if isinstance(other, Kind):
+            return other
+    raise KeyError(name)

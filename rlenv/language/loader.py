@@ -1,0 +1,352 @@
+"""A document to a typed spec, or every fault in it at once.
+
+Entries under `tools`, `resources` and `rewards` and the steps of the oracle are dispatched to their own classes by
+hand: pydantic's own unions report a mistake once for each branch, and never at the right place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlenv._base.nearest import did_you_mean, nearest
+from rlenv.errors import Fault, SpecError, UsageError
+from rlenv.language import kinds as registry
+from rlenv.language.dialect import CallSpec, ChatTemplateSpec, DialectSpec
+from rlenv.language.document import SourceDocument, read_source
+from rlenv.language.spec import EnvSpec, OracleCall, OracleSay, ResourceSpec, RewardSpec, Spec, ToolSpec, UserSpec
+from rlenv.language.type_faults import found, from_pydantic, keys_of, listed
+
+__all__ = ["LoadedSpec", "load_document", "load_spec", "loaded_of", "type_document"]
+
+_BASES: dict[registry.Group, type[Spec]] = {"tools": ToolSpec, "resources": ResourceSpec, "rewards": RewardSpec}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSpec:
+    """A typed spec with the document that it came from.
+
+    `digest` is the SHA-256 (hexadecimal) of the spec's content after `extends` and overrides, as JSON with sorted
+    keys: equal content gives an equal digest, wherever the files stand.
+    """
+
+    spec: EnvSpec
+    document: SourceDocument
+    path: Path
+    digest: str
+
+    def base_of(self, path: str) -> Path:
+        """The folder that a relative path under the dotted key refers to; see `SourceDocument.base_of`."""
+        return self.document.base_of(path)
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders of `roots`: rows may name paths below them."""
+        return tuple(self.base_of(f"roots.{index}") / root for index, root in enumerate(self.spec.roots))
+
+
+def load_document(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
+    """Reads a spec file, what it extends and the overrides in `set` (values by dotted path).
+
+    Raises:
+        SpecError: the text cannot be read; see `rlenv.language.document`.
+    """
+    return read_source(path, set=set)
+
+
+def load_spec(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> LoadedSpec:
+    """A spec file to its typed form.
+
+    Args:
+        set: overrides by dotted path (`{"limits.turns": 4}`); relative paths in them refer to the working directory.
+
+    Raises:
+        SpecError: with every fault of the document, in order of place. Templates, functions and files are not looked
+            at yet: see `rlenv.checks.validate`.
+    """
+    return loaded_of(load_document(path, set=set))
+
+
+def loaded_of(document: SourceDocument) -> LoadedSpec:
+    """A document to its typed form; see `load_spec`.
+
+    Raises:
+        SpecError: with every fault of the document, in order of place.
+    """
+    spec = type_document(document)
+    content = {key: value for key, value in document.data.items() if key != "extends"}
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
+
+
+def type_document(document: SourceDocument) -> EnvSpec:
+    """A document to a typed spec.
+
+    Raises:
+        SpecError: with every fault, in order of place.
+    """
+    faults: list[Fault] = []
+    data = dict(document.data)
+    for group, placeholder in _BASES.items():
+        section = data.get(group)
+        if isinstance(section, Mapping):
+            data[group] = {
+                # A stand-in for a broken entry keeps the rest of the document checkable.
+                name: _entry(document, group, name, faults) or placeholder.model_construct(kind="")
+                for name in section
+            }
+    if isinstance(data.get("user"), Mapping):
+        data["user"] = _user(document, faults) or UserSpec.model_construct(kind="")
+    steps = data.get("oracle")
+    if isinstance(steps, list):
+        data["oracle"] = [
+            _oracle_step(document, index, faults) or OracleSay.model_construct(say="") for index in range(len(steps))
+        ]
+    if "dialect" in data:
+        data["dialect"] = _dialect(document, faults)
+    spec: EnvSpec | None = None
+    try:
+        spec = EnvSpec.model_validate(data)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, (), EnvSpec))
+    version = document.get("rlenv")
+    if version == 1 and type(version) is not int:  # pydantic takes true for 1
+        faults.append(document.fault("rlenv", f"found {found(version)}; expected 1", "write 1"))
+    faults.extend(_task_sources(document))
+    if faults or spec is None:
+        raise SpecError(in_order(faults, document))
+    return spec
+
+
+def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
+    """Faults by file (overrides first, then the document's own), then by place, without repeats."""
+    ranks = {os.fspath(file): rank for rank, file in enumerate(document.files)}
+    unique = dict.fromkeys(faults)
+
+    def place(fault: Fault) -> tuple[int, str, int, int]:
+        # What was given on the command line is most likely what is wrong.
+        rank = -1 if fault.file.startswith("--set ") else ranks.get(fault.file, len(ranks))
+        return (rank, fault.file, fault.line, fault.column)
+
+    return sorted(unique, key=place)
+
+
+def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec:
+    """The name of a dialect, or the mapping that defines one."""
+    value = document.get("dialect")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        message = f"found {found(value)}; expected the name of a dialect, or a mapping that defines one"
+        faults.append(document.fault("dialect", message, "write dialect: hermes"))
+        return "hermes"
+    data = dict(value)
+    calls = value.get("calls")
+    if isinstance(calls, (list, tuple)):
+        read = [_call_form(document, ("dialect", "calls", index), faults) for index in range(len(calls))]
+        data["calls"] = tuple(read) or calls
+    elif isinstance(calls, Mapping):
+        data["calls"] = _call_form(document, ("dialect", "calls"), faults)
+    if "chat_template" in data:
+        data["chat_template"] = _chat_template(document, faults)
+    try:
+        return DialectSpec.model_validate(data)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, ("dialect",), DialectSpec))
+        return "hermes"
+
+
+def _chat_template(document: SourceDocument, faults: list[Fault]) -> str | ChatTemplateSpec | None:
+    """The template's file, or the mapping that names it."""
+    path = ("dialect", "chat_template")
+    value = document.get(path)
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping):
+        message = f"found {found(value)}; expected the name of a .jinja file, or a mapping with it"
+        faults.append(document.fault(path, message, "write {file: chat_template.jinja}"))
+        return None
+    try:
+        return ChatTemplateSpec.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, ChatTemplateSpec))
+        return None
+
+
+def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> CallSpec:
+    value = document.get(path)
+    if not isinstance(value, Mapping):
+        message = f"found {found(value)}; expected a mapping that says how a call is written"
+        faults.append(document.fault(path, message, "write {open: <call>, close: </call>}"))
+        return CallSpec()
+    try:
+        return CallSpec.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, CallSpec))
+        return CallSpec()
+
+
+def _entry(document: SourceDocument, group: registry.Group, name: str, faults: list[Fault]) -> Spec | None:
+    path = (group, name)
+    value = document.get(path)
+    if not isinstance(value, Mapping):
+        close = nearest(value, registry.names(group)) if isinstance(value, str) else None
+        hint = f"write {{kind: {close or registry.names(group)[0]}}}"
+        faults.append(document.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint))
+        return None
+    model = _model(document, group, path, value, faults)
+    if model is None:
+        return None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, model))
+        return None
+
+
+def _user(document: SourceDocument, faults: list[Fault]) -> Spec | None:
+    value = document.get("user")
+    kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
+    if kind is None:
+        return None
+    try:
+        return kind.spec.model_validate(value)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, ("user",), kind.spec))
+        return None
+
+
+def _model(
+    document: SourceDocument,
+    group: registry.Group,
+    path: tuple[str, ...],
+    value: Mapping[str, Any],
+    faults: list[Fault],
+) -> type[Spec] | None:
+    """The class of an entry, by its `kind` and, for a rule, by its `rule`."""
+    kind = _named(document, group, path, "kind", value.get("kind"), faults)
+    if kind is None:
+        return None
+    if group != "rewards" or value["kind"] != "rule" or not registry.names("rules"):
+        return kind.spec
+    if "rule" not in value and "python" in value:
+        rule = registry.get("rules", "python") if "python" in registry.names("rules") else kind
+    else:
+        named = _named(document, "rules", path, "rule", value.get("rule"), faults)
+        if named is None:
+            return None
+        rule = named
+    return rule.spec
+
+
+def _named(
+    document: SourceDocument, group: registry.Group, path: tuple[str, ...], key: str, name: Any, faults: list[Fault]
+) -> registry.Kind | None:
+    known = registry.names(group)
+    if key not in document.get(path):
+        wrong = next((other for other in document.get(path) if nearest(other, [key])), None)
+        shown = ".".join((*path, key))
+        if wrong is not None and isinstance(document.get((*path, wrong)), str):
+            fault = document.fault((*path, wrong), "unknown key", f"did you mean '{key}'?", at="key")
+        else:
+            message = f"the key '{key}' is missing; expected one of {listed(known, most=30)}"
+            likely = nearest(str(path[-1]), known) or known[0]  # an entry is often named after its kind
+            fault = document.fault(path, message, f"add '{key}: {likely}'", at="key", shown=shown)
+        faults.append(fault)
+        return None
+    if isinstance(name, str):
+        try:
+            return registry.get(group, name)
+        except KeyError:
+            hint = did_you_mean(name, known, otherwise=f"known: {listed(known, most=30)}")
+            message = f"found '{name}'; expected a known {key}"
+            faults.append(document.fault((*path, key), message, hint))
+            return None
+        except UsageError as error:
+            faults.append(document.fault((*path, key), error.message, "reinstall or remove that distribution"))
+            return None
+    faults.append(document.fault((*path, key), f"found {found(name)}; expected text", f"write one of {listed(known)}"))
+    return None
+
+
+def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> Spec | None:
+    path = ("oracle", index)
+    step = document.get(path)
+    if not isinstance(step, Mapping):
+        message = f"found {found(step)}; expected a mapping with 'call' or 'say'"
+        faults.append(document.fault(path, message, "write {say: …} or {call: {TOOL: {ARGUMENT: …}}}"))
+        return None
+    if "call" in step and "say" in step:
+        faults.append(document.fault((*path, "say"), "found 'call' and 'say' in one step", "make two steps", at="key"))
+        return None
+    if "call" not in step and "say" not in step:
+        known = dict.fromkeys((*keys_of(OracleCall), *keys_of(OracleSay)))
+        first = next(iter(step), "")
+        hint = did_you_mean(first, known, otherwise="write {say: …} or {call: {TOOL: {ARGUMENT: …}}}")
+        if document.has(("tools", first)):
+            hint = f"write {{call: {{{first}: {{ARGUMENT: …}}}}}}"
+        target = (*path, first) if step else path
+        faults.append(
+            document.fault(target, "expected a step with 'call' or 'say'", hint, at="key" if step else "value")
+        )
+        return None
+    model: type[Spec] = OracleCall if "call" in step else OracleSay
+    if model is OracleCall:
+        before = len(faults)
+        _check_calls(document, (*path, "call"), faults)
+        if len(faults) > before:
+            return None
+    try:
+        return model.model_validate(step)
+    except ValidationError as error:
+        faults.extend(from_pydantic(error, document, path, model))
+        return None
+
+
+def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> None:
+    value = document.get(path)
+    hint = "write {TOOL: {ARGUMENT: …}}"
+    calls = [(*path, index) for index in range(len(value))] if isinstance(value, list) else [path]
+    for at in calls:
+        call = document.get(at)
+        if not isinstance(call, Mapping) or not call:
+            faults.append(document.fault(at, f"found {found(call)}; expected {{tool: {{argument: value}}}}", hint))
+            continue
+        for tool, arguments in call.items():
+            if not isinstance(arguments, Mapping):
+                message = f"found {found(arguments)}; expected a mapping of arguments"
+                faults.append(document.fault((*at, tool), message, f"write {{{tool}: {{ARGUMENT: …}}}}"))
+
+
+_TASK_SOURCES = ("path", "python", "hf", "rows")
+
+
+def _task_sources(document: SourceDocument) -> list[Fault]:
+    """Each split names exactly one source."""
+    faults: list[Fault] = []
+    splits = document.get("tasks")
+    for split in splits if isinstance(splits, Mapping) else ():
+        source = splits[split]
+        if not isinstance(source, Mapping):
+            continue
+        given = [key for key in _TASK_SOURCES if source.get(key) is not None]
+        path = ("tasks", split)
+        if not given:
+            unknown = any(key not in (*_TASK_SOURCES, "limit", "shuffle", "report_by") for key in source)
+            if not unknown:  # a misspelt key is reported already
+                hint = "add 'path: FILE.jsonl'"
+                message = "expected 'path', 'python', 'hf' or 'rows'; found none"
+                faults.append(document.fault(path, message, hint, at="key"))
+        elif len(given) > 1:
+            message = f"found {listed(given).replace(' or ', ' and ')}; expected one of them"
+            faults.append(document.fault((*path, given[1]), message, f"remove '{given[1]}'", at="key"))
+        if source.get("rows") == []:
+            faults.append(document.fault((*path, "rows"), "found no rows; expected at least one", "add one"))
+    return faults

@@ -1,0 +1,40 @@
+"""Where the environments that ship with rlenv lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.paths import is_file, is_folder
+from rlenv.errors import UsageError
+
+__all__ = ["find", "shipped"]
+
+_HERE = Path(__file__).resolve().parent.parent  # the package
+# In an installed wheel the specs lie inside the package; in a checkout, beside it.
+_FOLDERS = (_HERE / "specs", _HERE.parent / "specs")
+
+
+def shipped() -> dict[str, Path]:
+    """The shipped specs by name."""
+    for folder in _FOLDERS:
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def find(name: str | Path) -> Path:
+    """The spec file that `name` means: a path, or the name of a shipped environment.
+
+    Raises:
+        UsageError: neither exists; the message names the nearest.
+    """
+    path = Path(name)
+    if is_file(path):
+        return path
+    known = shipped()
+    if str(name) in known:
+        return known[str(name)]
+    nearby = [str(item) for item in path.parent.glob("*.y*ml")] if is_folder(path.parent) else []
+    hint = did_you_mean(str(name), [*nearby, *known], otherwise=f"shipped: {', '.join(known)}")
+    raise UsageError(f"no spec at '{str(name)[:200]}'", hint=hint)

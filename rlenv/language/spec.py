@@ -1,0 +1,393 @@
+"""The typed spec: the one source of truth of the language, version 1.
+
+Every class here is a mapping of the YAML file. Docstrings become the descriptions that editors show; `schemas/` is
+generated from these classes. Kinds of tools, resources and rewards bring their own spec classes (see
+`rlenv.language.kinds`), each derived from a base class here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlenv.language.dialect import DialectSpec
+from rlenv.language.types import Bool, Float, Int, Spec, Text
+
+__all__ = [
+    "AnswerSpec",
+    "Bool",
+    "BreakerSpec",
+    "CacheSpec",
+    "CallsSpec",
+    "DatasetSpec",
+    "DelaySpec",
+    "EnvSpec",
+    "FaultsSpec",
+    "Float",
+    "Int",
+    "LimitsSpec",
+    "ObservationSpec",
+    "OracleCall",
+    "OracleSay",
+    "PromptSpec",
+    "ResourceSpec",
+    "RewardSpec",
+    "SamplingSpec",
+    "Spec",
+    "TaskSource",
+    "Text",
+    "ToolSpec",
+    "UserSpec",
+]
+
+
+class DatasetSpec(Spec):
+    """A dataset in the layout of the Hugging Face hub: on the hub, in its cache, or in a folder."""
+
+    dataset: Text
+    """`organisation/name` on the hub, or a folder relative to the spec."""
+    config: Text | None = None
+    """One of the dataset's configurations (subsets); needed where it has several and none is called `default`."""
+    split: Text | None = None
+    """One of its splits; the one that is called like this split of the spec otherwise."""
+    revision: Text | None = None
+    """A branch, tag or commit on the hub; a commit makes sure that the rows stay the same."""
+    columns: Mapping[str, Text] = {}
+    """Columns by the name that templates read, such as `{question: problem}`; all under their own names otherwise."""
+
+
+class TaskSource(Spec):
+    """Where the tasks of one split come from; one row is one episode. Give `path`, `python`, `hf` or `rows`."""
+
+    path: Text | None = None
+    """A .jsonl, .csv or .parquet file, relative to the spec."""
+    python: Text | None = None
+    """`module:function` or `file.py:function` that returns an iterable of mappings."""
+    hf: DatasetSpec | None = None
+    """A dataset of the Hugging Face hub."""
+    rows: tuple[Mapping[str, Any], ...] | None = None
+    """Rows written in the spec itself."""
+    limit: Annotated[Int, Field(ge=1)] | None = None
+    """Take this many rows (after shuffling)."""
+    shuffle: Int | None = None
+    """Shuffle the rows with this seed; the order in the file otherwise."""
+    report_by: Text | None = None
+    """A column: success is also reported for each of its values, and a part of the split is drawn evenly over them."""
+
+
+class PromptSpec(Spec):
+    """The first messages, as sandboxed Jinja templates over `task`, `resources` and `vars`."""
+
+    system: Text | None = None
+    """The system message; tool schemas are added by the dialect or the model's chat template."""
+    user: Text
+    """The user message that states the task."""
+    images: tuple[Text, ...] = ()
+    """Templates that each give an image of the user message, or a list of them: a file, a data URL, or what a resource
+    holds."""
+
+
+Share = Annotated[Float, Field(ge=0, le=1)]
+
+
+class CacheSpec(Spec):
+    """Keeps results of equal calls. Failures are never kept; equal calls at once become one."""
+
+    scope: Literal["process", "episode", "disk", "none"] = "process"
+    """`process`: in memory, for all episodes; `episode`: for one; `disk`: in a file; `none`: nothing is kept."""
+    ttl_s: Annotated[Float, Field(gt=0)] | None = None
+    """A result is kept for so many seconds; until it is pushed out otherwise."""
+    path: Text | None = None
+    """With `disk`: the file, relative to the spec; one in the user's cache folder otherwise."""
+    max_entries: Annotated[Int, Field(ge=1)] = 10_000
+    """The results used longest ago are pushed out beyond this many of one tool."""
+    key: Literal["arguments", "task"] | None = None
+    """What a result depends on: the `arguments` alone, or the `task` too; by default what the tool says of itself."""
+
+
+class BreakerSpec(Spec):
+    """Stops calling a tool that keeps failing, and tries it again after a while."""
+
+    failures: Annotated[Int, Field(ge=0)] = 10
+    """Failures in a row after which calls are refused at once; 0 never refuses."""
+    reset_s: Annotated[Float, Field(gt=0)] = 30.0
+    """Seconds after which one call is let through; it decides whether the others are."""
+
+
+class DelaySpec(Spec):
+    """A delay before some calls."""
+
+    p: Share
+    """The share of calls that are delayed."""
+    uniform: tuple[Annotated[Float, Field(ge=0)], Annotated[Float, Field(ge=0)]]
+    """The shortest and the longest delay, in seconds; evenly spread."""
+
+
+class FaultsSpec(Spec):
+    """Faults put in on purpose; the same ones for equal task, seed, turn and call."""
+
+    error: Share = 0.0
+    """The share of calls that fail."""
+    delay_s: DelaySpec | None = None
+    """Delays some calls; one that is delayed past its time limit times out."""
+    garble: Share = 0.0
+    """The share of results whose text is scrambled."""
+    oversize: Share = 0.0
+    """The share of results that grow to 10 MB."""
+    hang: Share = 0.0
+    """The share of calls that hang until their time limit."""
+    seed: Int = 0
+    """Another seed gives other faults."""
+
+    @property
+    def is_on(self) -> bool:
+        """True where some call may meet a fault."""
+        delayed = self.delay_s is not None and self.delay_s.p > 0
+        return delayed or any((self.error, self.garble, self.oversize, self.hang))
+
+
+class PolicySpec(Spec):
+    """What is done around calls: under `calls` for all tools, in a tool's entry for its own, which wins."""
+
+    retries: Annotated[Int, Field(ge=0, le=20)] | None = None
+    """A failed call of an idempotent tool is tried again so often, with growing waits."""
+    attempt_s: Annotated[Float, Field(gt=0)] | None = None
+    """One try is ended after this many seconds; all tries and the waits between them stay within `timeout_s`."""
+    rate_per_s: Annotated[Float, Field(gt=0)] | None = None
+    """At most this many calls a second of one tool in one process; others wait within their time limit."""
+    shared_concurrency: Annotated[Int, Field(ge=1, le=4096)] | None = None
+    """At most this many calls of one tool at once over all processes of the machine that run this spec."""
+    cache: CacheSpec | None = None
+    """Keeps results of equal calls, of idempotent tools that do not mutate; `{scope: none}` keeps none."""
+    breaker: BreakerSpec | None = None
+    """Refuses calls of a tool after many failures in a row; `{failures: 0}` never does."""
+    faults: FaultsSpec | None = None
+    """Faults put in on purpose, to train and test against flaky tools; `{}` for none."""
+    coerce: tuple[Literal["number", "integer", "boolean"], ...] | None = None
+    """Types that may come as text: with `integer`, "3" is taken where a whole number is expected."""
+
+
+class ToolSpec(PolicySpec):
+    """What every kind of tool takes."""
+
+    kind: Text
+    """Which kind of tool this is."""
+    description: Text | None = None
+    """What the model reads; by default the kind's own, or a function's docstring."""
+    timeout_s: Annotated[Float, Field(gt=0)] | None = None
+    """A call is ended after this many seconds; `calls.timeout_s` otherwise."""
+    concurrency: Annotated[Int, Field(ge=1)] | None = None
+    """At most this many calls at once in one process; `calls.concurrency` otherwise."""
+    mutates: Bool = False
+    """True if calls change state: such a tool is never run beside other calls of its turn."""
+    idempotent: Bool | None = None
+    """True if a call may be repeated without harm; by default what the kind says. Retries and the cache need it."""
+    example: Mapping[str, Any] | None = None
+    """Arguments for `rlenv tools SPEC check`; for an entry that gives several tools, by the tool's name."""
+
+
+class ResourceSpec(Spec):
+    """What every kind of resource takes."""
+
+    kind: Text
+    """Which kind of resource this is."""
+    scope: Literal["episode", "process"] = "episode"
+    """`episode`: opened for each episode and closed with it; `process`: opened once and shared."""
+
+
+class UserSpec(Spec):
+    """What every kind of simulated user takes.
+
+    The user replies to an action without a call and without an answer, and the episode goes on.
+    """
+
+    kind: Text
+    """`scripted`, `python` or `model`."""
+    stop: Annotated[Text, Field(min_length=1)] | None = "###STOP###"
+    """A reply that contains this text ends the episode."""
+
+
+class RewardSpec(Spec):
+    """What every kind of reward term takes."""
+
+    kind: Text
+    """`rule`, `verify`, `judge` or `group`."""
+    weight: Float = 1.0
+    """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding."""
+    when: Literal["episode", "turn"] = "episode"
+    """Measure once at the end, or after every turn."""
+    over_turns: Literal["mean", "sum"] = "mean"
+    """How a turn term's values make the episode's value; with `sum`, longer episodes can earn more."""
+    gate: Text | None = None
+    """Skip this term unless the comparison holds, such as `correct >= 1`."""
+    required: Bool = True
+    """If this term is invalid the whole reward is; otherwise the term alone is left out."""
+    range: tuple[Float, Float] | None = None
+    """Normalises: this range becomes 0 … 1, so that with `[1, 5]` 1 is 0 and 5 is 1."""
+    clip: tuple[Float, Float] | None = None
+    """Values outside are moved to the nearer end; after `range`."""
+    on_invalid: Literal["mask", "retry", "raise"] = "mask"
+    """`mask`: see `required`; `retry`: measure twice more first; `raise`: stop the run."""
+
+
+class SamplingSpec(Spec):
+    """How a model's next tokens are chosen; what is left out is left to the server."""
+
+    temperature: Annotated[Float, Field(ge=0)] | None = None
+    """0 is greedy."""
+    top_p: Annotated[Float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely tokens with this share of the probability."""
+    max_tokens: Annotated[Int, Field(ge=1)] | None = None
+    """Of one answer."""
+    seed: Int | None = None
+    """Equal seeds give equal answers, as far as the server keeps that."""
+    stop: tuple[Text, ...] | None = None
+    """Texts at which the answer ends."""
+    extra: Mapping[str, Any] = Field(default_factory=dict)
+    """Other fields of the request, such as `chat_template_kwargs`; sent as they stand."""
+
+
+class EndpointSpec(Spec):
+    """An OpenAI-compatible server and a model on it. Texts may name secrets as `${env:NAME}`."""
+
+    base_url: Text
+    """The address up to and with `/v1`; `/chat/completions` is added."""
+    model: Text
+    """The model's name at the server."""
+    api_key: Text | None = None
+    """Sent as `Authorization: Bearer …`; write `${env:NAME}`, never the key itself."""
+    headers: Mapping[str, Text] = Field(default_factory=dict)
+    """Sent with every request."""
+    concurrency: Annotated[Int, Field(ge=1)] = 64
+    """Requests at once in one process; further ones wait."""
+    timeout_s: Annotated[Float, Field(gt=0)] = 60.0
+    """A request is given up after this many seconds."""
+    retries: Annotated[Int, Field(ge=0)] = 3
+    """Further attempts after 408, 409, 425, 429, 5xx, a lost connection or no answer in time."""
+    sampling: SamplingSpec = SamplingSpec()
+    """For all requests; who asks may set fields of it anew."""
+
+
+class CallsSpec(PolicySpec):
+    """Defaults for the calls of all tools."""
+
+    timeout_s: Annotated[Float, Field(gt=0)] = 10.0
+    """A call is ended after this many seconds."""
+    concurrency: Annotated[Int, Field(ge=1)] = 256
+    """At most this many calls of one tool at once in one process."""
+
+
+class ObservationSpec(Spec):
+    """How results are shown to the model."""
+
+    format: Literal["text", "json", "template"] = "text"
+    """`text`: the result's text; `json`: an object with the result or the error; `template`: see `template`."""
+    template: Text | None = None
+    """Jinja over `result`, `tool`, `is_error`, `task`, `turn`, `vars`; with `format: template`."""
+    max_tokens: Annotated[Int, Field(ge=8)] | None = None
+    """Cut a result's content to this many tokens (where a tokenizer is bound; about 4 characters a token otherwise)."""
+    max_chars: Annotated[Int, Field(ge=16)] = 16_384
+    """Cut a result's content to this many characters."""
+    keep: Literal["head", "tail", "head_tail"] = "head_tail"
+    """Which part of a long result is kept."""
+    images: Literal["keep", "drop"] = "keep"
+    """`drop` leaves out the images of results, for a policy that reads text alone."""
+
+
+class AnswerSpec(Spec):
+    """Where the answer stands in what the policy wrote."""
+
+    from_: Annotated[Literal["tag", "boxed", "regex", "last_number", "final_message", "tool"], Field(alias="from")] = (
+        "tag"
+    )
+    """The rule: a tag, \\boxed{}, a regular expression, the last number, the whole final message, or a tool's call."""
+    tag: Text = "answer"
+    """With `tag`: the tag's name; the last one in the message counts."""
+    pattern: Text | None = None
+    """With `regex`: the pattern; its first group is the answer, the last match counts."""
+    tool: Text | None = None
+    """With `tool`: the name of the tool whose call submits the answer."""
+    argument: Text | None = None
+    """With `tool`: the argument that holds the answer; by default the only one."""
+
+
+class LimitsSpec(Spec):
+    """What ends an episode that does not end itself; reaching one truncates it."""
+
+    turns: Annotated[Int, Field(ge=1)] = 8
+    """Actions of the policy."""
+    tool_calls: Annotated[Int, Field(ge=1)] = 64
+    """Calls over the whole episode."""
+    calls_per_turn: Annotated[Int, Field(ge=1)] = 16
+    """Calls of one action that are run; more are answered with an error."""
+    invalid_actions: Annotated[Int, Field(ge=1)] = 3
+    """Actions in a row with a malformed, unknown or ill-typed call."""
+    episode_s: Annotated[Float, Field(gt=0)] = 300.0
+    """Seconds of wall time, the policy's own included."""
+    turn_s: Annotated[Float, Field(gt=0)] | None = None
+    """Seconds that the calls of one turn may take together; the episode's time otherwise."""
+    reward_s: Annotated[Float, Field(gt=0)] = 60.0
+    """Seconds that measuring the reward may take once the episode has ended; a slower term is invalid."""
+    response_tokens: Annotated[Int, Field(ge=1)] | None = None
+    """Tokens after the prompt, observations included; a trainer may set a smaller one."""
+
+
+class OracleCall(Spec):
+    """A step of the oracle that calls tools: one action with these calls."""
+
+    call: Mapping[str, Mapping[str, Any]] | tuple[Mapping[str, Mapping[str, Any]], ...]
+    """`{tool: {argument: value}}`, or a list of such mappings for several calls at once; values are templates."""
+    for_each: Text | None = None
+    """An expression that gives a list; the step is repeated with `item` bound to each element."""
+
+
+class OracleSay(Spec):
+    """A step of the oracle that writes text."""
+
+    say: Text
+    """The action's text, a template over `task`, `results` (texts of earlier calls) and `vars`."""
+
+
+class EnvSpec(Spec):
+    """A whole environment in one file."""
+
+    rlenv: Literal[1]
+    """The version of the language."""
+    name: Annotated[Text, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    """Registered as rlenv/NAME-vVERSION."""
+    version: Annotated[Int, Field(ge=0)] = 0
+    """Raise it whenever rewards or prompts change, so that results stay comparable."""
+    description: Text = ""
+    """One line for lists and docs."""
+    extends: Text | None = None
+    """Another spec to start from: mappings merge, everything else is replaced."""
+    vars: Mapping[str, Any] = Field(default_factory=dict)
+    """Constants for templates and paths: `{{ vars.name }}`."""
+    roots: tuple[Text, ...] = ()
+    """Folders, relative to the spec, below which rows may name paths too; `/` for anywhere. A path that a row fills in
+    otherwise stays in the folder that the spec writes before it: `data` in `data/{{ task.db }}.sqlite`."""
+    tasks: Annotated[Mapping[str, TaskSource], Field(min_length=1)]
+    """Splits by name, such as train and test."""
+    prompt: PromptSpec
+    dialect: Text | DialectSpec = "hermes"
+    """How the model writes calls and reads results: a name, or a mapping that defines or changes one."""
+    endpoints: Mapping[str, EndpointSpec] = Field(default_factory=dict)
+    """OpenAI-compatible servers by name, for model tools, agents, simulated users and judges."""
+    resources: Mapping[str, ResourceSpec] = Field(default_factory=dict)
+    """State that tools, rewards and prompts share."""
+    tools: Mapping[str, ToolSpec] = Field(default_factory=dict)
+    """Tools by the name the model calls."""
+    calls: CallsSpec = CallsSpec()
+    observation: ObservationSpec = ObservationSpec()
+    user: UserSpec | None = None
+    """A simulated user, for dialogues."""
+    answer: AnswerSpec = AnswerSpec()
+    limits: LimitsSpec = LimitsSpec()
+    rewards: Annotated[Mapping[str, RewardSpec], Field(min_length=1)]
+    """Terms of the reward by name."""
+    success: Text | None = None
+    """What eval counts as success; by default every required term with a positive weight at 1 or more."""
+    oracle: tuple[OracleCall | OracleSay, ...] | None = None
+    """A scripted gold policy: checks the environment, warm-starts a policy, feeds tests."""

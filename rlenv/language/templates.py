@@ -1,0 +1,443 @@
+"""Sandboxed Jinja for prompts, paths, arguments and observations.
+
+A template that is exactly one expression (`{{ task.a }}`) gives the expression's own value when a value is asked for,
+so that numbers stay numbers; everything else gives text. An undefined name is an error, never an empty string.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlenv._base.nearest import did_you_mean
+from rlenv.errors import RlenvError, UsageError
+
+__all__ = [
+    "Template",
+    "TemplateError",
+    "UnfitTemplate",
+    "compile_template",
+    "compile_value",
+    "expression",
+    "template_of",
+    "texts_at",
+    "texts_in",
+]
+
+_OWN = frozenset(("vars", "resources"))  # what no row, model or server says
+_SINGLE = re.compile(r"\s*\{\{(?!\{)((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
+
+
+_MAX_PRODUCT = 10_000_000
+_MAX_POWER_BITS = 100_000
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, in which `task.items` is the column called items: data comes before a mapping's own methods.
+
+    Products and powers are bounded, so that no template takes all memory or never ends for one short line.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_POWER_BITS:
+                raise OverflowError("the power is too large")
+            return left**right
+        for one, times in ((left, right), (right, left)):
+            if isinstance(times, int) and isinstance(one, (str, list, tuple)) and len(one) * times > _MAX_PRODUCT:
+                raise OverflowError("the product is too large")
+            if isinstance(one, int) and one.bit_length() > _MAX_POWER_BITS:
+                raise OverflowError("the product is too large")
+        return left * right
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, Mapping) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+# What a template may raise by what it reads; a macro that calls itself, or a text without end, among it.
+_AUTHORS = (
+    *(TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+    *(RecursionError, MemoryError),
+)
+_environment = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+
+
+class TemplateError(RlenvError):
+    """A template cannot be compiled or rendered; the message says why. `line` is 1-based inside the template."""
+
+    def __init__(self, message: str, *, line: int = 1) -> None:
+        self.line = line
+        super().__init__(message)
+
+
+class UnfitTemplate(UsageError):
+    """A template of a spec cannot be read, or reads what is not there.
+
+    `line` (1-based) and `find`, a text inside the template, say where in it ("" where the line alone is known).
+    """
+
+    def __init__(self, message: str, *, key: str, hint: str, line: int = 1, find: str = "") -> None:
+        self.line = line
+        self.find = find
+        super().__init__(message, key=key, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A compiled template. `names` are the top-level names that it reads; `paths` the dotted ones (`task.question`)."""
+
+    source: str
+    names: frozenset[str]
+    paths: frozenset[tuple[str, ...]]
+    _text: Callable[..., str]
+    _value: Callable[..., Any] | None
+    _head: Callable[..., str] | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """True where it reads nothing but what is the spec's own: no row, model or server has a say in it."""
+        return self.names <= _OWN
+
+    def folder(self, **values: Any) -> str:
+        """The folder part of what stands before the first thing that is not the spec's own.
+
+        `data/` of `data/db-{{ task.name }}.sqlite`, "" where it begins with such a thing.
+
+        Raises:
+            TemplateError: a constant in that part is not there.
+        """
+        try:
+            text = self._head(**values) if self._head is not None else ""
+        except RlenvError:
+            raise
+        except Exception as error:
+            raise TemplateError(_reason(error)) from error
+        head, slash, _ = text.rpartition("/")
+        return head + slash
+
+    def written(self, **values: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The rendered text, and the parts of it (first character, and the one behind the last) that the template's
+        author wrote; all else came of the values. Where that cannot be told, no part is the author's.
+
+        Raises:
+            TemplateError: as for `text`.
+        """
+        text = self.text(**values)
+        if "{" not in self.source:
+            return text, ((0, len(text)),) if text else ()
+        try:
+            marked = _marking(self.source).render(**values)
+        except Exception:  # it rendered a moment ago; what it does with marked texts is no fault of the spec
+            return text, ()
+        spans: list[tuple[int, int]] = []
+        at = depth = 0
+        plain: list[str] = []
+        for index, piece in enumerate(_MARKS.split(marked)):
+            if index % 2:
+                depth += 1 if piece == _BEGIN else -1
+                continue
+            if piece and depth == 0:
+                spans.append((at, at + len(piece)))
+            plain.append(piece)
+            at += len(piece)
+        if "".join(plain) != text:
+            return text, ()
+        return text, _joined(spans)
+
+    def text(self, **values: Any) -> str:
+        """The rendered text.
+
+        Raises:
+            TemplateError: a name is undefined, or the sandbox refused.
+        """
+        try:
+            return self._text(**values)
+        except RlenvError:
+            raise
+        except Exception as error:  # an author's template meets rows and resources of any kind
+            raise TemplateError(_reason(error)) from error
+
+    def value(self, **values: Any) -> Any:
+        """The expression's own value where the template is one expression, the rendered text otherwise.
+
+        Raises:
+            TemplateError: a name is undefined, or the sandbox refused.
+        """
+        if self._value is None:
+            return self.text(**values)
+        try:
+            result = self._value(**values)
+        except RlenvError:
+            raise
+        except Exception as error:  # an author's template meets rows and resources of any kind
+            raise TemplateError(_reason(error)) from error
+        if isinstance(result, jinja2.Undefined):
+            raise TemplateError(f"{self.source.strip()} is undefined")
+        return result
+
+
+# Around each value that a template writes. Drawn for each process, so that no value can hold one.
+_BEGIN, _END = (f"\ufdd0{secrets.token_hex(8)}\ufdd1" for _ in range(2))
+_MARKS = re.compile(f"({_BEGIN}|{_END})")
+_marking_environment = _Environment(
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+    autoescape=False,
+    finalize=lambda value: f"{_BEGIN}{value}{_END}",
+)
+
+
+@lru_cache(maxsize=1024)
+def _marking(source: str) -> jinja2.Template:
+    """The template that writes its values between marks."""
+    return _marking_environment.from_string(source)
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Spans with those made one that follow each other at once."""
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def _paths(tree: nodes.Template) -> frozenset[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+
+    def chain(node: nodes.Node) -> tuple[str, ...] | None:
+        if isinstance(node, nodes.Name):
+            return (node.name,) if node.ctx == "load" else None
+        if isinstance(node, nodes.Getattr):
+            head = chain(node.node)
+            return (*head, node.attr) if head else None
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+            head = chain(node.node)
+            return (*head, node.arg.value) if head else None
+        return None
+
+    def visit(node: nodes.Node) -> None:
+        path = chain(node)
+        if path is not None:
+            found.add(path)
+            return
+        for child in node.iter_child_nodes():
+            visit(child)
+
+    visit(tree)
+    return frozenset(found)
+
+
+def _lookup(path: tuple[str, ...]) -> Callable[[Mapping[str, Any]], Any]:
+    """Follows a dotted path through mappings; LookupError where anything but a plain entry is in the way."""
+    first, rest = path[0], path[1:]
+
+    def follow(values: Mapping[str, Any]) -> Any:
+        value = values[first]
+        for name in rest:
+            if not isinstance(value, Mapping):
+                raise KeyError(name)
+            value = value[name]
+        return value
+
+    return follow
+
+
+def _plain(tree: nodes.Template) -> list[str | tuple[str, ...]] | None:
+    """The pieces of a template that is only text and dotted names, else None."""
+    pieces: list[str | tuple[str, ...]] = []
+    for output in tree.body:
+        if not isinstance(output, nodes.Output):
+            return None
+        for node in output.nodes:
+            if isinstance(node, nodes.TemplateData):
+                pieces.append(node.data)
+                continue
+            path: list[str] = []
+            part: nodes.Node = node
+            while isinstance(part, nodes.Getattr):
+                path.append(part.attr)
+                part = part.node
+            if not isinstance(part, nodes.Name):
+                return None
+            pieces.append((part.name, *reversed(path)))
+    return pieces
+
+
+def _head(tree: nodes.Template) -> Callable[..., str] | None:
+    """Renders what stands before the first thing that is not the spec's own; None where nothing does."""
+    found: list[nodes.Expr] = []
+    for output in tree.body:
+        for node in output.nodes if isinstance(output, nodes.Output) else (output,):
+            for piece in _pieces(node):
+                if not isinstance(piece, nodes.Expr) or not meta.find_undeclared_variables(_tree([piece])) <= _OWN:
+                    return _rendering(found)
+                found.append(piece)
+    return _rendering(found)
+
+
+def _pieces(node: nodes.Node) -> Iterator[nodes.Node]:
+    """The parts of `a ~ b` and `a + b`, in order; the node itself otherwise."""
+    if isinstance(node, nodes.Concat):
+        for part in node.nodes:
+            yield from _pieces(part)
+    elif isinstance(node, nodes.Add):
+        yield from _pieces(node.left)
+        yield from _pieces(node.right)
+    else:
+        yield node
+
+
+def _rendering(found: list[nodes.Expr]) -> Callable[..., str] | None:
+    if not found:
+        return None
+    code = _environment.compile(_tree(found))
+    return jinja2.Template.from_code(_environment, code, _environment.globals.copy()).render
+
+
+def _tree(found: list[nodes.Expr]) -> nodes.Template:
+    tree = nodes.Template([nodes.Output(list(found), lineno=1)], lineno=1)
+    tree.set_environment(_environment)
+    return tree
+
+
+def _quick(tree: nodes.Template, text: Callable[..., str], value: Callable[..., Any] | None) -> tuple[Any, Any]:
+    """Renders what is only text and entries of mappings without Jinja, which takes some 20 µs a template.
+
+    Whatever is not that simple at run time (an attribute of an object, an undefined name) is left to Jinja.
+    """
+    pieces = _plain(tree)
+    if pieces is None:
+        return text, value
+    parts = [piece if isinstance(piece, str) else _lookup(piece) for piece in pieces]
+
+    def quick_text(**values: Any) -> str:
+        try:
+            return "".join(part if isinstance(part, str) else str(part(values)) for part in parts)
+        except LookupError:
+            return text(**values)
+
+    if value is None:
+        return quick_text, None
+    (path,) = (piece for piece in pieces if not isinstance(piece, str))
+    follow = _lookup(path)
+
+    def quick_value(**values: Any) -> Any:
+        try:
+            return follow(values)
+        except LookupError:
+            return value(**values)
+
+    return quick_text, quick_value
+
+
+@lru_cache(maxsize=4096)
+def compile_template(source: str) -> Template:
+    """Compiles `source`.
+
+    Raises:
+        TemplateError: a syntax error; `line` is inside the template.
+    """
+    try:
+        tree = _environment.parse(source)
+        compiled = _environment.from_string(source)
+        single = _SINGLE.fullmatch(source)
+        value = _environment.compile_expression(single[1], undefined_to_none=False) if single else None
+        text, value = _quick(tree, compiled.render, value)
+        names = frozenset(meta.find_undeclared_variables(tree))
+        return Template(source, names, _paths(tree), text, value, _head(tree))
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(error.message or "syntax error", line=error.lineno) from error
+    except Exception as error:  # Python's own limits: nested too deep, a number of too many digits
+        raise TemplateError(_reason(error)) from error
+
+
+def template_of(source: str, *, key: str, names: Collection[str] | None = None) -> Template:
+    """The template that stands under `key` of a spec.
+
+    Args:
+        names: what it may read; None where that is not looked at here.
+
+    Raises:
+        UnfitTemplate: it does not compile, or reads another name.
+    """
+    try:
+        template = compile_template(source)
+    except TemplateError as error:
+        hint = "write {{ name }} for a value and {% if … %} for a condition"
+        raise UnfitTemplate(f"the template cannot be read: {error}", key=key, hint=hint, line=error.line) from error
+    for name in sorted(template.names.difference(template.names if names is None else names)):
+        hint = did_you_mean(name, sorted(names or ()), "known names")
+        raise UnfitTemplate(f"'{name}' is not known here", key=key, hint=hint, find=name)
+    return template
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deep, or calls itself without end"
+    if isinstance(error, MemoryError):
+        return "it takes too much memory"
+    return f"{type(error).__name__}: {error}"
+
+
+@lru_cache(maxsize=1024)
+def expression(source: str) -> Callable[..., Any]:
+    """Compiles a bare Jinja expression (no braces) to a function of keyword values.
+
+    Raises:
+        TemplateError: a syntax error.
+    """
+    template = compile_template("{{" + source + "}}")
+    return template.value
+
+
+def compile_value(value: Any) -> Callable[..., Any]:
+    """Compiles a JSON-like value in which every string is a template; calling the result gives the filled value.
+
+    Raises:
+        TemplateError: a syntax error in one of the strings.
+    """
+    if isinstance(value, str):
+        if "{" not in value:
+            return lambda **_: value
+        return compile_template(value).value
+    if isinstance(value, Mapping):
+        parts = {key: compile_value(item) for key, item in value.items()}
+        return lambda **values: {key: part(**values) for key, part in parts.items()}
+    if isinstance(value, (list, tuple)):
+        items = [compile_value(item) for item in value]
+        return lambda **values: [item(**values) for item in items]
+    return lambda **_: value
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text of a JSON-like value, keys left out, in order."""
+    return (text for _, text in texts_at("", value))
+
+
+def texts_at(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Every text of a JSON-like value that stands under `key`, with its own dotted key, in order."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from texts_at(f"{key}.{name}", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from texts_at(f"{key}.{index}", item)

@@ -1,0 +1,1 @@
+"""Recorded episodes: files, replay, scoring again, and their summary."""

@@ -1,0 +1,218 @@
+"""Trajectories as files: one JSON object a line.
+
+A turn's results stand in its observation too, in memory; a line holds them once, and so it does the images that a
+result shows. Lines that hold them twice, as older ones do, are read as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from rlenv._base.bounded import cut_end
+from rlenv._base.jsonable import plain
+from rlenv.errors import UsageError
+from rlenv.messages import Message, Observation, ToolResult
+from rlenv.secrets import logger
+from rlenv.trajectory import Trajectory, Turn
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["MAX_LINE_BYTES", "append", "dump", "nested", "parse", "plain", "read", "write"]
+
+MAX_LINE_BYTES: Final = 256 * 1024 * 1024
+"""A longer line is no trajectory: what is kept of an episode is bounded far below."""
+
+_MAX_DEPTH = 256
+_MAX_ERROR_CHARS = 500
+_log = logger("rlenv.records.files")
+
+
+@cache
+def _adapter() -> TypeAdapter[Trajectory]:
+    from pydantic import TypeAdapter  # built on first use: an import of rlenv need not pay for it
+
+    return TypeAdapter(Trajectory)
+
+
+def dump(trajectory: Trajectory) -> bytes:
+    """One line of JSON in ASCII, without its newline; it never raises for what a policy or a tool wrote.
+
+    ASCII, so that text which UTF-8 cannot hold (the lone surrogates that a policy may write) survives as escapes.
+    """
+    held = plain(dataclasses.replace(trajectory, turns=()))
+    held["turns"] = [_turn(turn) for turn in trajectory.turns]
+    return json.dumps(held, separators=(",", ":")).encode("ascii")
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    observation = turn.observation
+    if observation is None or observation.results != turn.results:
+        held: dict[str, Any] = plain(turn)
+        return held
+    held = plain(dataclasses.replace(turn, observation=None))
+    shown = held["observation"] = plain(dataclasses.replace(observation, results=()))
+    del shown["results"]
+    if _are_paired(observation.messages, turn.results):
+        for message, line, result in zip(observation.messages, shown["messages"], turn.results, strict=True):
+            if message.images == result.images:
+                del line["images"]
+    return held
+
+
+def _are_paired(messages: tuple[Message, ...], results: tuple[ToolResult, ...]) -> bool:
+    return len(messages) == len(results) and all(message.role == "tool" for message in messages)
+
+
+def parse(line: bytes | str) -> Trajectory:
+    """The trajectory of one line.
+
+    Raises:
+        UsageError: the line is not a trajectory, or holds what no trajectory does: a number that is not finite, what is
+            nested too deep, too many bytes.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise UsageError(f"not a recorded trajectory: longer than {MAX_LINE_BYTES} bytes")
+    try:
+        read = json.loads(line, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not a recorded trajectory: {_said(error)}") from error
+    return _validated(read)
+
+
+def nested(result: ToolResult) -> Trajectory | None:
+    """The trajectory of the episode that an agent played inside a call.
+
+    None where the call was no agent's, or the trajectory was too long to be kept whole.
+
+    Raises:
+        UsageError: what is kept in its place is not a trajectory.
+    """
+    details = result.details or {}
+    kept = details.get("trajectory")
+    if kept is None or "left_out" in details:
+        return None
+    return _validated(kept)
+
+
+def _validated(read: Any) -> Trajectory:
+    if _is_deep(read):
+        raise UsageError(f"not a recorded trajectory: nested more than {_MAX_DEPTH} levels deep")
+    whole = [index for index, turn in enumerate(_turns_of(read)) if _holds_results_once(turn)]
+    try:
+        trajectory = _adapter().validate_python(read)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not a recorded trajectory: {_said(error)}") from error
+    if not whole:
+        return trajectory
+    turns = list(trajectory.turns)
+    for index in whole:
+        turns[index] = _with_results(turns[index], _turns_of(read)[index]["observation"])
+    return dataclasses.replace(trajectory, turns=tuple(turns))
+
+
+def _turns_of(read: Any) -> list[Any]:
+    turns = read.get("turns") if isinstance(read, Mapping) else None
+    return turns if isinstance(turns, list) else []
+
+
+def _holds_results_once(turn: Any) -> bool:
+    observation = turn.get("observation") if isinstance(turn, Mapping) else None
+    return isinstance(observation, Mapping) and "results" not in observation
+
+
+def _with_results(turn: Turn, line: Mapping[str, Any]) -> Turn:
+    observation = turn.observation
+    assert observation is not None
+    messages = observation.messages
+    if _are_paired(messages, turn.results):
+        messages = tuple(
+            message if "images" in shown else dataclasses.replace(message, images=result.images)
+            for message, shown, result in zip(messages, line["messages"], turn.results, strict=True)
+        )
+    return dataclasses.replace(turn, observation=Observation(messages, observation.text, turn.results))
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text:.40} is not finite")
+    return number
+
+
+def _is_deep(value: Any) -> bool:
+    rest = [(value, 0)]
+    while rest:
+        item, depth = rest.pop()
+        if isinstance(item, (dict, list)):
+            if depth >= _MAX_DEPTH:
+                return True
+            inside = item.values() if isinstance(item, dict) else item
+            rest.extend((one, depth + 1) for one in inside if isinstance(one, (dict, list)))
+    return False
+
+
+def _said(error: Exception) -> str:
+    text = "nested too deep" if isinstance(error, RecursionError) else str(error)
+    if listed := getattr(error, "errors", None):  # pydantic's, which says each on lines of its own
+        first = listed(include_url=False, include_input=False, include_context=False)[0]
+        text = f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+    return cut_end(text, _MAX_ERROR_CHARS)
+
+
+def write(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
+    """Writes a .jsonl file; the folder is made where it is missing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for trajectory in trajectories:
+            append(file, trajectory)
+
+
+def append(file: IO[bytes], trajectory: Trajectory) -> None:
+    """Writes one trajectory to an open file."""
+    file.write(dump(trajectory) + b"\n")
+
+
+def read(path: str | Path) -> Iterator[Trajectory]:
+    """The trajectories of a .jsonl file, one by one.
+
+    A line that begins as a trajectory and ends in the middle was cut off, by a full disk or a run that was killed: it
+    is left out, and the logger `rlenv.records.files` says so.
+
+    Raises:
+        UsageError: a line is not a trajectory; the message names it.
+    """
+    with Path(path).open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                yield parse(line)
+            except UsageError as error:
+                if len(line) <= MAX_LINE_BYTES and _is_torn(line):
+                    _log.warning("%s:%d: the line was cut off in the middle; it is left out", path, number)
+                    continue
+                raise UsageError(f"{path}:{number}: {error}") from error
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a line begins as a trajectory and ends before its end."""
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        # Cut inside a text, or inside a word, an escape or a number: nothing in them is longer.
+        return error.msg.startswith("Unterminated string") or error.pos >= len(line.rstrip()) - 8
+    except (ValueError, RecursionError):
+        return False
+    return False

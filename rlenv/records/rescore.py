@@ -1,0 +1,177 @@
+"""New rewards over recorded episodes, and what they change."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
+from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
+from rlenv.episodes.reward import EpisodeReward
+from rlenv.episodes.rollout import together
+from rlenv.rewards.group_terms import score_groups
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Change", "Difference", "compare", "rescore"]
+
+
+async def rescore(
+    environment: Environment, trajectories: Sequence[Trajectory], *, concurrency: int = 64
+) -> list[Trajectory]:
+    """The trajectories with the rewards of `environment`, in the same order.
+
+    No policy acts: messages, actions and tool results are those that were recorded. Terms that run a tool or ask a
+    judge do so again. Where a term may look at state, the recorded calls are taken again first, on resources opened
+    for the recorded task; where that cannot make the state that was there, terms that ask for it are invalid and say
+    which call stood in the way. `seconds` are those of scoring.
+    """
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(recorded: Trajectory) -> Trajectory:
+        async with places:
+            task = dict(recorded.task)
+            async with environment.start(task=task, split=recorded.split, seed=recorded.seed) as episode:
+                scored = await _rescored(episode, recorded)
+            # A row given itself has no index; the recorded one says which task it was.
+            return dataclasses.replace(scored, task_index=recorded.task_index)
+
+    scored = await together([one(trajectory) for trajectory in trajectories])
+    return score_groups(environment.parts.scorer, scored)
+
+
+async def _rescored(episode: Episode, recorded: Trajectory) -> Trajectory:
+    """The recorded episode, scored on the resources of `episode`, which is open and takes its turns.
+
+    The answer is read again, by the environment's rule, from the last turn as it was parsed then. What failed for
+    another reason than its reward stays failed, and so does what cannot be opened now.
+    """
+    if episode.is_ended:
+        return episode.trajectory
+    environment, failure = episode.environment, recorded.failure
+    if failure is not None and failure.reason != "reward":
+        episode.messages, episode.turns = recorded.messages, list(recorded.turns)
+        return episode.fail(failure.reason, failure.message)
+    reward = EpisodeReward(environment, episode.tools)
+    state = Retaken(episode, prompt=recorded.messages) if reads_state(environment) else None
+    state = _unless_lost(state, reward, environment)
+    episode.messages = recorded.messages
+    reason = recorded.cut_by or _termination(environment, recorded)
+    deadline = time.monotonic() + environment.spec.limits.episode_s
+    for index, turn in enumerate(recorded.turns, 1):
+        is_last = index == len(recorded.turns)
+        if state is not None:
+            await state.take(turn, is_last=is_last, reason=reason, deadline=deadline)
+            state = _unless_lost(state, reward, environment)
+        episode.turns.append(turn)
+        if reward.scorer.has_turn_terms and not is_last:
+            await reward.score_turn(episode.messages, episode.turns)
+    answer, breakdown, success = await reward.score(episode.messages, episode.turns, reason=reason)
+    end = Trajectory.truncation if recorded.cut_by else Trajectory.termination
+    return end(reason=reason, reward=breakdown, success=success, **episode.record(answer=answer))
+
+
+def _unless_lost(state: Retaken | None, reward: EpisodeReward, environment: Environment) -> Retaken | None:
+    """`state` as long as it is what was recorded; once it is not, terms that ask for it are invalid."""
+    if state is None or not state.lost:
+        return state
+    reward.scorer = guarded_scorer(environment, state.lost)
+    return None
+
+
+def _termination(environment: Environment, recorded: Trajectory) -> str:
+    """How the task of an episode ended that no limit had cut; one whose reward was invalid no longer says."""
+    if recorded.terminated:
+        return recorded.reason
+    has_answer = recorded.answer is not None
+    if environment.parts.simulated is not None and not (has_answer and environment.answer_is_explicit):
+        return "user"
+    return "answer" if has_answer else "final_message"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One trajectory whose reward changed; None stands for invalid."""
+
+    index: int
+    split: str
+    task_index: int
+    seed: int
+    before: float | None
+    after: float | None
+    terms: Mapping[str, tuple[float | None, float | None]]
+    """Terms that changed, with their values before and after; None where there was none."""
+    error: str = ""
+    """Why the reward cannot be said now, "" where it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two versions of the rewards over the same episodes. Means leave out invalid rewards."""
+
+    episodes: int
+    reward: tuple[float | None, float | None]
+    success: tuple[float | None, float | None]
+    invalid: tuple[int, int]
+    gained: int
+    """Episodes that are a success only now."""
+    lost: int
+    """Episodes that were a success before and are none now."""
+    unknown: int
+    """Episodes of which success was known before and cannot be said now."""
+    terms: Mapping[str, tuple[float | None, float | None]]
+    changes: tuple[Change, ...]
+
+
+def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Difference:
+    """What differs between two scorings of the same episodes, in the same order."""
+    names = dict.fromkeys(name for found in (*before, *after) for name in found.reward.terms)
+    changes = []
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        terms = {}
+        for name in names:
+            pair = (_value(old, name), _value(new, name))
+            if not _same(*pair):
+                terms[name] = pair
+        if terms or not _same(old.reward.total, new.reward.total):
+            error = new.failure.message if new.failure is not None else ""
+            totals = (old.reward.total, new.reward.total)
+            changes.append(Change(index, old.split, old.task_index, old.seed, *totals, terms, error))
+    return Difference(
+        len(before),
+        (_mean([one.reward.total for one in before]), _mean([one.reward.total for one in after])),
+        (_rate(before), _rate(after)),
+        (sum(one.reward.total is None for one in before), sum(one.reward.total is None for one in after)),
+        sum(new.success is True and not old.success for old, new in zip(before, after, strict=True)),
+        sum(old.success is True and new.success is False for old, new in zip(before, after, strict=True)),
+        sum(old.success is not None and new.success is None for old, new in zip(before, after, strict=True)),
+        {
+            name: (_mean([_value(one, name) for one in before]), _mean([_value(one, name) for one in after]))
+            for name in names
+        },
+        tuple(changes),
+    )
+
+
+def _value(trajectory: Trajectory, name: str) -> float | None:
+    term = trajectory.reward.terms.get(name)
+    return None if term is None else term.value
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _rate(trajectories: Sequence[Trajectory]) -> float | None:
+    return _mean([None if one.success is None else float(one.success) for one in trajectories])

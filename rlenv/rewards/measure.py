@@ -1,0 +1,181 @@
+"""Runs terms, and makes of whatever they do a result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from math import isfinite, nan
+from numbers import Real
+from types import TracebackType
+from typing import Any
+
+from rlenv.errors import EpisodeError, RewardError
+from rlenv.language.functions import failure as failure_of
+from rlenv.rewards.base import Measured, RewardContext
+from rlenv.rewards.plan import Planned
+from rlenv.secrets import redact_within
+from rlenv.trajectory import Measurement, TermResult, Trajectory
+
+__all__ = ["Running", "TurnResults", "measure", "measure_async", "measure_group", "over_turns"]
+
+_CANCEL_GRACE_S = 1.0
+_SHOWN_CHARS = 80
+_WAITS = "it is measured once all answers to the task are there"
+_clock = time.perf_counter
+
+TurnResults = Mapping[str, TermResult]
+"""What one turn gave: a result for each term with `when: turn`, by name."""
+
+
+def measure(planned: Planned, context: RewardContext) -> TermResult:
+    """What a term gives that need not be awaited; a group's is skipped until the group is there."""
+    if planned.term.measure is None:
+        return TermResult.skipped(planned.name, why=_WAITS, weight=planned.weight)
+    begun = _clock()
+    try:
+        return of_value(planned, planned.term.measure(context), begun)
+    except Exception as error:  # an author's function may raise anything; the term is invalid and says so
+        return of_error(planned, error, begun)
+
+
+async def measure_async(planned: Planned, context: RewardContext) -> TermResult:
+    """What a term gives that has to be awaited."""
+    assert planned.term.measure_async is not None
+    begun = _clock()
+    try:
+        return of_value(planned, await planned.term.measure_async(context), begun)
+    except Exception as error:  # as above
+        return of_error(planned, error, begun)
+
+
+def measure_group(planned: Planned, trajectories: Sequence[Trajectory]) -> list[TermResult]:
+    """What a term over all answers to one task gives: one result for each, all invalid where it fails."""
+    assert planned.term.measure_group is not None
+    begun = _clock()
+    try:
+        measured = list(planned.term.measure_group(trajectories))
+        if len(measured) != len(trajectories):
+            raise RewardError(f"gave {len(measured)} values for {len(trajectories)} answers")
+        return [of_value(planned, one, begun) for one in measured]
+    except Exception as error:  # as above
+        return [of_error(planned, error, begun)] * len(trajectories)
+
+
+def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:
+    """The result of a term that raised: what the package's own errors say, the author's with their class."""
+    said = str(error) if isinstance(error, EpisodeError) else ""
+    seconds = _clock() - begun
+    return TermResult.invalid(planned.name, error=said or failure_of(error), weight=planned.weight, seconds=seconds)
+
+
+def of_value(planned: Planned, measured: Measured, begun: float) -> TermResult:
+    """The result of a term that returned.
+
+    Raises:
+        RewardError: the evidence is no text.
+    """
+    value, evidence = measured.value, measured.evidence
+    if not isinstance(evidence, str):
+        raise RewardError(f"gave evidence that is no text but a {type(evidence).__name__}")
+    measurement: Measurement = {"evidence": evidence, "seconds": _clock() - begun, "details": measured.details}
+    if value is None:
+        return TermResult.skipped(
+            planned.name, why="there was nothing to measure", weight=planned.weight, **measurement
+        )
+    return _valued(planned, value, measurement)
+
+
+def _valued(planned: Planned, value: Any, measurement: Measurement) -> TermResult:
+    """Valid where `value`, and what it is worth, is a finite number."""
+    number, error = (value, "") if type(value) is float else _as_float(value)
+    if not isfinite(number * planned.weight) and not error:
+        worth = f"which times the weight {planned.weight} is not" if isfinite(number) else "which is not"
+        error = f"gave {number}, {worth} a finite number"
+    if error:
+        return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
+    return TermResult.valid(planned.name, value=number, weight=planned.weight, **measurement)
+
+
+def _as_float(value: Any) -> tuple[float, str]:
+    """A number of another type, or what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        shown = redact_within(repr(value), _SHOWN_CHARS)
+        return nan, f"gave {shown}, a {type(value).__name__}; a number was expected, such as 1.0 or 0.0"
+    try:
+        return float(value), ""
+    except OverflowError:
+        return nan, "gave a number too large for a float"
+
+
+def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
+    """The result of a term with `when: turn` for the whole episode: of the turns that gave something to measure."""
+    results = [turn[planned.name] for turn in turns]
+    values = tuple(result.value for result in results)
+    measurement: Measurement = {"seconds": sum(result.seconds for result in results), "turn_values": values}
+    for index, result in enumerate(results):
+        if result.status == "invalid":
+            measurement["evidence"] = result.evidence
+            error = f"turn {index}: {result.error}"
+            return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
+    if results:
+        measurement["evidence"], measurement["details"] = results[-1].evidence, results[-1].details
+    measured = [value for value in values if value is not None]
+    if not measured:
+        why = "there was nothing to measure in any turn"
+        return TermResult.skipped(planned.name, why=why, weight=planned.weight, **measurement)
+    return _valued(planned, sum(measured) / (len(measured) if planned.is_mean else 1), measurement)
+
+
+class Running:
+    """Measurements that are awaited together under one limit of time; those left on exit are cancelled."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._deadline = None if limit_s is None else time.monotonic() + limit_s
+        self._tasks: dict[asyncio.Task[TermResult], Planned] = {}
+
+    async def __aenter__(self) -> Running:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _cancel(list(self._tasks))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a measurement has not ended."""
+        return bool(self._tasks)
+
+    def start(self, planned: Planned, measuring: Coroutine[Any, Any, TermResult]) -> None:
+        """Measures a term beside the others."""
+        self._tasks[asyncio.ensure_future(measuring)] = planned
+
+    async def ended(self) -> dict[str, TermResult]:
+        """The results of those that end next; once the time is over, of all: they are invalid and cancelled."""
+        timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        done, _ = await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            ended = [(self._tasks.pop(task), task) for task in done]
+            return {planned.name: _outcome(planned, task) for planned, task in ended}
+        slow, self._tasks = self._tasks, {}
+        await _cancel(list(slow))
+        late = f"not measured within {self._limit_s} s"
+        return {one.name: TermResult.invalid(one.name, error=late, weight=one.weight) for one in slow.values()}
+
+
+def _outcome(planned: Planned, task: asyncio.Task[TermResult]) -> TermResult:
+    if not task.cancelled():
+        return task.result()
+    # A term that cancels itself must not look like the cancellation of the whole episode.
+    return TermResult.invalid(planned.name, error="was cancelled from inside", weight=planned.weight)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[TermResult]]) -> None:
+    if not tasks:
+        return
+    for task in tasks:
+        task.cancel()
+    # Bounded: a term that will not be cancelled costs its own breakdown a moment and not the episode its end.
+    await asyncio.wait(tasks, timeout=_CANCEL_GRACE_S)

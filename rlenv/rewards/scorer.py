@@ -1,0 +1,266 @@
+"""Turns the terms of a spec into one reward: R = Σ wᵢ·rᵢ over the valid terms of an episode.
+
+A term is valid (a number), invalid (it could not be measured) or skipped (its gate was shut, or there was nothing to
+measure). Nothing that goes wrong here becomes a number. How a failure is attributed, and where:
+
+- What a term raises makes that term invalid, in the words of an `EpisodeError` and as an author's exception otherwise
+  (`measure.of_error`). Nothing that a term raises leaves here but the cancellation of the whole episode.
+- What a term gives makes it invalid where it is no finite number, or none times its weight (`measure.of_value`).
+- A term that is not measured within the limit, or cancels itself, is invalid (`measure.Running`).
+- A term with `when: turn` is invalid where one of its turns is, and names it (`measure.over_turns`).
+- A group's function that fails makes its term invalid for all answers of the group (`measure.measure_group`).
+- A gate over an invalid term makes its own term invalid, unless its other comparisons decide it (`Scorer.score`).
+- An invalid term that is required makes the reward invalid, and the episode fails (`rlenv.trajectory`); one with
+  `on_invalid: raise` stops the run (`InvalidReward`).
+- An episode that failed before it was scored has every term invalid, each with the episode's failure (`Scorer.failed`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+from rlenv.errors import InvalidReward, UsageError
+from rlenv.language.expressions import Expression
+from rlenv.rewards.base import RewardContext, Term
+from rlenv.rewards.measure import Running, TurnResults, measure, measure_async, measure_group, over_turns
+from rlenv.rewards.plan import Planned, plan
+from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
+
+__all__ = ["Scorer"]
+
+_NO_RESULTS: TurnResults = {}
+
+
+class Scorer:
+    """The terms of one environment, shared by all its episodes.
+
+    Args:
+        terms: the compiled terms in the order of the spec; the keys of every breakdown.
+        success: the comparison that says what counts as success; None for the default, every required term with a
+            positive weight at 1 or more.
+
+    Raises:
+        UsageError: a gate or `success` cannot be read, gates form a circle, two terms share a name, or a weight is
+            not finite; the message names the term.
+    """
+
+    def __init__(self, terms: Sequence[Term], *, success: str | None = None) -> None:
+        self._plan = plan(terms, success=success)
+        self._waited_for: dict[object, tuple[str, float]] = {}
+        self.names: tuple[str, ...] = tuple(one.name for one in self._plan.terms)
+        self.has_group_terms: bool = bool(self._plan.group)
+        """Whether `score_group` measures anything."""
+        self.has_turn_terms: bool = bool(self._plan.per_turn)
+        """Whether `score_turn` measures anything."""
+
+    async def score_turn(self, context: RewardContext, *, limit_s: float | None = None) -> TurnResults:
+        """Measures the terms with `when: turn` on the last turn of `context`; never raises for what a term does.
+
+        Gates are not looked at here, since they ask for values of the whole episode: `score` drops a turn term
+        whose gate is shut. Terms that take longer than `limit_s` seconds are invalid.
+        """
+        if not self._plan.per_turn:
+            return _NO_RESULTS
+        results: dict[str, TermResult] = {}
+        slow: list[Planned] = []
+        for planned in self._plan.per_turn:
+            if planned.term.measure_async is None:
+                results[planned.name] = measure(planned, context)
+            else:
+                slow.append(planned)
+        if slow:
+            async with Running(limit_s) as running:
+                for planned in slow:
+                    running.start(planned, self._measure_async(planned, context))
+                while running.is_waiting:
+                    results.update(await running.ended())
+        return results
+
+    def paid_at_once(self, results: TurnResults) -> float:
+        """The share of the reward that a turn's results settle before the episode ends.
+
+        Only ungated terms with `over_turns: sum` are settled by their own turn; a mean waits for the number of
+        turns, a gate for the other terms.
+        """
+        paid = 0.0
+        for planned in self._plan.per_turn:
+            if planned.gate is None and not planned.is_mean:
+                value = results[planned.name].value
+                if value is not None:
+                    paid += planned.weight * value
+        return paid
+
+    async def score(
+        self, context: RewardContext, turns: Sequence[TurnResults] = (), *, limit_s: float | None = None
+    ) -> tuple[RewardBreakdown, bool | None]:
+        """The breakdown of a finished episode and whether it was a success (None where that cannot be said).
+
+        Quick terms run inline in the order of their gates; the others run at once, each as soon as the terms of its
+        gate are known, and are cancelled and invalid after `limit_s` seconds in all. A gate over a skipped term is
+        shut, a gate over an invalid one makes its own term invalid, unless the other comparisons decide it.
+
+        Args:
+            context: the whole episode.
+            turns: what `score_turn` gave for each turn of `context.turns`, in order.
+            limit_s: seconds for all terms that are not quick; None for no limit.
+
+        Raises:
+            UsageError: there are turn terms and `turns` does not fit those of `context`.
+            InvalidReward: a term with `on_invalid: raise` could not be measured.
+        """
+        if self._plan.per_turn and len(turns) != len(context.turns):
+            raise UsageError(f"{len(context.turns)} turns but results for {len(turns)}", hint="call score_turn on each")
+        results: dict[str, TermResult] = {}
+        held, slow = self._go_on(self._plan.ordered, context, turns, results)
+        if slow:
+            async with Running(limit_s) as running:
+                while slow or running.is_waiting:
+                    for planned in slow:
+                        running.start(planned, self._measure_async(planned, context))
+                    results.update(await running.ended())
+                    held, slow = self._go_on(held, context, turns, results)
+        self._raise_for(results)
+        return self._breakdown(results, len(context.turns))
+
+    def score_group(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """All answers to one task with the group terms filled in, in order.
+
+        One that failed is left out of what the terms see, and stays as it is. Where a term raises or gives another
+        number of values, it is invalid for all.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured.
+        """
+        found = list(trajectories)
+        places = [index for index, trajectory in enumerate(trajectories) if trajectory.failure is None]
+        seen = [trajectories[index] for index in places]
+        if not seen:
+            return found
+        results = [dict(trajectory.reward.terms) for trajectory in seen]
+        for planned in self._plan.group:
+            for terms, result in zip(results, measure_group(planned, seen), strict=True):
+                terms[planned.name] = _shut(planned, terms) or result
+        for place, trajectory, terms in zip(places, seen, results, strict=True):
+            self._raise_for(terms)
+            found[place] = trajectory.rescored(*self._breakdown(terms, len(trajectory.turns)))
+        return found
+
+    def failed(self, failure: Failure, *, turns: int = 0) -> RewardBreakdown:
+        """The breakdown of an episode that failed: no total, and every term invalid with the failure as its error."""
+        error = f"{failure.reason}: {failure.message}"
+        terms = {one.name: TermResult.invalid(one.name, error=error, weight=one.weight) for one in self._plan.terms}
+        return RewardBreakdown.invalid(terms, turns=turns)
+
+    def waited_for(self) -> dict[str, list[float]]:
+        """The measurements that somebody waits for: when each began (`time.monotonic`), by term; from any thread."""
+        begun: dict[str, list[float]] = {}
+        for name, since in list(self._waited_for.values()):
+            begun.setdefault(name, []).append(since)
+        return begun
+
+    async def _measure_async(self, planned: Planned, context: RewardContext) -> TermResult:
+        waiting = object()
+        self._waited_for[waiting] = (planned.name, time.monotonic())
+        try:
+            return await measure_async(planned, context)
+        finally:
+            del self._waited_for[waiting]
+
+    def _go_on(
+        self,
+        waiting: Sequence[Planned],
+        context: RewardContext,
+        turns: Sequence[TurnResults],
+        results: dict[str, TermResult],
+    ) -> tuple[list[Planned], list[Planned]]:
+        """Adds what can be said now to `results`; gives the terms whose gates are held, and those to be awaited."""
+        held: list[Planned] = []
+        slow: list[Planned] = []
+        for planned in waiting:
+            if planned.gate is not None:
+                if any(name not in results for name in planned.gate.names):
+                    held.append(planned)
+                    continue
+                if (shut := _shut(planned, results)) is not None:
+                    results[planned.name] = shut
+                    continue
+            if planned.is_per_turn:
+                results[planned.name] = over_turns(planned, turns)
+            elif planned.term.measure_async is None:
+                results[planned.name] = measure(planned, context)
+            else:
+                slow.append(planned)
+        return held, slow
+
+    def _raise_for(self, results: Mapping[str, TermResult]) -> None:
+        for name in self._plan.raising:
+            if results[name].status == "invalid":
+                raise InvalidReward(
+                    f"rewards.{name} could not be measured and says on_invalid: raise: {results[name].error}"
+                )
+
+    def _breakdown(self, results: Mapping[str, TermResult], turns: int) -> tuple[RewardBreakdown, bool | None]:
+        terms = {name: results[name] for name in self.names}
+        total = at_end = 0.0
+        placed = [0.0] * turns
+        for planned in self._plan.ordered:
+            result = terms[planned.name]
+            if result.value is None:
+                if result.status == "invalid" and planned.is_required:
+                    return RewardBreakdown.invalid(terms, turns=turns), None
+                continue
+            share = planned.weight * result.value
+            total += share
+            if planned.is_per_turn:
+                _place(planned, result, placed)
+            else:
+                at_end += share
+        if not isfinite(total):
+            # Finite terms can add up to more than a float holds; such a reward is as unusable as a missing one.
+            return RewardBreakdown.invalid(terms, turns=turns), None
+        if placed:
+            placed[-1] += at_end
+        return RewardBreakdown(total, terms, tuple(placed)), self._is_success(terms)
+
+    def _is_success(self, results: Mapping[str, TermResult]) -> bool | None:
+        success = self._plan.success
+        if success is not None:
+            holds = _holds(success, results)
+            if holds is None and all(results[name].status != "invalid" for name in success.names):
+                return False
+            return holds
+        measured = False
+        for planned in self._plan.terms:
+            if planned.weight > 0 and planned.is_required and (value := results[planned.name].value) is not None:
+                if value < 1:
+                    return False
+                measured = True
+        return measured
+
+
+def _holds(expression: Expression, results: Mapping[str, TermResult]) -> bool | None:
+    return expression({name: results[name].value for name in expression.names})
+
+
+def _shut(planned: Planned, results: Mapping[str, TermResult]) -> TermResult | None:
+    """The result of a term that its gate keeps from counting; None where the gate is open, or there is none."""
+    gate = planned.gate
+    if gate is None or (is_open := _holds(gate, results)):
+        return None
+    bad = next((name for name in gate.names if results[name].status == "invalid"), None)
+    if is_open is None and bad is not None:
+        error = f"its gate '{gate.source}' reads '{bad}', which is invalid"
+        return TermResult.invalid(planned.name, error=error, weight=planned.weight)
+    return TermResult.skipped(planned.name, why=f"its gate '{gate.source}' is shut", weight=planned.weight)
+
+
+def _place(planned: Planned, result: TermResult, placed: list[float]) -> None:
+    """Adds a turn term's shares to the rewards of its turns."""
+    factor = planned.weight
+    if planned.is_mean:
+        factor /= sum(part is not None for part in result.turn_values)
+    for index, part in enumerate(result.turn_values):
+        if part is not None:
+            placed[index] += factor * part

@@ -1,1 +1,0 @@
-"""Turns the terms of a spec into one reward."""

@@ -1,0 +1,1 @@
+"""The rows of a split: files, lists, and datasets of the hub."""

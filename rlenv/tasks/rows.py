@@ -1,0 +1,416 @@
+"""Task rows: one row is one episode.
+
+The rows of a file are indexed once and parsed when they are asked for, so that a large file costs neither its size in
+memory nor a second reading. Every row is a mapping with text keys; columns are whatever the file calls them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextvars
+import csv
+import hashlib
+import inspect
+import itertools
+import json
+import re
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import orjson
+
+from rlenv._base.bounded import size
+from rlenv._base.nearest import did_you_mean, nearest
+from rlenv._base.paths import is_file, is_folder, names_in
+from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
+from rlenv.language.functions import check_positional, failure, import_function
+from rlenv.language.loader import LoadedSpec
+from rlenv.language.spec import DatasetSpec
+from rlenv.language.templates import Template, TemplateError, compile_template
+from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
+
+__all__ = ["Tasks", "load_tasks", "shuffled", "spread"]
+
+Row = Mapping[str, Any]
+
+
+def shuffled(count: int, *, seed: int) -> list[int]:
+    """The numbers 0 to count-1 in an order that depends on nothing but `seed`.
+
+    They are sorted by the BLAKE2b digest (8 bytes) of "SEED:NUMBER" in decimal. The order is the same on every machine
+    and version of Python, and rows that are added at the end leave the order of the others as it is.
+    """
+
+    def rank(number: int) -> bytes:
+        return hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
+
+    return sorted(range(count), key=rank)
+
+
+def spread(groups: Sequence[str], count: int) -> list[int]:
+    """The places of `count` entries, drawn evenly over the groups: the first of each, then the second of each, …
+
+    Groups stand in the order in which they first occur; a group that is used up gives its share to the others. The
+    places come back in ascending order.
+    """
+    by_group: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        by_group.setdefault(group, []).append(place)
+    rounds = itertools.zip_longest(*by_group.values())
+    drawn = (place for places in rounds for place in places if place is not None)
+    return sorted(itertools.islice(drawn, count))
+
+
+class Tasks(Sequence[Row]):
+    """The rows of one split, in the order in which they are played.
+
+    Reading a row raises SpecError where its line is broken; the fault names FILE:LINE:COLUMN.
+    """
+
+    def __init__(self, read: Callable[[int], Row], order: Sequence[int], *, source: str) -> None:
+        self._read = read
+        self._order = order
+        self.source = source
+        """Where the rows come from, for people."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return Tasks(self._read, self._order[index], source=self.source)
+        return self._read(self._order[index])
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._read, self._order)
+
+
+def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
+    """The rows of a split: `limit` of them, after `shuffle`.
+
+    Raises:
+        SpecError: the source cannot be read, or gives no row.
+        KeyError: no such split.
+        MissingExtra: a parquet file without the extra that reads it.
+    """
+    source = loaded.spec.tasks[split]
+    key = f"tasks.{split}"
+    read: Callable[[int], Row]
+    if source.rows is not None:
+        rows = source.rows
+        read, count, name = rows.__getitem__, len(rows), f"{loaded.path}, {key}.rows"
+    elif source.python is not None:
+        most = source.limit if source.shuffle is None else None
+        made = _from_python(loaded, f"{key}.python", source.python, most)
+        read, count, name = made.__getitem__, len(made), source.python
+    elif source.hf is not None:
+        read, count, name = _dataset(loaded, f"{key}.hf", source.hf, source.hf.split or split)
+    else:
+        assert source.path is not None
+        path = _file(loaded, f"{key}.path", source.path)
+        read, count = _open(loaded, f"{key}.path", path)
+        name = str(path)
+    if count == 0:
+        at = next(f"{key}.{part}" for part in ("rows", "python", "hf", "path") if getattr(source, part) is not None)
+        raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
+    order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
+    return Tasks(read, order[: source.limit], source=name)
+
+
+def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tuple[Callable[[int], Row], int, str]:
+    name = _filled(loaded, f"{key}.dataset", spec.dataset)
+    try:
+        folder = dataset_folder(name, base=loaded.base_of(f"{key}.dataset"), revision=spec.revision)
+        files = dataset_files(folder, config=spec.config, split=split)
+    except DatasetFault as error:
+        given = error.key if getattr(spec, error.key) is not None else "dataset"
+        raise SpecError([loaded.document.fault(f"{key}.{given}", error.message, error.hint)]) from error
+    opened = [_open(loaded, f"{key}.dataset", path) for path in files]
+    ends = list(itertools.accumulate(count for _, count in opened))
+    total = ends[-1] if ends else 0
+    first = opened[0][0](0) if total and opened[0][1] else {}
+    for column, theirs in spec.columns.items():
+        if first and theirs not in first:
+            hint = did_you_mean(theirs, first, otherwise=f"its columns are {', '.join(first)}")
+            message = f"the dataset has no column '{theirs}'"
+            raise SpecError([loaded.document.fault(f"{key}.columns.{column}", message, hint)])
+
+    def read(index: int) -> Row:
+        part = bisect.bisect_right(ends, index)
+        row = opened[part][0](index - (ends[part - 1] if part else 0))
+        return {column: row[theirs] for column, theirs in spec.columns.items()} if spec.columns else row
+
+    return read, total, f"{name}, {split}"
+
+
+def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
+    shown = _filled(loaded, key, value)
+    path = loaded.base_of(key) / shown
+    if is_file(path):
+        return path
+    if is_folder(path):
+        found = f"'{shown}' is a folder; expected a .jsonl, .csv or .parquet file"
+        inside = [name for name in names_in(path) if name.endswith((".jsonl", ".csv", ".parquet"))]
+        hint = f"did you mean '{value.rstrip('/')}/{inside[0]}'?" if inside else "name a file in it"
+        raise SpecError([loaded.document.fault(key, found, hint)])
+    folder = path.parent
+    while not is_folder(folder) and folder != folder.parent:
+        folder = folder.parent
+    wanted = next(iter(path.relative_to(folder).parts), "")
+    close = nearest(wanted, names_in(folder)) if wanted else None
+    hint = "paths are relative to the file that names them"
+    if close:
+        hint = f"did you mean '{value.replace(wanted, close) if wanted in value else close}'?"
+    base = loaded.base_of(key)
+    where = f" in {base}" if base != Path() else ""
+    raise SpecError([loaded.document.fault(key, f"there is no file '{shown[:200]}'{where}", hint)])
+
+
+def _filled(loaded: LoadedSpec, key: str, value: str) -> str:
+    """A path or name with its constants filled in."""
+    try:
+        template = compile_template(value)
+        faults = list(_path_names(loaded, key, template))
+        if faults:
+            raise SpecError(faults)
+        shown = template.text(vars=loaded.spec.vars)
+    except TemplateError as error:
+        hint = "a path may read vars only"
+        raise SpecError([loaded.document.fault(key, f"the path cannot be filled: {error}", hint)]) from error
+    return shown
+
+
+def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fault]:
+    for name in sorted(template.names - {"vars"}):
+        yield loaded.document.fault(key, f"'{name}' is not known here", "a path may read vars only", find=name)
+    for path in sorted(template.paths):
+        if path[0] == "vars" and len(path) > 1 and path[1] not in loaded.spec.vars:
+            hint = did_you_mean(path[1], loaded.spec.vars, otherwise="add it under 'vars:'", prefix="vars.")
+            found = ".".join(path[:2])
+            yield loaded.document.fault(key, f"there is no constant '{path[1]}'", hint, find=found)
+
+
+def _open(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
+    try:
+        return _opened(loaded, key, path)
+    except OSError as error:
+        why = f"'{path.name}' cannot be read: {error.strerror or error}"
+        raise SpecError([loaded.document.fault(key, why, "check the file and its rights")]) from error
+
+
+def _opened(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
+    suffix = path.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return _jsonl(path)
+    if suffix == ".csv":
+        rows = _csv(path)
+        return rows.__getitem__, len(rows)
+    if suffix == ".parquet":
+        return _parquet(loaded, key, path)
+    found = f"found a file of kind '{path.suffix}'; expected .jsonl, .csv or .parquet"
+    raise SpecError([loaded.document.fault(key, found, "convert it to .jsonl: one JSON object a line")])
+
+
+MAX_ROW_BYTES = 64_000_000
+"""A longer line of a file of rows is a broken one."""
+_PIECE = 1 << 20
+_MAX_QUOTE = 20_000
+_MAX_MADE_ROWS = 1_000_000
+_MAX_MADE_S = 600.0
+_MAX_PARQUET_ROWS = 100_000_000
+_MAX_MADE_CHARS = 2_000_000_000
+_LONG_NUMBER = re.compile(rb"\d{19}")
+
+
+def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
+    return SpecError([Fault(str(path), line, column, "", message, hint, quote if len(quote) <= _MAX_QUOTE else "")])
+
+
+def _jsonl(path: Path) -> tuple[Callable[[int], Row], int]:
+    starts, lines = array("Q"), array("Q")
+    position = begin = 0
+    number, is_blank = 1, True
+    with path.open("rb") as file:
+        while line := file.readline(_PIECE):  # in pieces: a line may be as long as the file
+            if is_blank and not line.isspace():
+                starts.append(begin)
+                lines.append(number)
+                is_blank = False
+            position += len(line)
+            if line.endswith(b"\n"):
+                number, is_blank, begin = number + 1, True, position
+
+    def read(index: int) -> Row:
+        with path.open("rb") as file:
+            file.seek(starts[index])
+            line = file.readline(MAX_ROW_BYTES + 1)
+        if len(line) > MAX_ROW_BYTES:
+            found = f"the row has more than {MAX_ROW_BYTES // 1_000_000} MB"
+            raise _broken(path, lines[index], 1, found, "", "name large things in files of their own")
+        if starts[index] == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            # orjson makes a float of an integer beyond 64 bits.
+            row = orjson.loads(line) if _LONG_NUMBER.search(line) is None else _exact(line)
+        except orjson.JSONDecodeError as error:
+            shown = line.decode(errors="replace").rstrip("\r\n")
+            column = min(error.colno, len(shown) + 1)
+            words = error.msg.partition(":")[0]
+            raise _broken(
+                path, lines[index], column, f"not JSON: {words}", shown, "write one JSON object a line"
+            ) from error
+        if not isinstance(row, dict):
+            shown = line.decode(errors="replace").rstrip("\r\n")
+            found = f"found a {type(row).__name__}; expected an object of columns"
+            raise _broken(path, lines[index], 1, found, shown, 'write {"question": …} on each line')
+        return row
+
+    return read, len(starts)
+
+
+def _exact(line: bytes) -> Any:
+    """The row with its integers as they stand, however long.
+
+    Raises:
+        orjson.JSONDecodeError: an integer is longer than Python reads.
+    """
+    try:
+        return json.loads(line, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from error
+    except (ValueError, RecursionError) as error:  # more digits than Python reads, nested too deep, no UTF-8
+        raise orjson.JSONDecodeError(str(error), "", 0) from error
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _csv(path: Path) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, None)
+            if header is None:
+                return rows
+            twice = next((name for index, name in enumerate(header) if name in header[:index]), None)
+            if twice is not None:
+                found = f"the column '{twice}' stands twice in the header"
+                raise _broken(path, 1, 1, found, _line(path, 1), "rename one of them")
+            last = reader.line_num
+            for cells in reader:
+                line, last = last + 1, reader.line_num
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    found = f"found {len(cells)} cells; expected {len(header)}, one for each column of the header"
+                    raise _broken(path, line, 1, found, _line(path, line), "quote cells that hold commas")
+                rows.append(dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        message = f"not CSV: {error}"
+        raise _broken(
+            path, reader.line_num, 1, message, "", 'quote cells with "…" and double quotes in them'
+        ) from error
+    except UnicodeDecodeError as error:
+        raise _broken(path, 1, 1, f"not UTF-8: {error.reason}", "", "save the file as UTF-8") from error
+    return rows
+
+
+def _line(path: Path, number: int) -> str:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return next(itertools.islice(file, number - 1, None), "").rstrip()
+
+
+def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtra("reading .parquet files", extra="parquet") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            count = file.metadata.num_rows
+            if count > _MAX_PARQUET_ROWS:
+                found = f"'{path.name}' says that it has {count:,} rows; expected at most {_MAX_PARQUET_ROWS:,}"
+                raise SpecError([loaded.document.fault(key, found, "write it as several files, or as .jsonl")])
+            table = file.read()
+    except SpecError:
+        raise
+    except Exception as error:  # a hostile or broken file meets decoders of many kinds
+        found = f"'{path.name}' cannot be read as parquet: {failure(error)}"
+        raise SpecError([loaded.document.fault(key, found, "write the file again")]) from error
+
+    def read(index: int) -> Row:
+        try:
+            row: Row = table.slice(index, 1).to_pylist()[0]
+        except Exception as error:  # a value that Python has no word for, such as a date beyond its years
+            raise _broken(path, index + 1, 1, f"row {index + 1} cannot be read: {failure(error)}", "", "") from error
+        return row
+
+    return read, table.num_rows
+
+
+def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) -> list[Row]:
+    def refuse(message: str, hint: str) -> SpecError:
+        return SpecError([loaded.document.fault(key, message, hint)])
+
+    try:
+        function = import_function(target, base=loaded.base_of(key))
+        check_positional(function, target=target, gives=())
+    except UsageError as error:
+        raise refuse(error.message, error.hint) from error
+    rows: list[Row] = []
+    failed: list[BaseException] = []
+    is_given_up = threading.Event()
+
+    def make() -> None:
+        try:
+            for row in _made(function, target, most, refuse):
+                if is_given_up.is_set():
+                    return
+                rows.append(row)
+        except BaseException as error:  # an author's function may fail in any way; whoever waits is told
+            failed.append(error)
+
+    # In a thread, so that waiting for it ends. It knows what the caller's context holds.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(make,), daemon=True, name="rlenv-rows")
+    thread.start()
+    thread.join(_MAX_MADE_S)
+    if thread.is_alive():
+        is_given_up.set()
+        hint = "write the rows to a .jsonl file once, and name that"
+        raise refuse(f"'{target}' gave {len(rows):,} rows in {_MAX_MADE_S:g} s and did not end", hint)
+    if failed and isinstance(failed[0], (SpecError, KeyboardInterrupt)):
+        raise failed[0]
+    if failed:
+        raise refuse(f"'{target}' failed: {failure(failed[0])}", "call it by itself to see why") from failed[0]
+    return rows
+
+
+def _made(
+    function: Callable[..., Any], target: str, most: int | None, refuse: Callable[[str, str], SpecError]
+) -> Iterator[Row]:
+    made = function()
+    if inspect.iscoroutine(made):
+        made.close()
+        raise refuse(f"'{target}' is a coroutine function; expected one that returns rows", "write def")
+    if not isinstance(made, Iterable) or isinstance(made, (str, bytes, Mapping)):
+        raise refuse(f"'{target}' gave a {type(made).__name__}; expected an iterable of mappings", "return a list")
+    chars = 0
+    for index, row in enumerate(itertools.islice(made, most)):
+        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+            raise refuse(f"row {index} of '{target}' is no mapping with text keys", "yield {'question': …}")
+        yield row
+        chars += size(row, _MAX_MADE_CHARS)
+        if (most is None and index >= _MAX_MADE_ROWS) or chars > _MAX_MADE_CHARS:
+            what = f"{_MAX_MADE_ROWS:,} rows" if chars <= _MAX_MADE_CHARS else f"{_MAX_MADE_CHARS:,} characters"
+            hint = "add 'limit: N', or write the rows to a .jsonl file, which is read as it is needed"
+            raise refuse(f"'{target}' gives more than {what}, which are kept in memory; does it end?", hint)

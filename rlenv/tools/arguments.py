@@ -1,0 +1,161 @@
+"""The check of a call's arguments against a tool's schema, and what the model reads when they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from rlenv._base.bounded import cut_end
+from rlenv._base.schemas import BoundedValidator
+from rlenv.errors import UsageError
+
+__all__ = ["ArgumentCheck", "nearest"]
+
+_TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a text",
+}
+_SEE = "see https://json-schema.org"
+_MAX_SHOWN = 60
+_MAX_LISTED = 1_000
+# Comparing words takes the product of their lengths.
+_MAX_WORD, _MAX_KNOWN = 100, 1_000
+_MAX_FAULTS = 3
+_MAX_OPTIONS = 100
+# Keywords that can bring in arguments which `properties` does not name.
+_OPEN = frozenset(
+    ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "unevaluatedProperties")
+)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """`; did you mean 'x'?` where a known word is near, else the empty text."""
+    if len(word) > _MAX_WORD or len(known) > _MAX_KNOWN:
+        return ""
+    folded = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    return f"; did you mean '{folded[close[0]]}'?" if close else ""
+
+
+class ArgumentCheck:
+    """A tool's schema, compiled once.
+
+    Arguments that the schema does not name are refused, unless it says what to do with them
+    (`additionalProperties`, `patternProperties` or a combination of schemas).
+
+    Raises:
+        UsageError: the schema is not valid JSON Schema, or is not one of an object.
+    """
+
+    __slots__ = ("_schema", "_validator", "fits")
+
+    def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
+        strict = dict(schema)
+        if strict.setdefault("type", "object") != "object":
+            raise UsageError(
+                f"the parameters of tool '{tool}' have type {schema['type']!r}; expected 'object'", hint=_SEE
+            )
+        if not _OPEN & strict.keys():
+            strict["additionalProperties"] = False
+        try:
+            self._validator = BoundedValidator(strict)
+        except ValueError as error:
+            raise UsageError(
+                f"the parameters of tool '{tool}' are not a valid JSON Schema: {error}", hint=_SEE
+            ) from error
+        self._schema = strict
+        self.fits: Callable[[Any], bool] = self._validator.is_valid
+
+    def explain(self, arguments: Mapping[str, Any]) -> str:
+        """What is wrong with arguments that do not fit: which one, what was found, what is expected."""
+        lines: list[str] = []
+        if self._validator.is_too_much(arguments):
+            return "they are too many to be checked against the tool's parameters"
+        for error in self._validator.errors(arguments):
+            lines.extend(self._describe(error, arguments))
+            if len(lines) >= _MAX_FAULTS:
+                break
+        return "; ".join(dict.fromkeys(lines[:_MAX_FAULTS])) or "the arguments do not fit the tool's parameters"
+
+    def mistyped(self, arguments: Mapping[str, Any]) -> list[tuple[list[Any], list[str]]]:
+        """Where a value's type is refused, and the JSON types that are allowed there; nothing else is listed."""
+        found: list[tuple[list[Any], list[str]]] = []
+        for error in self._validator.errors(arguments):
+            if error.schema_path and str(error.schema_path[-1]) == "type":
+                types = getattr(error.kind, "types", None) or self._types_at(error) or []
+                listed = [types] if isinstance(types, str) else [str(name) for name in types]
+                found.append((list(error.instance_path), listed))
+        return found
+
+    def _describe(self, error: jsonschema_rs.ValidationError, arguments: Mapping[str, Any]) -> list[str]:
+        known = list(self._schema.get("properties", {}))
+        place = _place(list(error.instance_path))
+        keyword = str(error.schema_path[-1]) if error.schema_path else ""
+        if not error.instance_path and keyword == "additionalProperties":
+            listed = f"expected: {cut_end(', '.join(known), _MAX_LISTED)}" if known else "the tool takes no arguments"
+            extra = islice((name for name in arguments if name not in known), _MAX_FAULTS)
+            return [
+                f"unknown argument '{cut_end(name, _MAX_SHOWN)}'{nearest(name, known) or f'; {listed}'}"
+                for name in extra
+            ]
+        if keyword == "required":
+            missing = str(getattr(error.kind, "property", "?"))
+            inside = f" in {place}" if place else ""
+            return [f"missing argument '{missing}'{inside}{self._expected_of(missing) if not place else ''}"]
+        found = f"{place or 'the arguments'}: found {_shown(error.instance)}"
+        if keyword == "type":
+            return [f"{found}, expected {_type_words(getattr(error.kind, 'types', None) or self._types_at(error))}"]
+        if keyword == "enum":
+            options = getattr(error.kind, "options", None) or []
+            words = " or ".join(_shown(option) for option in options[:_MAX_OPTIONS])
+            return [f"{found}, expected {cut_end(words, 200)}" if words else f"{found}: {cut_end(error.message, 160)}"]
+        return [f"{found}: {cut_end(error.message, 160)}"]
+
+    def _expected_of(self, name: str) -> str:
+        schema = self._schema.get("properties", {}).get(name, {})
+        types = schema.get("type") if isinstance(schema, Mapping) else None
+        return f" ({_type_words(types)})" if types else ""
+
+    def _types_at(self, error: jsonschema_rs.ValidationError) -> Any:
+        node: Any = self._schema
+        for step in error.schema_path:
+            try:
+                node = node[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return node
+
+
+def _type_words(types: Any) -> str:
+    listed = [types] if isinstance(types, str) else list(types or [])
+    return " or ".join(_TYPES.get(str(name), str(name)) for name in listed) or "another type"
+
+
+def _place(path: list[Any]) -> str:
+    if not path:
+        return ""
+    name, *rest = path
+    return f"argument '{cut_end(str(name), _MAX_SHOWN)}'" + cut_end("".join(f"[{step!r}]" for step in rest), 200)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):  # cut before rendering: a model may send megabytes
+        value = cut_end(value, _MAX_SHOWN)
+    elif isinstance(value, list):
+        return f"a list of {len(value)}"
+    elif isinstance(value, dict):
+        return "an object"
+    try:
+        return cut_end(orjson.dumps(value).decode(), _MAX_SHOWN)
+    except TypeError:
+        return cut_end(repr(value), _MAX_SHOWN)
