@@ -1,4 +1,4 @@
-"""The one-way flow: imports go down the layers only."""
+"""The one-way flow: folders in one order, imports down it only, and no circle of files."""
 
 from __future__ import annotations
 
@@ -7,101 +7,47 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+import rlenv
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlenv"
+PAGE = ROOT / "docs" / "extend" / "architecture.md"
 
-# A module belongs to the longest prefix that names it. Lower layers know nothing of higher ones; modules of one layer
-# may know each other.
-LAYERS: dict[str, int] = {
-    "rlenv": 6,  # the package itself re-exports the top, lazily
-    "rlenv.errors": 0,
-    "rlenv.reasons": 0,
-    "rlenv.source": 0,
-    "rlenv.yamltree": 0,
-    "rlenv.yamlwords": 0,
-    "rlenv.messages": 0,
-    "rlenv.templates": 0,
-    "rlenv.expressions": 0,
-    "rlenv.functions": 0,
-    "rlenv._neighbours": 0,
-    "rlenv.paths": 0,
-    "rlenv._visible": 0,
-    "rlenv._nearest": 0,
-    "rlenv.images": 0,
-    "rlenv.secrets": 0,
-    "rlenv._chat": 0,
-    "rlenv._pictures": 0,
-    "rlenv._plain": 0,
-    "rlenv._bounded": 0,
-    "rlenv._json_limits": 0,
-    "rlenv._strict_json": 0,
-    "rlenv._schemas": 0,
-    "rlenv._threads": 0,
-    "rlenv._quick": 0,
-    "rlenv._hosted": 0,
-    "rlenv._deadline": 0,
-    "rlenv.spec_types": 1,
-    "rlenv.dialect_spec": 1,
-    "rlenv.spec": 1,
-    "rlenv.faults": 1,
-    "rlenv.trajectory": 1,
-    "rlenv.requirements": 1,
-    "rlenv.registry": 1,
-    "rlenv.loader": 1,
-    "rlenv.shipped": 1,
-    "rlenv.calls": 2,
-    "rlenv.tools": 2,
-    "rlenv.dialects": 2,
-    "rlenv.rewards": 2,
-    "rlenv.resources": 2,
-    "rlenv.policies": 2,
-    "rlenv.endpoints": 2,
-    "rlenv.users": 2,
-    "rlenv.tasks": 2,
-    "rlenv.hub": 2,
-    "rlenv.retrieval": 2,
-    "rlenv.observe": 2,
-    "rlenv.control": 2,
-    "rlenv.schema": 2,
-    "rlenv._arguments": 2,
-    "rlenv._coercion": 2,
-    "rlenv.executor": 3,
-    "rlenv.scoring": 3,
-    "rlenv.weighing": 3,
-    "rlenv.compile": 4,
-    "rlenv.nested": 4,
-    "rlenv.drive": 4,
-    "rlenv.episode": 4,
-    "rlenv.episode_tools": 4,
-    "rlenv.episode_reward": 4,
-    "rlenv.retaken": 4,
-    "rlenv.environment": 4,
-    "rlenv.tokens": 4,
-    "rlenv.text_space": 5,
-    "rlenv.gym": 5,
-    "rlenv.registration": 5,
-    "rlenv.rollout": 5,
-    "rlenv.record": 5,
-    "rlenv.replay": 5,
-    "rlenv.evaluate": 5,
-    "rlenv.credit": 5,
-    "rlenv.groups": 5,
-    "rlenv.collect": 5,
-    "rlenv.audit": 5,
-    "rlenv.rescore": 5,
-    "rlenv.preflight": 5,
-    "rlenv.models": 5,
-    "rlenv.validate": 5,
-    "rlenv.diagnose": 5,
-    "rlenv.checks": 5,
-    "rlenv.salvage": 5,
-    "rlenv.testing": 5,
-    "rlenv.cli": 6,
-    "rlenv.__main__": 6,
-}
-
+# Each folder or module of the ground floor knows those before it. docs/extend/architecture.md has them as a table, made
+# of the first line of each one's docstring: `python tests/test_layers.py` writes it.
+ORDER = (
+    "_base",
+    "errors",
+    "secrets",
+    "messages",
+    "concurrency",
+    "language",
+    "trajectory",
+    "dialects",
+    "endpoints",
+    "images",
+    "resources",
+    "tools",
+    "rewards",
+    "users",
+    "policies",
+    "calls",
+    "tokens",
+    "tasks",
+    "episodes",
+    "records",
+    "retrieval",
+    "checks",
+    "audit",
+    "models",
+    "collect",
+    "preflight",
+    "gym",
+    "testing",
+    "cli",
+    "__main__",
+)
+ROOMS = 30
 FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_verl"}
 
 
@@ -113,13 +59,9 @@ def _modules() -> list[tuple[str, Path]]:
     return found
 
 
-def _layer(module: str) -> int:
-    name = module
-    while name not in LAYERS or (name == "rlenv" and module != "rlenv"):
-        name, dot, _ = name.rpartition(".")
-        if not dot:
-            pytest.fail(f"{module} has no layer; add it to LAYERS with a reason in docs/extend/architecture.md")
-    return LAYERS[name]
+def _room(module: str) -> str:
+    """The folder or module of the ground floor that a module stands in; "" for the package itself."""
+    return (module.split(".") + [""])[1]
 
 
 def _imports(path: Path) -> list[str]:
@@ -133,10 +75,10 @@ def _imports(path: Path) -> list[str]:
             found.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             assert node.level == 0, f"{path}: relative import"
-            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-            found.extend(
-                name if (ROOT / (name.replace(".", "/") + ".py")).is_file() else node.module for name in submodules
-            )
+            for alias in node.names:
+                inner = ROOT / f"{node.module}.{alias.name}".replace(".", "/")
+                is_module = inner.with_suffix(".py").is_file() or (inner / "__init__.py").is_file()
+                found.append(f"{node.module}.{alias.name}" if is_module else node.module)
         for child in ast.iter_child_nodes(node):
             visit(child)
 
@@ -144,14 +86,60 @@ def _imports(path: Path) -> list[str]:
     return found
 
 
-def test_imports_go_down_the_layers_only() -> None:
+def _inside() -> dict[str, set[str]]:
+    """For each module of the package, those of the package that it imports."""
+    return {module: {name for name in _imports(path) if name.split(".")[0] == "rlenv"} for module, path in _modules()}
+
+
+def table() -> str:
+    """The ground floor as a table: each room with the first line of its docstring, in the order of the arrows."""
+    rows = ["| part | what stands in it |", "|---|---|"]
+    for room in ORDER:
+        file = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
+        said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        rows.append(f"| `{room}` | {' '.join(said.split(chr(10) * 2)[0].split())} |")
+    return "\n".join(rows)
+
+
+def test_imports_go_down_the_order_only() -> None:
+    rank = {room: index for index, room in enumerate(ORDER)}
+    rank[""] = len(ORDER)  # the package itself hands out the top, lazily
     wrong = [
-        f"{module} (layer {_layer(module)}) imports {name} (layer {_layer(name)})"
-        for module, path in _modules()
-        for name in _imports(path)
-        if name.split(".")[0] == "rlenv" and name != "rlenv" and _layer(name) > _layer(module)
+        f"{module} imports {name}"
+        for module, names in _inside().items()
+        for name in names
+        if name != "rlenv" and rank[_room(name)] > rank[_room(module)]
     ]
     assert wrong == []
+
+
+def test_the_order_names_every_room_of_the_ground_floor() -> None:
+    rooms = {_room(module) for module, _ in _modules()} - {""}
+    assert sorted(ORDER) == sorted(rooms)
+    assert len(rooms) <= ROOMS
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    inside = _inside()
+    # A package stands for its own file alone: what imports a module of it imports that file too, and it imports nothing.
+    ways = {module: {name for name in names if name in inside} for module, names in inside.items()}
+    free: set[str] = set()
+    while len(free) < len(ways):
+        more = {module for module, names in ways.items() if module not in free and names <= free | {module}}
+        assert more, f"in a circle: {sorted(set(ways) - free)}"
+        free |= more
+
+
+def test_the_page_has_the_order_as_its_table() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8"), "python tests/test_layers.py writes it"
+
+
+def test_the_package_hands_out_what_users_type() -> None:
+    assert rlenv.__all__ == sorted(rlenv.__all__)
+    for name in rlenv.__all__:
+        assert getattr(rlenv, name) is not None
+    assert set(rlenv.__all__) - {"__version__"} == set(rlenv._LAZY)
+    assert set(rlenv.__all__) <= set(dir(rlenv))
 
 
 def test_the_package_never_imports_a_trainer_or_torch() -> None:
@@ -188,3 +176,15 @@ def test_compiling_an_environment_loads_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def write() -> None:
+    """Writes the table into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    start = text.index("| part | what stands in it |")
+    end = text.index("\n\n", start)
+    PAGE.write_text(text[:start] + table() + text[end:], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -10,32 +10,8 @@ MOST_OF_A_FUNCTION = 60
 MOST_OF_A_MODULE = 450
 
 # Those that are longer today. Whoever shortens one takes it out; nothing is to be added.
-FUNCTIONS = {
-    "rlenv/audit/judge.py: audit_judge",
-    "rlenv/checks/subject.py: _compile",
-    "rlenv/collect/run.py: collect",
-    "rlenv/compile.py: compile_parts",
-    "rlenv/evaluate.py: summarise",
-    "trainers/rlenv_verl/agent_loop.py: _play",
-    "trainers/rlenv_verl/cpu/vision.py: generate_seeing",
-    "trainers/rlenv_verl/decode.py: generate",
-    "trainers/rlenv_verl/hf_policy.py: load_policy",
-    "trainers/rlenv_verl/launch.py: run_to_end",
-    "trainers/rlenv_verl/options.py: parser",
-    "trainers/rlenv_verl/prepare.py: prepare",
-    "trainers/rlenv_verl/sft/plan.py: new_run",
-    "trainers/rlenv_verl/tiny/make.py: make_tiny_policy",
-    "trainers/rlenv_verl/tiny/tokenizer.py: build_tokenizer",
-}
-MODULES = {
-    "rlenv/audit/run.py",
-    "rlenv/episode.py",
-    "rlenv/resources/_sql_workers.py",
-    "rlenv/resources/_sqlite.py",
-    "rlenv/resources/sqlite.py",
-    "rlenv/scoring.py",
-    "trainers/rlenv_verl/agent_loop.py",
-}
+FUNCTIONS: set[str] = set()
+MODULES = {"rlenv/audit/run.py"}
 
 
 def _sources() -> list[tuple[str, str]]:
