@@ -61,7 +61,7 @@ def _modules() -> list[tuple[str, Path]]:
 
 def _room(module: str) -> str:
     """The folder or module of the ground floor that a module stands in; "" for the package itself."""
-    return (module.split(".") + [""])[1]
+    return module.split(".")[1] if "." in module else ""
 
 
 def _imports(path: Path) -> list[str]:
@@ -121,7 +121,7 @@ def test_the_order_names_every_room_of_the_ground_floor() -> None:
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     inside = _inside()
-    # A package stands for its own file alone: what imports a module of it imports that file too, and it imports nothing.
+    # A package stands for its own file alone, which hands out names of its modules and is imported for these.
     ways = {module: {name for name in names if name in inside} for module, names in inside.items()}
     free: set[str] = set()
     while len(free) < len(ways):

@@ -65,18 +65,32 @@ def test_what_lies_outside_is_read_by_its_own_suite_alone() -> None:
 # Tests import no tests
 
 IMPORTS_TESTS = {
-    "trainers/histories.py", "trainers/test_episode_rows.py", "trainers/test_history_key.py",
-    "trainers/test_partial_rollouts.py", "trainers/test_watch.py",
-}  # fmt: skip
+    "trainers/estimators/test_episode_rows.py",
+    "trainers/loop/test_partial_rollouts.py",
+    "trainers/run/test_history_key.py",
+}
 IMPORTS_CONFTEST = {
-    "trainers/groups.py", "trainers/histories.py",
-    "trainers/rehearse/test_command.py", "trainers/rehearse/test_loop.py",
-    "trainers/runs.py", "trainers/test_agent_loop.py", "trainers/test_checkpoints.py", "trainers/test_hf_policy.py",
-    "trainers/test_history.py", "trainers/test_images.py", "trainers/test_judge_in_loop.py", "trainers/test_lora.py",
-    "trainers/test_masking.py", "trainers/test_partial_rollouts.py",
-    "vllm_serve/test_agreement.py", "vllm_serve/test_askers.py", "vllm_serve/test_defaults.py",
-    "vllm_serve/test_faults.py", "attack/test_self_masking.py",
-}  # fmt: skip
+    "attack/test_self_masking.py",
+    "trainers/charts.py",
+    "trainers/cpu/test_vision.py",
+    "trainers/export/test_checkpoints.py",
+    "trainers/export/test_lora.py",
+    "trainers/hf/test_policy.py",
+    "trainers/loop/test_agent_loop.py",
+    "trainers/loop/test_history.py",
+    "trainers/loop/test_images.py",
+    "trainers/loop/test_partial_rollouts.py",
+    "trainers/loops.py",
+    "trainers/rehearse/test_command.py",
+    "trainers/rehearse/test_loop.py",
+    "trainers/run/test_prompts.py",
+    "trainers/runs.py",
+    "trainers/settings/test_masking.py",
+    "vllm_serve/test_agreement.py",
+    "vllm_serve/test_askers.py",
+    "vllm_serve/test_defaults.py",
+    "vllm_serve/test_faults.py",
+}
 """What is left: these two lists only get shorter. A helper that two files use belongs in tests/support."""
 
 
@@ -118,19 +132,28 @@ def test_every_test_file_has_a_module_of_its_name_or_stands_in_the_list() -> Non
 
 SUITES = {"attack", "real", "specs", "trainers", "verl_runs", "vllm_runs", "vllm_serve"}
 """Folders that follow another order: attacks, shipped specs, the adapter and its runs."""
-RULES = {"test_docs.py", "test_layers.py", "test_suite.py", "test_security_page.py", "test_third_party.py"}
+RULES = {
+    "test_contributing.py",
+    "test_docs.py",
+    "test_layers.py",
+    "test_new_family.py",
+    "test_package.py",
+    "test_security_page.py",
+    "test_sizes.py",
+    "test_suite.py",
+    "test_third_party.py",
+}
 """What is said of the repository and not of a module."""
 WITHOUT_MODULE = """
     audit/audit audit/judge_audit calls/parts calls/policies cli/commands cli/tools_and_doctor collect/collect
-    dialects/broken_calls dialects/chat_template dialects/contract dialects/cut_calls dialects/documented
+    cut_turns dialects/broken_calls dialects/chat_template dialects/contract dialects/cut_calls dialects/documented
     dialects/formats dialects/hermes_parse dialects/hermes_render dialects/idle_keys dialects/inline
-    dialects/own_templates dialects/prompt_examples dialects/recorded_cases dialects/refused_values
-    dialects/same_turn dialects/templates dialects/total models/gguf models/places policies/raw_text
-    resources/isolation rewards/adversaries rewards/composition rewards/math_and_sql rewards/own_functions
-    rewards/presets rewards/search_presets rewards/skyrl_synsql cut_turns hostile new_family report_by search_r1
-    structured_calls testing/built_in tokens/agreement tokens/exactness tokens/families tokens/identity
-    tokens/renderers tokens/same_turn tools/hostile_code tools/mcp_http tools/mcp_pin tools/mcp_real
-    tools/python_process tools/sql_duckdb users/users
+    dialects/own_templates dialects/prompt_examples dialects/recorded_cases dialects/refused_values dialects/same_turn
+    dialects/tagged_families dialects/templates dialects/total endings models/gguf models/places policies/raw_text
+    report_by resources/isolation resources/sql/databases rewards/adversaries rewards/composition rewards/math_and_sql
+    rewards/own_functions rewards/presets rewards/search_presets rewards/skyrl_synsql search_r1 structured_calls
+    testing/built_in tokens/agreement tokens/exactness tokens/families tokens/identity tokens/renderers
+    tokens/same_turn tools/hostile_code tools/mcp_http tools/mcp_pin tools/mcp_real tools/python_process users/users
 """.split()
 
 

@@ -19,7 +19,7 @@ from rlenv.language.document import parse_source, read_source
 from rlenv.language.loader import type_document
 from rlenv.language.schema import FILE_NAME, as_text, is_fresh, json_schema
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json_schema()
 VALIDATOR = jsonschema_rs.validator_for(SCHEMA)
 

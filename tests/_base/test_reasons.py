@@ -12,7 +12,7 @@ from rlenv._base.reasons import WHOSE, Whose, whose
 from rlenv.errors import ToolFailed
 from rlenv.messages import Outcome
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "training" / "failures.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "training" / "failures.md"
 ROWS = {"the policy's": "policy", "the infrastructure's": "infrastructure", "unclear": "unclear"}
 
 

@@ -17,8 +17,8 @@ from rlenv.errors import Fault, SpecError
 from rlenv.language.loader import load_spec
 from rlenv.secrets import leave_open
 
-GOLDEN = Path(__file__).resolve().parent / "golden" / "faults"
-SPECS = Path(__file__).resolve().parent.parent / "specs"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faults"
+SPECS = Path(__file__).resolve().parents[2] / "specs"
 PLANTED = sorted(GOLDEN.glob("*.yaml"))
 
 HEAD = """
