@@ -132,7 +132,7 @@ class _Work:
         self.loaded = loaded
         self.spec = loaded.spec
         self.lost = frozenset(lost)
-        self.broken: set[str] = set(lost)
+        self.broken: set[str] = set(self.lost)
         self.faults: list[Fault] = []
         self.resources_made: dict[str, Resource] = {}
         self.tools_made: dict[str, Tool] = {}
@@ -150,7 +150,7 @@ class _Work:
             return build()
         except UnknownEntry as error:
             if not _lacks(self.broken, error.group, error.name):
-                entries = getattr(self.spec, error.group)
+                entries = getattr(self.spec, error.group, ())
                 broken = [name for name in entries if f"{error.group}.{name}" in self.broken]
                 self.faults.append(entry_fault(self.loaded.document, path, error.knowing(broken)))
         except RlenvError as error:
