@@ -37,6 +37,7 @@ __all__ = ["Episode", "Step"]
 
 _INVALID: Final = frozenset({"unknown_tool", "bad_arguments", "malformed"})
 _NOTHING: Final = Observation()
+_UNSAID: Final = Sampled("")
 _READ_AT_ONCE: Final = 65_536
 """Characters of an action that are read on the event loop."""
 _observation, _turn, _step = quick(Observation), quick(Turn), quick(Step)
@@ -72,7 +73,7 @@ class Episode:
     _is_open: bool = False
     _is_stepping: bool = False
     _is_ending: bool = False
-    _sampled: Sampled | None = None
+    _sampled: Sampled = _UNSAID
     """What the sampler said of the action that is being taken."""
 
     def __post_init__(self) -> None:
@@ -166,7 +167,7 @@ class Episode:
         if self._trajectory is not None:  # opening failed; the first step reports it
             return self._last_step()
         try:
-            self._sampled = action if isinstance(action, Sampled) else None
+            self._sampled = action if isinstance(action, Sampled) else _UNSAID
             return await self._step(action.action if isinstance(action, Sampled) else action)
         except EpisodeError as error:
             self._fail(error.reason, str(error))
@@ -184,7 +185,7 @@ class Episode:
         """
         if self._trajectory is None:
             if action is not None:
-                self._sampled = action if isinstance(action, Sampled) else None
+                self._sampled = action if isinstance(action, Sampled) else _UNSAID
                 text, parsed = self.environment.parse(action.action if isinstance(action, Sampled) else action)
                 self._add_turn(text, parsed, 0.0)
             await self._end(terminated=False, reason=reason)
@@ -314,7 +315,7 @@ class Episode:
     @property
     def _was_cut(self) -> bool:
         """Whether a limit of tokens has cut the action that is being taken."""
-        return self._sampled is not None and self._sampled.finish_reason == "length"
+        return self._sampled.finish_reason == "length"
 
     def _add_turn(
         self,
@@ -325,9 +326,8 @@ class Episode:
         observation: Observation | None = None,
         malformed: int = 0,
     ) -> None:
-        index, sampled = len(self.turns), self._sampled
-        said = ("", ()) if sampled is None else (sampled.finish_reason, sampled.token_ids)
-        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, *said))
+        index, end, ids = len(self.turns), self._sampled.finish_reason, self._sampled.token_ids
+        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, end, ids))
 
     async def _finish(self, *, terminated: bool, reason: str, observation: Observation = _NOTHING) -> Step:
         await self._end(terminated=terminated, reason=reason)
