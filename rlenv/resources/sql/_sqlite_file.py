@@ -23,7 +23,7 @@ from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
 from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.rows import Rows
 
-__all__ = ["SqliteFile", "is_small", "memory_for", "off_the_loop", "run_briefly", "unique"]
+__all__ = ["SqliteFile", "memory_for", "off_the_loop", "run_briefly", "unique"]
 
 _T = TypeVar("_T")
 _QUICK_S: Final = 0.002
@@ -74,11 +74,6 @@ def unique(prefix: str) -> str:
     return f"{prefix}.{next(_numbers)}"
 
 
-def is_small(size: int) -> bool:
-    """Whether an image of so many bytes is made, or opened, at once."""
-    return size <= _SMALL_BYTES
-
-
 def memory_for(size: int) -> int:
     """How many bytes a process may use for statements on an image of `size` bytes, or on a file (0)."""
     return _MEMORY_BYTES + 4 * size
@@ -86,7 +81,7 @@ def memory_for(size: int) -> int:
 
 async def off_the_loop(work: Callable[[], _T], *, size: int) -> _T:
     """What `work` on `size` bytes gives, done in a thread unless that is little; it is never left in the middle."""
-    return work() if is_small(size) else await _threads.finish(work)
+    return work() if size <= _SMALL_BYTES else await _threads.finish(work)
 
 
 class SqliteFile:
