@@ -91,13 +91,12 @@ def test_one_that_the_trainer_itself_ended_is_not_lost(rays: Rays) -> None:
     assert rays.asked["storage"] == 1
 
 
-def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_EVERY_S", "_LEFT_S"):
-        monkeypatch.setattr(f"rlenv_verl.loop.lost.{name}", 0.01)
+def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays) -> None:
     left = threading.Event()
     said: list[LostWorker] = []
     watch = watched(rays, "storage")
-    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment]
+    watch.every_s = watch.left_s = 0.01
+    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment, return-value]
     watch.check()
     rays.answers["storage"] = Died("out of memory")
     assert left.wait(60)

@@ -12,7 +12,6 @@ import yaml
 
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv_verl.run import ship as shipping
 from rlenv_verl.run.ship import named_files, ship
 from rlenv_verl.run.train import main
 from rlenv_verl.settings.specs import load_specs
@@ -122,12 +121,9 @@ def test_a_program_finds_the_package_beside_it_where_it_was_shipped_to(spec: Pat
     assert look.run({}, None).text == "seen"  # type: ignore[arg-type]
 
 
-def test_more_than_ray_sends_is_refused_by_its_largest_file(
-    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipping, "LIMIT_BYTES", 1000)
+def test_more_than_ray_sends_is_refused_by_its_largest_file(spec: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ships 0 MB at most; the largest is "):
-        ship(load_specs([str(spec)]), tmp_path / "ship")
+        ship(load_specs([str(spec)]), tmp_path / "ship", limit_bytes=1000)
 
 
 @pytest.mark.filterwarnings("ignore")

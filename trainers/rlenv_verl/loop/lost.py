@@ -59,10 +59,14 @@ class Watched:
     Args:
         actors: the handles by what they are, looked up anew each time: a trainer makes them late and may add some.
         leave: ends this process where the main thread cannot.
+        every_s: how often the thread asks.
+        left_s: how long the main thread is given to end by itself.
     """
 
     actors: Callable[[], Iterator[tuple[str, Any]]]
     leave: Callable[[LostWorker], None] = _leave
+    every_s: float = _EVERY_S
+    left_s: float = _LEFT_S
     lost: LostWorker | None = None
     _asked: dict[Any, str] = field(default_factory=dict)  # the open questions, and whom they are for
     _gone: set[str] = field(default_factory=set)
@@ -111,9 +115,9 @@ class Watched:
         waiting = threading.Event()
         while self.lost is None:
             self.look()
-            waiting.wait(_EVERY_S)
+            waiting.wait(self.every_s)
         # The main thread raises it where it asks the queue; where it waits for something else, it cannot.
-        waiting.wait(_LEFT_S)
+        waiting.wait(self.left_s)
         self.leave(self.lost)
 
 

@@ -56,8 +56,11 @@ class _Named:
     modules: set[str] = field(default_factory=set)
 
 
-def ship(specs: Sequence[TrainedSpec], folder: Path) -> list[Shipped]:
+def ship(specs: Sequence[TrainedSpec], folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> list[Shipped]:
     """Copy the specs and all that they name into `folder`, which is made anew; one entry a spec.
+
+    Args:
+        limit_bytes: the most that Ray sends.
 
     Raises:
         UsageError: the files are more than Ray sends.
@@ -68,10 +71,10 @@ def ship(specs: Sequence[TrainedSpec], folder: Path) -> list[Shipped]:
     for package in ("rlenv", "rlenv_verl"):
         _ship_module(package, folder)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if size > LIMIT_BYTES:
+    if size > limit_bytes:
         large = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
         raise UsageError(
-            f"the specs name {size / 1e6:,.0f} MB of files and Ray ships {LIMIT_BYTES / 1e6:,.0f} MB at most",
+            f"the specs name {size / 1e6:,.0f} MB of files and Ray ships {limit_bytes / 1e6:,.0f} MB at most",
             hint=f"the largest is {large.relative_to(folder)}. Serve it from a resource that every node reaches",
         )
     return out
