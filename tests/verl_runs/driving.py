@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,11 @@ SMALL = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.rollout.n=4",
 )
+
+
+def _heed_interrupts() -> None:
+    # A shell's background jobs ignore SIGINT, and what they start inherits that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
@@ -53,6 +59,7 @@ def started(arguments: Sequence[str], log: Path, *, knows: str = "") -> Iterator
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )
         try:
             yield process, mark
