@@ -174,9 +174,9 @@ class Executor:
         pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
         if len(pending) == 1:  # the usual turn: no task of its own
             index = pending[0]
-            results[index] = await self._waiting(*results[index], context, first + index)
+            results[index] = await self._waiting(results[index], context, first + index)
         elif pending:
-            tasks = [asyncio.ensure_future(self._waiting(*results[index], context, first + index)) for index in pending]
+            tasks = [asyncio.ensure_future(self._waiting(results[index], context, first + index)) for index in pending]
             for index, result in zip(pending, await _all(tasks), strict=True):
                 results[index] = result
         return tuple(results)
@@ -217,15 +217,15 @@ class Executor:
         except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
             return broken(call, error, started, entry.log)
 
-    async def _waiting(
-        self, entry: _Entry, call: ToolCall, notes: Notes | None, context: ToolContext, index: int
-    ) -> ToolResult:
+    async def _waiting(self, pending: _Pending, context: ToolContext, index: int) -> ToolResult:
         """The result of a call that may take its time, whatever the tool does; `index` is its place in the turn."""
+        entry, call, notes = pending
         started = time.monotonic()
         limit = min(started + entry.timeout_s, context.deadline)
         if started >= limit:
             return late(call, started, context, timeout_s=entry.timeout_s)
-        self._refuse_to_hang(entry, call)
+        if entry.runner.left_behind >= self._max_left_behind:
+            raise _hangs(entry, call)
         waiting = object()
         entry.waited_for[waiting] = started
         try:
@@ -252,16 +252,6 @@ class Executor:
             del entry.waited_for[waiting]
         return replace(result, details={**(result.details or {}), **notes}) if notes else result
 
-    def _refuse_to_hang(self, entry: _Entry, call: ToolCall) -> None:
-        # Each call that hangs keeps a thread, or a task, and what it holds. Where so many do, the tool is down for
-        # everybody, and going on would end in a process without memory instead of in an error that says why.
-        if entry.runner.left_behind >= self._max_left_behind:
-            raise EpisodeError(
-                f"{entry.runner.left_behind} calls of tool '{call.name}' were given up and have not ended; no more are"
-                " made",
-                reason="tool_hangs",
-            )
-
     def _unknown(self, call: ToolCall) -> ToolResult:
         known = list(self._entries)
         name = cut_middle(call.name, 100)
@@ -269,6 +259,15 @@ class Executor:
         text = f"there is no tool '{name}'{nearest(name, known)}"
         text = f"{text} {listed}" if text.endswith("?") else f"{text}; {listed}"
         return refused(name, text, "unknown_tool", call.id)
+
+
+def _hangs(entry: _Entry, call: ToolCall) -> EpisodeError:
+    # Each call that hangs keeps a thread, or a task, and what it holds. Where so many do, the tool is down for
+    # everybody, and going on would end in a process without memory instead of in an error that says why.
+    return EpisodeError(
+        f"{entry.runner.left_behind} calls of tool '{call.name}' were given up and have not ended; no more are made",
+        reason="tool_hangs",
+    )
 
 
 def _is_cancelled() -> bool:
