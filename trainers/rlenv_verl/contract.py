@@ -215,7 +215,7 @@ CLAUSES: tuple[Clause, ...] = (
         "refill_fn=self._add_prompts_to_generate _get_required_batch_multiple "
         "self.config.actor_rollout_ref.actor.ppo_mini_batch_size self.config.critic.ppo_mini_batch_size "
         'data.non_tensor_batch["uid"]',
-        "loop/replay_buffer.py, updates.py (rows)",
+        "loop/replay_buffer.py, loop/updates.py (rows)",
         "0.9.0",
     ),
     _clause(

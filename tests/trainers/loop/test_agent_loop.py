@@ -235,11 +235,14 @@ def test_the_loops_of_one_process_share_what_is_slow_to_make(verl: Any, tmp_path
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
     config, server, process = configuration(), Server(tokenizer, []), ProcessState()
 
-    def made(process: ProcessState, **spec_set: Any) -> Any:
+    async def made(process: ProcessState, **spec_set: Any) -> Any:
         spec = str(tmp_path / "spec.yaml")
         return build(config, server, tokenizer, spec=spec, spec_set=spec_set, process=process)
 
-    one, two, changed, other = made(process), made(process), made(process, version=3), made(ProcessState())
+    async def four() -> list[Any]:
+        return [await made(process), await made(process), await made(process, version=3), await made(ProcessState())]
+
+    one, two, changed, other = asyncio.run(four())
     assert two.environment is one.environment
     assert two.encoder is changed.encoder is one.encoder
     assert two.settings is one.settings

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlenv.cli.terminal import write
 from rlenv.errors import UsageError
 from rlenv.preflight import judge_memory, known_model
 from rlenv_verl.run.preflight import laid_out, machine_of
@@ -67,4 +67,4 @@ def _row(name: str, model: str, config: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(table_lines()) + "\n")
+    write("\n".join(table_lines()) + "\n")
