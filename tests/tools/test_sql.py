@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from rlenv.messages import ToolResult
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.testing.tools import call, check_tool, context
-from rlenv.tools.base import Tool
+from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.sql import KIND, SqlSpec
 from tests.resources.sql.engines import DUCKDB, KINDS, SQLITE, Sql, run
 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Sql:
-    return request.param
+    param: Sql = request.param
+    return param
 
 
 @pytest.fixture
@@ -74,7 +75,10 @@ class _Opened:
 @pytest.mark.parametrize("access", ["read_only", "copy"])
 def test_the_sql_tool_keeps_the_laws_of_tools(kind: Sql, folder: Path, access: str) -> None:
     resource, tool = parts(kind, folder, access=access)
-    made: Callable[[], Any] = lambda: context(resources={"db": _Opened(resource)})  # noqa: E731
+
+    def made() -> ToolContext:
+        return context(resources={"db": _Opened(resource)})
+
     check_tool(
         tool,
         good=[

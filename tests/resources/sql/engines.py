@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 
@@ -30,6 +30,8 @@ CREATE TABLE toy (name VARCHAR, price DOUBLE);
 INSERT INTO toy VALUES ('ball', 2.5), ('kite', NULL), ('red drum', 9), ('doll', 4);
 CREATE VIEW cheap AS SELECT name FROM toy WHERE price < 3;
 """
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Sql:
 
     def resource(self, folder: Path, **keys: Any) -> SqlResource:
         """A compiled entry; the path is the toys' unless it is given."""
-        given = {} if keys.keys() & {"path", "init"} else {"path": f"{{{{ task.db }}}}.{self.name}"}
-        spec = self.kind.spec(kind=self.name, **given, **keys)
+        given: dict[str, Any] = {} if keys.keys() & {"path", "init"} else {"path": f"{{{{ task.db }}}}.{self.name}"}
+        spec = self.kind.spec.model_validate({"kind": self.name, **given, **keys})
         resource = self.kind.factory("db", spec, CompileContext(base=folder))
         assert isinstance(resource, SqlResource)
         return resource
@@ -99,7 +101,7 @@ needs_duckdb: Final = pytest.mark.skipif(
 KINDS: Final = [pytest.param(SQLITE, id="sqlite"), pytest.param(DUCKDB, id="duckdb", marks=needs_duckdb)]
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
+def run(work: Coroutine[Any, Any, T]) -> T:
     """What `work` gives, within a minute."""
     return asyncio.run(asyncio.wait_for(work, 60))
 

@@ -19,7 +19,8 @@ each_access = pytest.mark.parametrize("access", ["read_only", "copy"])
 
 @pytest.fixture(params=KINDS)
 def sql(request: pytest.FixtureRequest) -> Sql:
-    return request.param
+    param: Sql = request.param
+    return param
 
 
 @pytest.fixture
