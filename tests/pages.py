@@ -3,7 +3,8 @@
 A block runs as its language says, in a folder of the page's own and in the order of the page:
 
     python  is executed, with the names of the blocks before it; functions called `test_…` are called
-    sh      is run line by line; each is an `rlenv` command, and `rlenv train` only prepares its run (`--dry-run`)
+    sh      is run line by line; each is an `rlenv` command, and `rlenv train` only prepares its run (`--dry-run`), if
+            veRL is installed
     yaml    is a whole spec, which is validated
     text    is shown and not run: output, pictures, patterns of usage
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import importlib.util
 import inspect
 import io
 import re
@@ -42,6 +44,8 @@ from rlenv.validate import validate
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = ("python", "sh", "yaml", "text", "jinja", "json", "sql", "toml")
+TRAINER = ("train", "sft", "export-policy")
+_HAS_TRAINER = importlib.util.find_spec("verl") is not None
 
 _PART = re.compile(
     r"^<!-- hidden (?P<hidden>\w+) ?(?P<aside>[^\n]*)\n(?P<code>.*?)^-->$"
@@ -180,7 +184,9 @@ def _execute(block: Block, text: str, names: dict[str, Any]) -> None:
 
 def _command(block: Block, words: list[str]) -> None:
     assert words[0] == "rlenv", f"{block.place}: only rlenv's own commands are run; mark others: not run"
-    if words[1] in ("train", "sft") and "--dry-run" not in words:
+    if words[1] in TRAINER:
+        if not _HAS_TRAINER:
+            return
         words = [*words, "--dry-run"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -203,10 +209,12 @@ def check_words(place: str, text: str) -> None:
             words = said.split()
             if "rlenv" in words:
                 words = words[words.index("rlenv") :]
+                if words[1] in TRAINER and not _HAS_TRAINER:
+                    continue
                 unknown = {word.partition("=")[0] for word in words if _OPTION.match(word)} - _options(words[1])
                 assert not unknown, f"{place}: rlenv {words[1]} has no option {', '.join(sorted(unknown))}"
             elif words[:1] == ["make"]:
-                targets = {word for word in words[1:] if "=" not in word}
+                targets = {word for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word)}
                 assert targets <= _targets(), f"{place}: the Makefile has no target {targets - _targets()}"
             elif words[:1] == ["python"] and re.match(r"(examples|benchmarks|specs)/", words[1]):
                 assert (ROOT / words[1]).is_file(), f"{place}: there is no {words[1]}"

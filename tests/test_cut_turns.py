@@ -156,7 +156,7 @@ def test_replay_and_rescore_take_a_cut_turn_as_it_was(make_environment: Any) -> 
 @pytest.mark.parametrize("mode", ["tools", "text"])
 def test_a_servers_word_reaches_the_model_and_the_record(environment: Environment, mode: Any) -> None:
     async def main() -> tuple[Trajectory, list[dict[str, Any]]]:
-        answers = [Sampled(CALL[:40], "length"), "<answer>5</answer>"]
+        answers: list[Sampled | str] = [Sampled(CALL[:40], "length"), "<answer>5</answer>"]
         async with FakeEndpoint(answers) as server:
             policy = OpenAIPolicy(server.base_url, "toy", mode=mode)
             try:

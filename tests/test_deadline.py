@@ -43,7 +43,7 @@ def test_one_that_says_it_where_its_caller_is_cancelled_is_cancelled() -> None:
             raise stopped("stalled") from error
 
     async def main() -> None:
-        task = asyncio.ensure_future(drive(work(), 100))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(drive(work(), 100))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait((task,))

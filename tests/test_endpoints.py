@@ -53,7 +53,10 @@ def test_a_conversation_is_answered_and_its_tokens_are_counted() -> None:
 
 def test_secrets_are_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLENV_TEST_WRITER", "sk-0123456789")
-    keys = {"api_key": "${env:RLENV_TEST_WRITER}", "headers": {"X-Also": "key ${env:RLENV_TEST_WRITER}"}}
+    keys: dict[str, Any] = {
+        "api_key": "${env:RLENV_TEST_WRITER}",
+        "headers": {"X-Also": "key ${env:RLENV_TEST_WRITER}"},
+    }
     _, server = ask(["hello"], **keys)
     assert server.headers[0]["Authorization"] == "Bearer sk-0123456789"
     assert server.headers[0]["X-Also"] == "key sk-0123456789"

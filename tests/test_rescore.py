@@ -89,7 +89,7 @@ def test_a_new_verify_term_is_run_on_what_was_recorded(folder: Path) -> None:
     assert after[0].reward.terms["rows"].details["verified_results"]["expected"] == ["count(*)\n3"]
     assert after[0].reward.terms["calls"].turn_values == (1.0, None)
     found = compare(before, after)
-    assert found.reward == (0.5, pytest.approx((1.5 + 1.0) / 2))
+    assert found.reward == pytest.approx((0.5, (1.5 + 1.0) / 2))
     assert [change.terms["rows"] for change in found.changes] == [(None, 1.0), (None, 0.0)]
 
 

@@ -79,7 +79,9 @@ def parent_of(data: Any, path: tuple[Any, ...]) -> Any:
 
 
 # Whole numbers written as floats are left out: JSON has no other numbers, YAML and the typed spec tell them apart.
-_VALUES = st.sampled_from([None, True, 3, 0, -1, 2.5, "text", "", [], {}, ["a"], {"a": 1}, [[]], [{}], "correct >= 1"])
+_VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 3, 0, -1, 2.5, "text", "", [], {}, ["a"], {"a": 1}, [[]], [{}], "correct >= 1"]
+)
 _KINDS = {("tools", "calculate", "kind"), ("resources", "db", "kind")}
 _KINDS |= {("rewards", name, key) for name in WHOLE["rewards"] for key in ("kind", "rule")}
 

@@ -73,11 +73,11 @@ def test_a_judge_that_repeats_its_material_gives_nothing(place: str) -> None:
         return found if isinstance(found, str) else str(found[0]["text"])
 
     for said in (VERDICT, f"{VERDICT[:-1]}  }}", json.dumps(json.loads(VERDICT), indent=3)):
-        (found,) = judged(
-            Server([repeats]),
-            lambda scope, said=said: context(scope, said, answer=said),
-            prompt=f"Judge: {{{{ {place} }}}}",
-        )
+
+        def shown(scope: Any, said: str = said) -> Any:
+            return context(scope, said, answer=said)
+
+        (found,) = judged(Server([repeats]), shown, prompt=f"Judge: {{{{ {place} }}}}")
         assert isinstance(found, RewardError)
         assert "repeats the material" in str(found)
 
@@ -145,7 +145,11 @@ def test_an_answer_that_is_too_long_for_the_judge_is_shown_cut_and_judged() -> N
 
     server = Server([small])
     for said in ("a" * 5_000_000, "世" * 100_000, "<" * 300_000, "\ud800" * 50_000):
-        (found,) = judged(server, lambda scope, said=said: context(scope, said))
+
+        def shown(scope: Any, said: str = said) -> Any:
+            return context(scope, said)
+
+        (found,) = judged(server, shown)
         assert isinstance(found, Measured), said[:3]
         assert found.value == 0.25
     assert max(len(json.dumps(body)) for body in server.asked) < 200_000

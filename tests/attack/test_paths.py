@@ -90,24 +90,22 @@ def _row(folder: Path, kind: str) -> dict[str, Any]:
     (folder / "projects/inner/key").symlink_to(private / "folder/key")
     (folder / "projects/deep/er").mkdir(parents=True)
     (folder / "projects/deep/er/all").symlink_to("../../../../../private")
-    return {
-        **GOOD,
-        **{
-            "db with ..": {"db": "../../../private/mail"},
-            "db with .. in the middle": {"db": "good/../../../../private/mail"},
-            "db by a link": {"db": "link"},
-            "db beside its folder": {"db": "../images/../../spec/../../private/mail"},
-            "image with ..": {"image": "../../private/photo.png"},
-            "image by an absolute name": {"image": str(private / "photo.png")},
-            "image by a link": {"image": "images/link.png"},
-            "image in a list": {"image": ["images/good.png", "../../private/photo.png"]},
-            "folder with ..": {"project": "../../../private/folder"},
-            "folder by a link": {"project": "link"},
-            "link in a folder": {"project": "inner"},
-            "link to a folder in a folder": {"project": "deep"},
-            "the folder above": {"project": ".."},
-        }[kind],
+    rows: dict[str, dict[str, Any]] = {
+        "db with ..": {"db": "../../../private/mail"},
+        "db with .. in the middle": {"db": "good/../../../../private/mail"},
+        "db by a link": {"db": "link"},
+        "db beside its folder": {"db": "../images/../../spec/../../private/mail"},
+        "image with ..": {"image": "../../private/photo.png"},
+        "image by an absolute name": {"image": str(private / "photo.png")},
+        "image by a link": {"image": "images/link.png"},
+        "image in a list": {"image": ["images/good.png", "../../private/photo.png"]},
+        "folder with ..": {"project": "../../../private/folder"},
+        "folder by a link": {"project": "link"},
+        "link in a folder": {"project": "inner"},
+        "link to a folder in a folder": {"project": "deep"},
+        "the folder above": {"project": ".."},
     }
+    return {**GOOD, **rows[kind]}
 
 
 KINDS = [

@@ -216,7 +216,7 @@ OWN_REASONS = [reason for reason in WHOSE if reason not in ("malformed", "unknow
 
 def verify(compare: Any, base: Path) -> Term:
     (base / "own.py").write_text("def same(mine, gold):\n    return 1.0\n")
-    keys = {"tool": "tool", "arguments": {"q": "{{ answer }}"}, "expect": {"arguments": {"q": "known"}}}
+    keys: dict[str, Any] = {"tool": "tool", "arguments": {"q": "{{ answer }}"}, "expect": {"arguments": {"q": "known"}}}
     return compile_term("verify", tools={"tool": TOOL}, base=base, compare=compare, **keys)
 
 

@@ -238,7 +238,7 @@ VALUES: dict[str, Any] = {
 
 def comparators() -> dict[str, tuple[Comparator, Side]]:
     context = TermCompileContext(Path())
-    by = {
+    by: dict[str, Any] = {
         "rows": rows(GOLD),
         "equal": {"a": [1, 2.5, "x"]},
         "json": {"a": [1, 2.5, "x"]},
@@ -249,15 +249,16 @@ def comparators() -> dict[str, tuple[Comparator, Side]]:
         name: (compile_comparator(name, context), Side("8", value, {"sql": "SELECT 1"})) for name, value in by.items()
     }
     adapter: TypeAdapter[Any] = TypeAdapter(CompareSpec)
-    for name, keys in {
+    forms: dict[str, dict[str, Any]] = {
         "rows any order": {"by": "rows", "columns": "any_order"},
         "rows always": {"by": "rows", "order": "always"},
         "json subset": {"by": "json", "mode": "subset", "tolerance": 0.1},
         "number near": {"by": "number", "tolerance": 0.1, "relative_tolerance": 0.1},
         "text qa": {"by": "text", "normalise": "qa"},
-    }.items():
+    }
+    for name, keys in forms.items():
         compared = compile_comparator(adapter.validate_python(keys), context)
-        made[name] = (compared, Side("8", by[str(keys["by"])], {"sql": "SELECT a, b FROM t ORDER BY a"}))
+        made[name] = (compared, Side("8", by[keys["by"]], {"sql": "SELECT a, b FROM t ORDER BY a"}))
     return made
 
 

@@ -74,7 +74,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def opened(folder: Path, **keys: Any) -> Any:
-    given = {"path": "t.sqlite"} if "init" not in keys else {}
+    given: dict[str, Any] = {"path": "t.sqlite"} if "init" not in keys else {}
     spec = SqliteSpec(kind="sqlite", **given, **keys)
     return KIND.factory("db", spec, CompileContext(base=folder)).open(ResourceContext())
 

@@ -338,6 +338,7 @@ def test_a_call_that_the_audit_lets_fail_has_not_run(tmp_path: Path) -> None:
 
     earned = [total for total in asyncio.run(main()) if total is not None]
     assert report.faults.reward == pytest.approx(sum(earned) / 20)
+    assert report.faults.reward is not None
     assert 1.0 < report.faults.reward < 2.0
 
 

@@ -77,7 +77,7 @@ def one(runner: Executor, within: ToolContext | None = None, **arguments: Any) -
         (result,) = await runner.run([ToolCall("t", arguments, id="c")], within or context())
         return result
 
-    return run(work())  # type: ignore[no-any-return]
+    return run(work())
 
 
 @pytest.mark.parametrize("mode", ["inline", "async", "thread"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REPLIES = 'user: {kind: scripted, replies: ["fox fox"]}\n'
 
 
-def report(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, object]]:
+def report(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
     code = main(["preflight", *argv, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -37,8 +38,8 @@ def test_a_run_that_can_start_shows_its_figures(
     assert "parameters (from config.json)" in said
     code, made = report(capsys, *argv)
     assert (code, made["is_ready"]) == (0, True)
-    assert {split["split"] for split in made["splits"]} == {"train", "test"}  # type: ignore[attr-defined,index]
-    assert made["exactness"]["lengths"]["will_run"] is True  # type: ignore[index,call-overload]
+    assert {split["split"] for split in made["splits"]} == {"train", "test"}
+    assert made["exactness"]["lengths"]["will_run"] is True
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -48,13 +49,13 @@ def test_prompts_that_never_fit_stop_it_with_the_key_that_mends_it(
     argv = [str(spec()), "--model", str(model()), "--preset", "gpu"]
     code, made = report(capsys, *argv, "run.max_prompt_length=20")
     assert code == 1
-    (finding,) = [one for one in made["findings"] if one["level"] == "error"]  # type: ignore[attr-defined]
+    (finding,) = [one for one in made["findings"] if one["level"] == "error"]
     assert "all 4 of 4 prompts are longer than the 20 tokens of run.max_prompt_length" in finding["message"]
     setting = finding["message"].partition("set ")[2].partition(",")[0]
     assert report(capsys, *argv, setting)[0] == 0
     # An override of veRL's own key wins over the preset's, so that it is the one to change.
     code, made = report(capsys, *argv, "data.max_prompt_length=20")
-    (finding,) = [one for one in made["findings"] if one["level"] == "error"]  # type: ignore[attr-defined]
+    (finding,) = [one for one in made["findings"] if one["level"] == "error"]
     assert (code, "set data.max_prompt_length=" in finding["message"]) == (1, True)
     assert report(capsys, *argv, "run.max_prompt_length=20", "data.max_prompt_length=900")[0] == 0
 
@@ -65,14 +66,14 @@ def test_the_oracles_responses_are_held_against_the_budget_of_the_preset(
 ) -> None:
     argv = [str(spec(train=(1, 90, 90, 1))), "--model", str(model())]
     code, made = report(capsys, *argv, "run.turn_tokens=null")
-    (found,) = [split for split in made["splits"] if split["split"] == "train"]  # type: ignore[attr-defined]
+    (found,) = [split for split in made["splits"] if split["split"] == "train"]
     assert found["responses"]["limit"] == 96  # the cpu preset's
     assert found["responses"]["over"] == 2
     assert found["falling_out"] == 2
     assert code == 0
     code, made = report(capsys, *argv, "run.turn_tokens=5")
     assert code == 1
-    assert any("run.turn_tokens=" in one["message"] for one in made["findings"])  # type: ignore[attr-defined]
+    assert any("run.turn_tokens=" in one["message"] for one in made["findings"])
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -91,11 +92,11 @@ def test_a_template_that_rewrites_dialogues_is_told_with_the_choice(
     argv = [str(spec(more=REPLIES)), "--model", str(model(template=FORGETS)), "--preset", "gpu"]
     code, made = report(capsys, *argv)
     assert code == 1
-    (finding,) = [one for one in made["findings"] if one["level"] == "error"]  # type: ignore[attr-defined]
+    (finding,) = [one for one in made["findings"] if one["level"] == "error"]
     assert "choose run.history: rows" in finding["message"]
-    assert made["exactness"]["lengths"]["will_run"] is False  # type: ignore[index,call-overload]
+    assert made["exactness"]["lengths"]["will_run"] is False
     # Lengths are known all the same.
-    assert all(split["responses"]["count"] for split in made["splits"])  # type: ignore[attr-defined]
+    assert all(split["responses"]["count"] for split in made["splits"])
 
 
 @pytest.mark.parametrize(
@@ -172,14 +173,14 @@ def test_the_memory_of_a_known_model_needs_no_file_of_it(
     code, made = report(capsys, *argv, "--card", "80")
     assert code == 0
     memory = made["memory"]
-    assert made["model"]["parameters"] == 1_720_574_976  # type: ignore[index]
-    assert memory["training"] == 16 * 1_720_574_976  # type: ignore[index]
-    (unknown,) = made["findings"]  # type: ignore[misc]
+    assert made["model"]["parameters"] == 1_720_574_976
+    assert memory["training"] == 16 * 1_720_574_976
+    (unknown,) = made["findings"]
     assert unknown["level"] == "unknown"
     assert "lengths and exactness were not looked at" in unknown["message"]
     # On a smaller card the update does not fit, and the message says what of it is logits.
     code, made = report(capsys, *argv, "--card", "40")
-    said = " ".join(one["message"] for one in made["findings"])  # type: ignore[attr-defined]
+    said = " ".join(one["message"] for one in made["findings"])
     assert (code, "10.0 GB of it for logits; a device has 40.0 GB" in said) == (0, True)
     code, made = report(capsys, *argv, "--card", "24")
     assert (code, made["is_ready"]) == (1, False)

@@ -113,7 +113,7 @@ def test_ids_that_do_not_read_as_the_text_are_another_models_and_the_text_is_enc
 
 def test_a_dialect_of_one_turn_ends_behind_its_call_and_its_answer() -> None:
     row = dialects.get("search_r1")
-    made = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=row.same_turn)
+    made = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=getattr(row, "same_turn", None))
     result = Observation((Message("tool", "Doc"),))
     steps = [Step("<search> q </search>\n", result, calls=1), Step("<answer> a </answer>", None)]
     text = shown(made, encode_steps(made, PROMPT, steps, stops=("</search>", "</answer>")))[0]

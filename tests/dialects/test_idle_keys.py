@@ -15,11 +15,12 @@ import pytest
 
 from rlenv import dialects
 from rlenv.dialect_spec import CallSpec, ChatSpec, DialectSpec, ThinkingSpec
+from rlenv.dialects.built_in import build
 from rlenv.dialects.families import ROWS
 from rlenv.dialects.findings import Finding
 from rlenv.dialects.idle import CALL_RULES, CHAT_RULES, ROW_RULES
 from rlenv.dialects.meaning import BODIES, bodies_of
-from rlenv.messages import Message, ToolCall
+from rlenv.messages import MalformedCall, Message, ToolCall
 
 Row = dict[str, Any]
 TAGGED: Row = {
@@ -122,7 +123,7 @@ def placed(row: Row, where: str, value: Any) -> Row:
 
 def behaviour(row: Row, texts: list[str]) -> tuple[Any, ...]:
     """All that a dialect does with conversations and calls, and how it reads texts."""
-    dialect = dialects.inline(DialectSpec.model_validate(row))
+    dialect = build("inline", DialectSpec.model_validate(row))
     observed = [dialect.render_observation(list(turn)) for turn in (TALKS[1][3:5], TALKS[1][5:6])]
     read = [
         (one.content, one.thinking, one.calls, one.is_cut) for one in (dialect.parse(text, TOOLS) for text in texts)
@@ -132,13 +133,13 @@ def behaviour(row: Row, texts: list[str]) -> tuple[Any, ...]:
         observed,
         written(row),
         read,
-        getattr(dialect, "same_turn", None),
+        dialect.same_turn,
     )
 
 
 def written(row: Row) -> list[str]:
     dialect = dialects.inline(DialectSpec.model_validate(row))
-    turns = [("", CALLS[:1]), ("A", CALLS), ("A", ())]
+    turns: list[tuple[str, tuple[ToolCall | MalformedCall, ...]]] = [("", CALLS[:1]), ("A", CALLS), ("A", ())]
     broken = dialect.parse("<do>[f(</do>").calls
     turns.append(("", (*broken, *CALLS)))
     return [dialect.render_action(Message("assistant", content, calls)) for content, calls in turns]

@@ -10,9 +10,11 @@ from typing import Any
 
 import jinja2
 import pytest
+from pydantic import BaseModel
 
 from rlenv import dialects
 from rlenv.dialects.built_in import row_of
+from rlenv.dialects.engine import TextDialect
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
 from rlenv.tokens.chat_template import ChatTemplate
 from tests.tokens import real
@@ -89,6 +91,12 @@ TEXTS = (
     "about <tool_call>",
     "<arg_key>", "<think>hm</think>", "f(x=1)",
 )  # fmt: skip
+
+
+def built_in(name: str, **options: Any) -> TextDialect:
+    dialect = dialects.get(name, **options)
+    assert isinstance(dialect, TextDialect)
+    return dialect
 
 
 def quoted(value: Any, mark: str) -> str:
@@ -185,7 +193,7 @@ def played(name: str, seed: int) -> Iterator[tuple[list[ToolCall], list[dict[str
 
 @pytest.mark.parametrize("name", TAGGED)
 def test_what_the_familys_template_writes_is_read_back(name: str) -> None:
-    dialect = dialects.get(name)
+    dialect = built_in(name)
     marks = row_of(name).thinking_marks
     for calls, tools, rng in played(name, 1):
         content, thinking = rng.choice(("", "I look it up.")), rng.choice(("", "Let me see.\nYes."))
@@ -203,7 +211,7 @@ def test_what_the_familys_template_writes_is_read_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*TAGGED, *OTHERS])
 def test_what_a_row_writes_is_read_back(name: str) -> None:
-    dialect = dialects.get(name)
+    dialect = built_in(name)
     for calls, tools, rng in played(name, 2):
         content = rng.choice(("", "I look it up."))
         read = dialect.parse(dialect.render_action(Message("assistant", content, tuple(calls))), tools)
@@ -213,28 +221,31 @@ def test_what_a_row_writes_is_read_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*TAGGED, *OTHERS, "search_r1"])
 def test_a_text_that_the_format_cannot_hold_is_never_read_as_another_call(name: str) -> None:
-    dialect = dialects.get(name)
+    dialect = built_in(name)
     row = dialect.spec
     calls = (row.calls,) if not isinstance(row.calls, tuple) else row.calls
     marks = {row.section_open, row.section_close, row.thinking_marks.open, row.thinking_marks.close}
-    for call in calls:
-        for given in (
-            call.open,
-            call.close,
-            call.key_open,
-            call.key_close,
-            call.value_close,
-            call.quote,
-            *call.value_open,
+    for form in calls:
+        for written_as in (
+            form.open,
+            form.close,
+            form.key_open,
+            form.key_close,
+            form.value_close,
+            form.quote,
+            *form.value_open,
         ):
-            marks |= {given} if isinstance(given, str) else set(given)
+            marks |= {written_as} if isinstance(written_as, str) else set(written_as)
     whole = dialect.render_action(Message("assistant", "", (ToolCall("look", {"query": "x"}),)))
     texts = [f"a{mark}b" for mark in sorted(marks) if mark] + [whole, whole[:-3], "x]]>y<![CDATA["]
     for text in texts:
-        for given in ({"query": text}, {"query": {"k": [text]}}, {"query": {text: 1}}, {text: "x"}):
+        asked: list[dict[str, Any]] = [{"query": text}, {"query": {"k": [text]}}, {"query": {text: 1}}, {text: "x"}]
+        for given in asked:
             call = ToolCall("look", given)
             written = dialect.render_action(Message("assistant", "", (call,)))
-            types = {"query": {"type": "object" if isinstance(given.get("query"), dict) else "string"}}
+            types: dict[str, dict[str, Any]] = {
+                "query": {"type": "object" if isinstance(given.get("query"), dict) else "string"}
+            }
             if isinstance(given.get("query"), dict):
                 types["query"]["properties"] = {
                     "k": {"type": "array", "items": {"type": "string"}},
@@ -251,9 +262,9 @@ def test_a_text_that_the_format_cannot_hold_is_never_read_as_another_call(name: 
 # Schemas
 
 
-def typed_value(schema: Any, text: str, name: str = "qwen3_coder", **more: Any) -> Any:
+def typed_value(schema: Any, text: str, name: str = "qwen3_coder", defs: Any = None) -> Any:
     """What a value is read as that a parameter of the schema has."""
-    parameters = {"type": "object", "properties": {"p": schema}, **more}
+    parameters = {"type": "object", "properties": {"p": schema}, **({"$defs": defs} if defs else {})}
     tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
     written = {
         "qwen3_coder": f"<tool_call>\n<function=look>\n<parameter=p>\n{text}\n</parameter>\n</function>\n</tool_call>",
@@ -262,7 +273,7 @@ def typed_value(schema: Any, text: str, name: str = "qwen3_coder", **more: Any) 
         "gemma4": f"<|tool_call>call:look{{p:{text}}}<tool_call|>",
         "glm45": f"<tool_call>look<arg_key>p</arg_key><arg_value>{text}</arg_value></tool_call>",
     }[name]
-    (call,) = dialects.get(name).parse(written, tools).calls
+    (call,) = built_in(name).parse(written, tools).calls
     assert isinstance(call, ToolCall), call
     return call.arguments["p"]
 
@@ -302,7 +313,7 @@ DEFS: Mapping[str, Any] = {
 )  # fmt: skip
 def test_a_value_has_the_type_of_its_schema(name: str, schema: Any, text: str, read: Any) -> None:
     given = text.replace('"x"', "x").replace('"a": ', "a:").replace('"a"', '<|"|>a<|"|>') if name == "gemma4" else text
-    assert typed_value(schema, given, name, **{"$defs": DEFS}) == read
+    assert typed_value(schema, given, name, defs=DEFS) == read
 
 
 @pytest.mark.parametrize(
@@ -311,29 +322,27 @@ def test_a_value_has_the_type_of_its_schema(name: str, schema: Any, text: str, r
      [], {"anyOf": 5}, {"enum": 3}, {"properties": 3}, {"type": "str"}, {"const": "5"}, {"pattern": "5"}],
 )  # fmt: skip
 def test_a_schema_that_gives_no_other_type_leaves_a_text(schema: Any) -> None:
-    assert typed_value(schema, "5", **{"$defs": DEFS}) == "5"
+    assert typed_value(schema, "5", defs=DEFS) == "5"
 
 
 def test_a_reference_that_comes_back_ends() -> None:
     deep: dict[str, Any] = {"x": 1}
     for _ in range(60):
         deep = {"x": 2, "next": deep}
-    assert typed_value({"$ref": "#/$defs/Point"}, json.dumps(deep), **{"$defs": DEFS}) == deep
+    assert typed_value({"$ref": "#/$defs/Point"}, json.dumps(deep), defs=DEFS) == deep
     wide: dict[str, Any] = {"type": "integer"}
     for _ in range(5000):
         wide = {"anyOf": [wide]}
     assert typed_value(wide, "5") == "5"
     every = {f"D{i}": {"anyOf": [{"$ref": f"#/$defs/D{j}"} for j in range(40)]} for i in range(40)}
-    assert typed_value({"$ref": "#/$defs/D0"}, "5", **{"$defs": every}) == "5"
+    assert typed_value({"$ref": "#/$defs/D0"}, "5", defs=every) == "5"
 
 
 def test_a_parameter_that_is_a_model_can_be_given() -> None:
-    pydantic = pytest.importorskip("pydantic")
-
-    class Inner(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    class Inner(BaseModel):
         k: int
 
-    class Outer(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+    class Outer(BaseModel):
         inner: Inner
         several: list[Inner] | None = None
 
@@ -341,14 +350,14 @@ def test_a_parameter_that_is_a_model_can_be_given() -> None:
     arguments = {"inner": {"k": 1}, "several": [{"k": 2}]}
     call = ToolCall("look", arguments)
     for name in TAGGED:
-        dialect = dialects.get(name)
+        dialect = built_in(name)
         text = dialect.render_action(Message("assistant", "", (call,)))
         assert said(dialect.parse(text, {"look": {"parameters": parameters}})) == [("look", arguments)]
 
 
 @pytest.mark.parametrize("name", [*TAGGED, *OTHERS, "search_r1", "react"])
 def test_tools_come_by_name_or_as_a_list(name: str) -> None:
-    dialect = dialects.get(name)
+    dialect = built_in(name)
     properties = {"query": {"type": "string"}, "limit": {"type": "integer"}}
     function = {"name": "search", "parameters": {"type": "object", "properties": properties, "required": ["query"]}}
     call = ToolCall("search", {"query": "5"} if name == "search_r1" else {"query": "5", "limit": 5})
@@ -366,7 +375,7 @@ def test_without_a_type_a_value_is_what_the_family_makes_of_it() -> None:
     tools = {"look": {"parameters": {"type": "object", "properties": {"x": {}}}}}
     for name in TAGGED:
         text = in_form(name, [ToolCall("look", {"x": 5})])
-        dialect = dialects.get(name)
+        dialect = built_in(name)
         (call,) = dialect.parse(dialect.writer.closing + text, tools).calls
         assert isinstance(call, ToolCall)
         marked = name.startswith("deepseek") or "gemma" in name  # the text says what is a string
@@ -381,7 +390,7 @@ def test_values_of_pairs_keep_their_white_space() -> None:
     text = f"<tool_call>look<arg_key>x</arg_key><arg_value>{code}</arg_value></tool_call>"
     tools = [{"name": "look", "parameters": {"properties": {"x": {"type": "string"}}}}]
     for name in ("glm45", "ling3", "poolside_v1", "glm47"):
-        dialect = dialects.get(name)
+        dialect = built_in(name)
         assert said(dialect.parse(dialect.writer.closing + text, tools)) == [("look", {"x": code})]
 
 
@@ -391,12 +400,12 @@ def test_marks_may_have_a_suffix(name: str, suffix: str) -> None:
     sep = "<tool_sep>" if name == "hy_v3" else ""
     text = (f"<think>t</think>a<tool_calls><tool_call>look{sep}<arg_key>x</arg_key><arg_value><tool_call></arg_value>"
             "</tool_call></tool_calls>").replace(">", f"{suffix}>")  # fmt: skip
-    read = dialects.get(name).parse(text, {"look": {"parameters": {"properties": {"x": {"type": "string"}}}}})
+    read = built_in(name).parse(text, {"look": {"parameters": {"properties": {"x": {"type": "string"}}}}})
     assert (said(read), read.thinking, read.content) == ([("look", {"x": f"<tool_call{suffix}>"})], "t", "a")
 
 
 def test_a_suffix_of_ones_own_is_written_and_read() -> None:
-    dialect = dialects.get("hy_v3", suffixes=(":6124c78e",))
+    dialect = built_in("hy_v3", suffixes=(":6124c78e",))
     call = ToolCall("look", {"x": "v"})
     text = dialect.render_action(Message("assistant", "", (call,)))
     assert text.startswith("<tool_calls:6124c78e>")
@@ -408,10 +417,10 @@ def test_a_tag_that_stands_twice_is_a_list_only_where_that_is_allowed() -> None:
     mark = "]<]minimax[>["
     tags = "".join(f"{mark}<tag>{i}{mark}</tag>" for i in "ab")
     text = f'{mark}<tool_call>{mark}<invoke name="look">{mark}<x>{tags}{mark}</x>{mark}</invoke>{mark}</tool_call>'
-    (call,) = dialects.get("minimax_m3").parse(text).calls
+    (call,) = built_in("minimax_m3").parse(text).calls
     assert isinstance(call, MalformedCall)
     assert "twice" in call.reason
-    read = dialects.get("minimax_m3", lenient=("repeated_tags",)).parse(text)
+    read = built_in("minimax_m3", lenient=("repeated_tags",)).parse(text)
     assert said(read) == [("look", {"x": {"tag": ["a", "b"]}})]
     assert read.leniencies == ("repeated_tags",)
 
@@ -425,7 +434,7 @@ def test_broken_tags_inside_a_value_are_told(inside: str, reason: str) -> None:
     mark = "]<]minimax[>["
     inside = inside.replace("{m}", mark)
     text = f'{mark}<tool_call>{mark}<invoke name="look">{mark}<x>{inside}{mark}</x>{mark}</invoke>{mark}</tool_call>'
-    call = dialects.get("minimax_m3").parse(text).calls[0]
+    call = built_in("minimax_m3").parse(text).calls[0]
     assert isinstance(call, MalformedCall)
     assert reason in call.reason
 
@@ -435,7 +444,7 @@ def test_minicpm5_wants_known_parameters_and_required_ones() -> None:
     tools = {"look": {"parameters": parameters}}
     extra = '<function name="look"><param name="city">a</param><param name="more">b</param></function>'
     lacking = '<function name="look"><param name="day">a</param><param name="more">b</param></function>'
-    strict, lenient = dialects.get("minicpm5"), dialects.get("minicpm5", lenient=row_of("minicpm5").offers)
+    strict, lenient = built_in("minicpm5"), built_in("minicpm5", lenient=row_of("minicpm5").offers)
     assert isinstance(strict.parse(extra, tools).calls[0], MalformedCall)
     assert said(lenient.parse(extra, tools)) == [("look", {"city": "a"})]
     assert lenient.parse(extra, tools).leniencies == ("extra_parameters",)
@@ -444,14 +453,14 @@ def test_minicpm5_wants_known_parameters_and_required_ones() -> None:
 
 
 def test_other_spellings_are_counted() -> None:
-    dialect = dialects.get("minicpm5", lenient=("spellings",))
+    dialect = built_in("minicpm5", lenient=("spellings",))
     read = dialect.parse('<functionname="look"><paramname="city">a</param></function>')
     assert said(read) == [("look", {"city": "a"})]
     assert set(read.leniencies) == {"spellings"}
 
 
 def test_a_value_may_speak_of_a_mark_and_a_lost_end_is_still_told() -> None:
-    dialect = dialects.get("glm45")
+    dialect = built_in("glm45")
     call = "<tool_call>look<arg_key>x</arg_key><arg_value>{}</arg_value></tool_call>"
     tools = {"look": {"parameters": {"properties": {"x": {"type": "string"}}}}}
     assert said(dialect.parse(call.format("write <tool_call> first"), tools)) == [
@@ -466,10 +475,10 @@ def test_a_value_may_speak_of_a_mark_and_a_lost_end_is_still_told() -> None:
 
 def test_json_calls_of_a_family_that_knows_its_tools_need_one() -> None:
     text = '<ifm|tool_calls><ifm|tool_call>{"name": "none", "arguments": {}}</ifm|tool_call></ifm|tool_calls>'
-    (call,) = dialects.get("k2_horizon").parse(text, {"look": {"parameters": {}}}).calls
+    (call,) = built_in("k2_horizon").parse(text, {"look": {"parameters": {}}}).calls
     assert isinstance(call, MalformedCall)
     assert "no tool 'none'" in call.reason
-    own = dialects.get("hermes", calls={"open": "<do>", "close": "</do>", "known": "tools"})
+    own = built_in("hermes", calls={"open": "<do>", "close": "</do>", "known": "tools"})
     given = '<do>{"name": "look", "arguments": {}}</do><do>{"name": "none", "arguments": {}}</do>'
     first, second = own.parse(given, [{"name": "look", "parameters": {}}]).calls
     assert isinstance(first, ToolCall)
@@ -477,7 +486,7 @@ def test_json_calls_of_a_family_that_knows_its_tools_need_one() -> None:
 
 
 def test_the_example_of_a_text_dialect_shows_a_call() -> None:
-    dialect = dialects.get("hermes", calls={"body": "text", "open": "<sum>", "close": "</sum>", "tool": "calculate"},
+    dialect = built_in("hermes", calls={"body": "text", "open": "<sum>", "close": "</sum>", "tool": "calculate"},
                            chat={"tools": "{tools} {example}"})  # fmt: skip
     prompt = dialect.render_prompt([Message("user", "Q")], [{"name": "calculate", "parameters": {}}])
     assert "<sum>VALUE</sum>" in prompt
@@ -491,7 +500,7 @@ OPENED = [name for name in TAGGED if row_of(name).thinking_open]
 
 @pytest.mark.parametrize("name", OPENED)
 def test_a_call_in_thinking_that_the_prompt_has_opened_is_none(name: str) -> None:
-    dialect = dialects.get(name)
+    dialect = built_in(name)
     assert dialect.render_prompt([Message("user", "Q")], ()).rstrip("\n").endswith(row_of(name).thinking_marks.open)
     call = in_form(name, [ToolCall("look", {})])
     cut = dialect.parse(f"I could write {call} but")
@@ -500,9 +509,9 @@ def test_a_call_in_thinking_that_the_prompt_has_opened_is_none(name: str) -> Non
     assert [found.name for found in closed.calls] == ["look"]
     again = dialect.parse(f"<think>hm</think>{call}")
     assert ([found.name for found in again.calls], again.thinking) == (["look"], "hm")
-    off = dialects.get(name, thinking=False)
+    off = built_in(name, thinking=False)
     assert [found.name for found in off.parse(call).calls] == ["look"]
-    lenient = dialects.get(name, lenient=("open_thinking",)).parse(f"I look.\n{call}")
+    lenient = built_in(name, lenient=("open_thinking",)).parse(f"I look.\n{call}")
     assert ([found.name for found in lenient.calls], lenient.thinking) == (["look"], "I look.")
     assert lenient.leniencies == ("open_thinking",)
     said_last = dialect.render_action(Message("assistant", "Done."))
@@ -511,7 +520,7 @@ def test_a_call_in_thinking_that_the_prompt_has_opened_is_none(name: str) -> Non
 
 @pytest.mark.parametrize("name", TAGGED)
 def test_thinking_is_read_as_it_is_written(name: str) -> None:
-    dialect = dialects.get(name)
+    dialect = built_in(name)
     marks = dialect.spec.thinking_marks
     if marks.open:
         read = dialect.parse(marks.written.replace("{thinking}", "Hm, <b>.") + "So.")
@@ -536,4 +545,4 @@ def test_calls_of_published_templates_are_read_back(template: str, name: str) ->
         message = Message("assistant", "", tuple(calls)).as_dict()
         text = chat.render([{"role": "user", "content": "Q"}, message], tools=tools)
         text = text[text.rfind("Q") if name == "functiongemma" else text.index("assistant", text.rfind("user")) :]
-        assert said(dialects.get(name).parse(text, tools)) == [(call.name, call.arguments) for call in calls]
+        assert said(built_in(name).parse(text, tools)) == [(call.name, call.arguments) for call in calls]

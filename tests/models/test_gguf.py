@@ -35,7 +35,7 @@ def write_gguf(
     path: Path, *, seed: int = 0, eos: int = 2, template: str | None = CHAT_TEMPLATE, arch: str = "llama"
 ) -> None:
     """A Llama of two layers with random weights and the small tokenizer."""
-    import gguf
+    import gguf  # type: ignore[import-not-found,unused-ignore] # only `make vllm` installs it
     import numpy
 
     whole = json.loads(small_tokenizer().to_str())

@@ -43,7 +43,7 @@ def as_flash_attention() -> str:
             return out
 
     def attention(_layer: Any, query: Any, key: Any, value: Any, *_given: Any, **_more: Any) -> tuple[Any, None]:
-        return Kept.apply(query, key, value).transpose(1, 2), None  # type: ignore[no-untyped-call]
+        return Kept.apply(query, key, value).transpose(1, 2), None
 
     interface: Any = transformers.AttentionInterface
     interface.register("keeps_four", attention)

@@ -201,10 +201,10 @@ class Player:
             for whole in after:
                 texts.append(self._grown(context, whole, signs))
         try:
-            bare = self.oracle.render(said, tools, generate=False)
+            ended = self.oracle.render(said, tools, generate=False)
         except Exception:
-            bare = context
-        texts.append(self._canonical(context, bare, alone, signs, after))
+            ended = context
+        texts.append(self._canonical(context, ended, alone, signs, after))
         if turn.thinking == "":
             texts = [text and text.replace(_THOUGHT, "", 1) for text in texts]
         out = []
@@ -321,7 +321,7 @@ class Player:
             full = context + spoken.text
             grown = [whole for whole in spoken.after if whole.startswith(full)]
             answers = Observation(tuple(_told(message) for message in spoken.messages[1:]))
-            error = self.bind_error
+            refusal = self.bind_error
             sampled: list[int] = []
             before: list[int] = []
             if trajectory is not None:
@@ -334,16 +334,16 @@ class Player:
                     trajectory.add_sampled(sampled)
                     trajectory.add_observation(answers)
                 except UnsupportedTemplate as fault:
-                    error = str(fault)
+                    refusal = str(fault)
                 except Exception as fault:
                     note("error", index, context[-400:], spoken.text, "", f"{type(fault).__name__}: {fault}")
                     return is_other
-            if error:
+            if refusal:
                 if not grown:
                     note("right", index)
-                    self.refusals[error[:300]] += 1
+                    self.refusals[refusal[:300]] += 1
                 else:
-                    note("needless", index, context[-600:], spoken.text, grown[0][len(full) :], error)
+                    note("needless", index, context[-600:], spoken.text, grown[0][len(full) :], refusal)
                 return is_other
             assert trajectory is not None
             found = trajectory.context_ids
@@ -352,7 +352,7 @@ class Player:
                 kind = "unequal" if mode != "keep" else "told" if told else "silent"
                 note(kind, index, context[-600:], spoken.text, *_parting(spoken.after, full))
                 return is_other
-            if mode == "keep" and getattr(trajectory, "differences", ()):
+            if mode == "keep" and getattr(trajectory, "differences", None):
                 note("needless", index, context[-600:], spoken.text, grown[0][len(full) :],
                      "differences: " + str(trajectory.differences[-1]))  # fmt: skip
                 return is_other

@@ -121,7 +121,7 @@ def made(make_environment: Make, *entries: str, tools: str = "") -> Any:
 
 def module(environment: Any, name: str) -> dict[str, Any]:
     function = environment.parts.resources[name]._function
-    return getattr(function, "__wrapped__", function).__globals__  # type: ignore[no-any-return]
+    return getattr(function, "__wrapped__", function).__globals__
 
 
 def test_task_seed_and_constants_are_given_by_name(make_environment: Make) -> None:

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def compiled(folder: Path, **keys: Any) -> SqliteResource:
-    given = {"path": "{{ task.db }}.sqlite"} if not keys.keys() & {"path", "init"} else {}
+    given: dict[str, Any] = {"path": "{{ task.db }}.sqlite"} if not keys.keys() & {"path", "init"} else {}
     resource = KIND.factory("db", SqliteSpec(kind="sqlite", **given, **keys), CompileContext(base=folder))
     assert isinstance(resource, SqliteResource)
     return resource

@@ -1,10 +1,10 @@
 """math_equal and sql_match: what they take for equal, and hostile answers."""
 
-import asyncio
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +19,8 @@ pytest.importorskip("math_verify", reason="the extra `math` is not installed")
 pytest.importorskip("sqlglot", reason="the extra `sql` is not installed")
 
 
-def equal(answer: str | None, gold: object, **keys: float) -> Measured:
-    term = compile_term(rule="math_equal", expect="{{ task.gold }}", **keys)
-    assert term.measure_async is not None
-    return asyncio.run(term.measure_async(reward_context(answer=answer, task={"gold": gold})))
+def equal(answer: str | None, gold: object, **keys: Any) -> Measured:
+    return measure("math_equal", reward_context(answer=answer, task={"gold": gold}), expect="{{ task.gold }}", **keys)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ class EndsOverAnswers(Workers):
                 found = read(limit_s)
                 os.kill(worker.process.pid, self.number)
                 worker.process.wait()
-                worker.read = lambda limit_s: (_ for _ in ()).throw(_Ended(-self.number))  # type: ignore[assignment]
+                worker.read = lambda limit_s: (_ for _ in ()).throw(_Ended(-self.number))  # type: ignore[method-assign]
                 return found
 
             worker.read = ended  # type: ignore[method-assign]

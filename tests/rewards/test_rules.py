@@ -238,7 +238,7 @@ def test_valid_calls_over_the_episode_is_over_all_its_calls() -> None:
 
 
 def test_malformed_calls_beside_an_answer_count_though_nothing_was_run() -> None:
-    calls = [ToolCall("add", {}), MalformedCall("{", "not JSON")]
+    calls: list[ToolCall | MalformedCall] = [ToolCall("add", {}), MalformedCall("{", "not JSON")]
     assert measure("valid_calls", reward_context(turns=[turn("x", calls=calls)])).value == 0.0
     assert measure("valid_calls", reward_context(turns=[turn("x", calls=calls[:1])])).value is None
 

@@ -1,6 +1,7 @@
 """The tables of Search-R1 and RL-Factory, and text that the policy did not write."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def episode(*actions: str, page: str = "France has a capital.") -> list[Turn]:
     ]
 
 
-def score(rule: str, turns: Sequence[Turn], **keys: float) -> float | None:
+def score(rule: str, turns: Sequence[Turn], **keys: Any) -> float | None:
     found = extract(AnswerSpec(), turns[-1].parsed)
     where = reward_context(answer=None if found is None else found.text, task=TASK, turns=list(turns))
     return measure(rule, where, **keys).value

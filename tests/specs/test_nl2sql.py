@@ -97,7 +97,8 @@ def test_a_query_that_writes_is_refused_and_the_shipped_file_stays_as_it_is(root
     async def run() -> str:
         async with load("nl2sql").start() as episode:
             await episode.step(call)
-            return (await episode.step("I give up.")) and episode.trajectory.turns[0].results[0].outcome
+            await episode.step("I give up.")
+            return episode.trajectory.turns[0].results[0].outcome
 
     assert asyncio.run(run()) != "ok"
     assert sorted((root / "specs" / "data" / "nl2sql" / "databases").iterdir()) == files

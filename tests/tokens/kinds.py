@@ -216,7 +216,7 @@ def dialogues(
             thinking = dice.choice(_WORDS) if thinks == "always" or (thinks == "mixed" and dice.random() < 0.5) else ""
             if with_users and dice.random() < 0.35:
                 said = Message("assistant", dice.choice(_WORDS), thinking=thinking)
-                answers = (Message("user", dice.choice(_CONTENTS)),)
+                answers: tuple[Message, ...] = (Message("user", dice.choice(_CONTENTS)),)
             else:
                 numbers = range(dice.randint(1, 3))
                 calls = tuple(ToolCall("look", {"x": dice.choice(_CONTENTS)}, f"call{n:05d}") for n in numbers)

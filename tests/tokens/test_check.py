@@ -60,7 +60,7 @@ MOVES = CHAT_TEMPLATE.replace(SYSTEM, "").replace(
 MUTE = CHAT_TEMPLATE.replace(
     "(message.content or '')", "('' if message.tool_calls else (message.content or ''))"
 ).replace("not loop.first or message.content", "not loop.first")
-QUICK = {"dialogues": 4}
+QUICK: dict[str, Any] = {"dialogues": 4}
 
 
 def encoder(source: str, **options: Any) -> TokenEncoder:

@@ -146,7 +146,7 @@ def test_the_verdict_says_what_a_run_will_meet(name: str, answers: Any, runs: bo
     verdict = judge(bound(kind), played(kind, *answers))
     assert (verdict.will_run, verdict.is_exact) == (runs, runs), verdict
     for history in ("keep", "rows"):
-        other = judge(bound(kind, history), played(kind, *answers))  # type: ignore[arg-type]
+        other = judge(bound(kind, history), played(kind, *answers))
         assert other.will_run
         assert other.is_exact or history == "keep"
     if not runs:

@@ -99,7 +99,9 @@ def test_the_last_turn_of_a_truncated_episode_has_no_end() -> None:
 
 def test_a_dialect_that_goes_on_in_one_turn_is_shown_as_it_was_played() -> None:
     search = dialects.get("search_r1")
-    encoder = TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=search.same_turn, history="keep")
+    encoder = TokenEncoder(
+        small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=getattr(search, "same_turn", None), history="keep"
+    )
     turns = (
         Turn(0, "<search>a</search>", CALL, observation=Observation((Message("tool", "Doc"),))),
         Turn(1, "<answer>b</answer>", ParsedAction("b")),

@@ -34,7 +34,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "A tool ü", "parameters": {"type": "object"}}}
     for name in ("look", "add")
 ]
-CASES = [("small", {}), ("qwen3", {}), ("qwen2_5", {})]
+CASES: list[tuple[str, dict[str, Any]]] = [("small", {}), ("qwen3", {}), ("qwen2_5", {})]
 
 
 def composed(text: str) -> str:

@@ -69,6 +69,7 @@ def test_prompt_turns_and_images_together_are_what_the_processor_makes_of_the_wh
         said.append(say(encoder, trajectory, "<answer>12</answer>"))
         assert trajectory.context_ids == rendered_ids(made, said, trajectory.images)[: len(trajectory.context_ids)]
         # The order of images is the order of their placeholders, whose number is the size's.
+        assert encoder.images is not None
         assert [image.size for image in trajectory.images] == [encoder.images.open(one).size for one in expected]
         assert len(trajectory.mask) == len(trajectory.response_ids) == len(trajectory.logprobs)
         placed = [mask for mask, i in zip(trajectory.mask, trajectory.response_ids, strict=True) if i == place_id(made)]
@@ -136,6 +137,7 @@ def test_no_text_of_a_tool_becomes_a_placeholder(made: Any, encoder: TokenEncode
     assert trajectory.response_ids.count(place_id(made)) == 1
     # Neither where the text is tokenized anew, as a trainer does to get its pixels.
     text = made.tokenizer.decode(trajectory.response_ids, skip_special_tokens=True)
+    assert encoder.images is not None
     assert not any(reserved in text for reserved in encoder.images.reserved)
     assert encoder.cut(max_tokens=500)(hostile) == encoder.images.plain(hostile) != hostile
 

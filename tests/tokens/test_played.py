@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rlenv.checks.tokens import judge_environment
@@ -47,7 +48,7 @@ def test_what_may_answer_a_turn_is_the_specs(spec: Callable[..., Path]) -> None:
 def test_a_user_is_judged_where_the_spec_has_one(spec: Callable[..., Path]) -> None:
     for more, will_run in (("", True), (REPLIES, False)):
         environment = load(spec(more=more))
-        verdict = judge_environment(environment, lambda made=environment: bind(tokenizer(FORGETS), made))
+        verdict = judge_environment(environment, partial(bind, tokenizer(FORGETS), environment))
         assert verdict.will_run is will_run
         assert ("run.history" in verdict.message) is not will_run
     environment = load(spec(more=REPLIES))

@@ -11,12 +11,13 @@ from rlenv.tokens import TokenEncoder
 from tests.tokens.real import qwen, template
 
 SEARCH_R1 = dialects.get("search_r1")
+SAME_TURN = getattr(SEARCH_R1, "same_turn", None)
 RESULT = Observation((Message("tool", "Doc 1(Title: x) y"),))
 REPLY = Observation((Message("user", "Try again."),))
 
 
 def encoder() -> TokenEncoder:
-    return TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=SEARCH_R1.same_turn)
+    return TokenEncoder(small_tokenizer(), chat_template=CHAT_TEMPLATE, same_turn=SAME_TURN)
 
 
 def test_results_and_replies_are_plain_text_behind_what_was_sampled() -> None:
@@ -60,7 +61,7 @@ def test_a_sampled_end_token_stays_and_the_text_goes_on_behind_it() -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_5", "qwen3"])
 def test_results_never_become_control_tokens_in_real_tokenizers(family: str) -> None:
-    made = TokenEncoder(qwen(family), chat_template=template(family), same_turn=SEARCH_R1.same_turn)
+    made = TokenEncoder(qwen(family), chat_template=template(family), same_turn=SAME_TURN)
     trajectory = made.start([Message("user", "Q")])
     trajectory.add_sampled(made.encode_content("<search> q </search>"))
     trajectory.add_observation(Observation((Message("tool", "a<|im_end|>\n<think>b</think>"),)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlenv.errors import UnsupportedTemplate
@@ -79,7 +81,7 @@ def test_ids_of_calls_that_only_a_history_has_are_a_difference() -> None:
     assert "writes the ids of calls once results follow" in refused(encoder, CALL, "tool")
 
 
-def refused(encoder: TokenEncoder, text: str, role: str) -> str:
+def refused(encoder: TokenEncoder, text: str, role: Any) -> str:
     trajectory = encoder.start([Message("user", "Q")], tools=TOOLS if role == "tool" else ())
     trajectory.add_sampled(encoder.encode_text(text + "<|im_end|>"))
     try:

@@ -62,7 +62,9 @@ def test_results_with_white_space_pieces_are_the_templates_own_ids() -> None:
         ([], ()),
     ],
 )
-def test_the_models_own_ends_are_read_beside_its_tokenizer(tmp_path: Path, config: object, ends: tuple) -> None:  # type: ignore[type-arg]
+def test_the_models_own_ends_are_read_beside_its_tokenizer(
+    tmp_path: Path, config: object, ends: tuple[int, ...]
+) -> None:
     small_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
     loaded = load_tokenizer(str(tmp_path))

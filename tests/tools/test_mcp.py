@@ -29,7 +29,7 @@ from rlenv.tools.mcp import KIND, McpSpec
 
 SERVERS = Path(__file__).parent / "servers"
 # Two processors under load start a server in seconds, not in half a second.
-SLOW = {"timeout_s": 100.0, "start_timeout_s": 90.0}
+SLOW: dict[str, Any] = {"timeout_s": 100.0, "start_timeout_s": 90.0}
 Make = Callable[[], ToolContext]
 
 pytestmark = pytest.mark.timeout(240)

@@ -76,7 +76,7 @@ def test_a_server_behind_an_address_gives_the_same_tools(flags: tuple[str, ...],
         check_tool(tools["echo"], good=[{"text": "a"}], bad=[{}], failing=[])
 
         async def work(make: Make) -> list[ToolResult]:
-            asked = [
+            asked: list[tuple[str, dict[str, Any]]] = [
                 ("mixed", {}),
                 ("refuse", {"why": "no"}),
                 ("large", {"size": 2_000_000 if transport == "http" else 200_000}),

@@ -138,7 +138,7 @@ def test_a_model_is_given_the_time_of_its_endpoint() -> None:
 
 
 def test_a_request_that_is_too_long_is_the_policys_and_never_sent() -> None:
-    result, server = asked([Reply("short")], {"text": "\U0001f600" * 70_000})
+    result, server = asked(["short"], {"text": "\U0001f600" * 70_000})
     assert (result.outcome, result.reason, result.whose) == ("failed", "too_large", "policy")
     assert "65,536" in result.text
     assert not server.requests

@@ -137,7 +137,8 @@ def one(tool: Tool, **arguments: Any) -> ToolResult:
 
 
 def test_python_tools_keep_the_laws_of_tools(folder: Path) -> None:
-    for keys in ({}, {"run_in": "loop"}):
+    modes: list[dict[str, Any]] = [{}, {"run_in": "loop"}]
+    for keys in modes:
         check_tool(
             compiled(folder, "google", **keys),
             good=[{"text": "a"}, {"text": "a", "times": 3}],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rlenv.resources.base import ResourceContext
 from rlenv.resources.sqlite import KIND as SQLITE
 from rlenv.resources.sqlite import SqliteResource, SqliteSpec
 from rlenv.testing.tools import call, check_tool, context
-from rlenv.tools.base import CompileContext, Tool
+from rlenv.tools.base import CompileContext, Tool, ToolContext
 from rlenv.tools.sql import KIND, SqlSpec
 
 
@@ -77,7 +77,10 @@ class _Opened:
 def test_the_sql_tool_keeps_the_laws_of_tools(folder: Path) -> None:
     for access in ("read_only", "copy"):
         resource, tool = parts(folder, access=access)
-        made: Callable[[], Any] = lambda resource=resource: context(resources={"db": _Opened(resource)})  # noqa: E731
+
+        def made(resource: Any = resource) -> ToolContext:
+            return context(resources={"db": _Opened(resource)})
+
         check_tool(
             tool,
             good=[

@@ -25,14 +25,15 @@ from verl.workers.utils.losses import sft_loss
 
 import rlenv_verl.cpu.registries  # noqa: F401
 
+NO_CONFIG: Any = None  # veRL's loss looks at it for images alone
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
 def fields_of(processor: Any, sample: dict[str, Any]) -> dict[str, Any]:
     """A row as veRL's agent loop worker puts it into its queue (trainer/ppo/v1/agent_loop_tq.py)."""
     images = [PIL.Image.open(io.BytesIO(base64.b64decode(text))) for text in sample["images"]]
-    output = SimpleNamespace(multi_modal_data={"images": images}, mm_processor_kwargs=None)
-    worker = SimpleNamespace(processor=processor, tokenizer=processor.tokenizer, mm_processor_kwargs={})
+    output: Any = SimpleNamespace(multi_modal_data={"images": images}, mm_processor_kwargs=None)
+    worker: Any = SimpleNamespace(processor=processor, tokenizer=processor.tokenizer, mm_processor_kwargs={})
     worker._get_mm_processor_kwargs = lambda audio=None: {}
     ids = torch.tensor(sample["prompt_ids"] + sample["response_ids"])
     inputs = AgentLoopWorker._compute_multi_modal_inputs(worker, output, ids)
@@ -78,7 +79,7 @@ def main(model: str, samples: str, out: str) -> None:
         )
         with engine.train_mode():
             done = engine.train_batch(
-                batch, loss_function=lambda model_output, data, dp_group=None: sft_loss(None, model_output, data)
+                batch, loss_function=lambda model_output, data, dp_group=None: sft_loss(NO_CONFIG, model_output, data)
             )
         losses.append(sum(done["loss"]))
     with open(out, "w", encoding="utf-8") as file:

@@ -163,7 +163,9 @@ def test_a_turn_that_its_limit_cut_is_told_so_and_recorded_with_its_ids(
     output, _ = run(verl, tmp_path, tokenizer, [long, "<answer>42</answer>"], response=300, validation=True)
     (trajectory,) = record.read(next((tmp_path / "records").glob("*.jsonl")))
     assert [turn.was_cut for turn in trajectory.turns] == [True, False]
-    assert CUT_NOTE in trajectory.turns[0].observation.messages[-1].content
+    observation = trajectory.turns[0].observation
+    assert observation is not None
+    assert CUT_NOTE in observation.messages[-1].content
     sampled = [token for token, mask in zip(output.response_ids, output.response_mask, strict=True) if mask]
     assert [token for turn in trajectory.turns for token in turn.token_ids] == sampled
     assert len(trajectory.turns[0].token_ids) == 40

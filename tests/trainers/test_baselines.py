@@ -25,7 +25,7 @@ def estimator(verl: Any) -> Callable[[str], Any]:
 
     import rlenv_verl.estimators  # noqa: F401
 
-    return get_adv_estimator_fn  # type: ignore[no-any-return]
+    return get_adv_estimator_fn
 
 
 def batch(rows: int, *, seed: int = 0) -> dict[str, Any]:
@@ -167,11 +167,11 @@ def test_failed_rows_are_in_neither_loss_of_verl(verl: Any) -> None:
             cliprange_value=0.2,
             batch_num_tokens=tokens,
         )
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     torch.testing.assert_close(value_loss(list(range(12))), value_loss(keep))
     predicted.requires_grad_(True)
-    value_loss(list(range(12))).backward()  # type: ignore[no-untyped-call]
+    value_loss(list(range(12))).backward()
     assert predicted.grad is not None
     assert not predicted.grad[failed].any()
     assert predicted.grad[keep].any()

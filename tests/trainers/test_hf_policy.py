@@ -112,7 +112,7 @@ def test_the_policy_reads_what_the_template_writes_of_earlier_turns(tiny_folder:
         finally:
             await policy.aclose()
         seen = server.seen
-        tools = [dict(schema) for schema in environment.tool_schemas]
+        tools: list[Any] = [dict(schema) for schema in environment.tool_schemas]
         for text, messages in zip(seen, conversation(said), strict=True):
             assert text == tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True

@@ -155,7 +155,7 @@ def test_a_call_that_cannot_be_read_stands_in_a_later_prompt_as_it_was_written(
     verl: Any, tmp_path: Path, forgetful: Any
 ) -> None:
     broken = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "calculate", "arguments": {"expr\n</tool_call>'
-    said = [broken, Said("Are you there?"), Said("<answer>42</answer>")]
+    said: list[Said | str] = [broken, Said("Are you there?"), Said("<answer>42</answer>")]
     played = play(tmp_path, forgetful, said, history="rows")
     check_rows(played)
     last = forgetful.decode(played.outputs[-1].prompt_ids)

@@ -127,7 +127,7 @@ def test_the_limit_of_an_endpoint_holds_over_all_episodes_of_a_process(
 def test_a_judge_that_fails_masks_its_samples_and_no_others(verl: Any, tmp_path: Path, tiny_folder: Path) -> None:
     async def scenario() -> None:
         server = Server(transformers.AutoTokenizer.from_pretrained(tiny_folder))
-        verdicts = [GOOD, Reply(500, "down")]
+        verdicts: list[Any] = [GOOD, Reply(500, "down")]
         async with FakeEndpoint(lambda body: verdicts[len(endpoint.requests) - 1]) as endpoint:
             sample = await play(tmp_path, tiny_folder, endpoint, server, at_once=1)
             good, failed = await sample(), await sample()

@@ -242,7 +242,7 @@ def test_several_environments_share_a_tokenizer_and_a_warm_start(
 @pytest.mark.filterwarnings("ignore")
 def test_the_tokenizer_survives_a_reload_and_keeps_digits_apart(tiny_folder: Path) -> None:
     # transformers rebuilds a tokenizer's pre-tokenizer for some model types once config.json stands beside it.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     text = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "47*83"}}\n</tool_call>'
     pieces = [tokenizer.decode([token]) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
     assert "".join(pieces) == text
@@ -252,7 +252,7 @@ def test_the_tokenizer_survives_a_reload_and_keeps_digits_apart(tiny_folder: Pat
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_tools_block_costs_few_tokens(tiny_folder: Path, environment: Environment) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tiny_folder)
     tools = [dict(schema) for schema in environment.tool_schemas]
     message = [{"role": "user", "content": "What is 47 * 83?"}]
 

@@ -52,7 +52,7 @@ def rays(monkeypatch: pytest.MonkeyPatch) -> Rays:
     import sys
 
     rays = Rays()
-    monkeypatch.setitem(sys.modules, "ray", rays)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", rays)
     return rays
 
 
@@ -97,7 +97,7 @@ def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays, monkeypa
     left = threading.Event()
     said: list[LostWorker] = []
     watch = watched(rays, "storage")
-    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment, return-value]
+    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment]
     watch.check()
     rays.answers["storage"] = Died("out of memory")
     assert left.wait(60)
@@ -109,7 +109,7 @@ def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays, monkeypa
 def test_the_actors_are_those_of_the_trainer_that_the_buffer_is_handed(
     verl: Any, monkeypatch: pytest.MonkeyPatch, rays: Rays
 ) -> None:
-    from transfer_queue import interface  # type: ignore[import-untyped]
+    from transfer_queue import interface
 
     unit = rays.actor("unit")
     monkeypatch.setattr(interface, "_TQ_CONTROLLER", "controller")

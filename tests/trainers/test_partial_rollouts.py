@@ -80,12 +80,13 @@ def play(tmp_path: Path, tokenizer: Any, server: Server) -> Any:
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
     rollout = {"response_length": 96, "prompt_length": 512, "calculate_log_probs": True, "name": "transformers_cpu"}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    balancer: Any = Balancer(server)
 
     async def sample() -> Any:
         with quiet():
             loop = RlenvAgentLoop(
                 trainer_config=DictConfigWrap(config),
-                server_manager=FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(server)),
+                server_manager=FullyAsyncLLMServerClient(config, load_balancer_handle=balancer),
                 tokenizer=tokenizer,
                 processor=None,
                 dataset_cls=RLHFDataset,
@@ -175,7 +176,8 @@ def test_the_cpu_server_goes_on_with_a_cut_action_once_it_has_the_new_weights(ve
         actor.stop_ids.clear()
         await actor.ready()
         handle = SimpleNamespace(generate=SimpleNamespace(remote=actor.generate))
-        client = FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(handle))
+        balancer: Any = Balancer(handle)
+        client = FullyAsyncLLMServerClient(config, load_balancer_handle=balancer)
         params = {"temperature": 0.0, "logprobs": True, "max_tokens": 12}
         async with asyncio.timeout(60):
             asked = asyncio.create_task(client.generate("one", prompt_ids=[5, 7], sampling_params=params))

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from rich.console import Console
 
+from rlenv.cli.console import Console
 from rlenv_verl.metrics import StepFigures, figures_of
 from rlenv_verl.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
 from rlenv_verl.summary import training_figures
@@ -58,7 +58,8 @@ def test_the_time_limit_ends_whatever_runs_before_the_first_step() -> None:
 
 
 def test_a_warm_start_tells_its_steps_now_and_then_without_a_terminal() -> None:
-    out, now, shown = io.StringIO(), [0.0], []
+    out, now = io.StringIO(), [0.0]
+    shown: list[Any] = []
     warm = WarmStart(Console(file=out, width=80), shown.append, clock=lambda: now[0])
     for step_ in range(1, 101):
         now[0] += 1.0

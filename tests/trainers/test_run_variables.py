@@ -9,7 +9,7 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv_verl.prepare import with_run_keys
-from rlenv_verl.preset import load_preset
+from rlenv_verl.preset import Preset, load_preset
 from rlenv_verl.runfile import Run
 from rlenv_verl.settings.threads import with_the_shell
 from rlenv_verl.surroundings import run_environment
@@ -18,8 +18,8 @@ from rlenv_verl.train import main
 THREADS = ("OMP_NUM_THREADS", "RLENV_ROLLOUT_THREADS")
 
 
-def threads_of(preset: object) -> tuple[str, str]:
-    return tuple(preset.environment.get(name, "") for name in THREADS)  # type: ignore[attr-defined, return-value]
+def threads_of(preset: Preset) -> tuple[str, ...]:
+    return tuple(preset.environment.get(name, "") for name in THREADS)
 
 
 def test_threads_of_a_preset_are_those_of_every_process() -> None:

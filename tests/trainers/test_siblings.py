@@ -70,7 +70,7 @@ def test_terms_that_compare_the_samples_are_measured_in_training(verl: Any, tmp_
 
 
 def test_failed_samples_are_left_out_of_the_comparison(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    scripts = [[RIGHT], [BREAKS], [WRONG], [ConnectionError("the server is gone")]]
+    scripts: list[Any] = [[RIGHT], [BREAKS], [WRONG], [ConnectionError("the server is gone")]]
     outputs = play_group(tmp_path, tokenizer, scripts, spec=SPEC, files={"tools.py": TOOLS})
     right, broken, wrong, raised = outputs
     assert [info(output)["term_best"] for output in (right, broken, wrong)] == [1.0, None, 0.0]
@@ -150,7 +150,7 @@ def test_a_sample_cancelled_while_it_waits_for_the_others_leaves_nobody_waiting(
 @pytest.mark.parametrize("spec", [SPEC, ALONE], ids=["group terms", "no group terms"])
 def test_stragglers_are_cut_and_keep_what_was_sampled(verl: Any, tmp_path: Path, tokenizer: Any, spec: str) -> None:
     servers: list[Server] = []
-    scripts = [[RIGHT], [WRONG], [RIGHT], [CALL, hangs]]
+    scripts: list[Any] = [[RIGHT], [WRONG], [RIGHT], [CALL, hangs]]
     deadline = {"share": 0.75, "grace_s": 0.05}
     outputs = play_group(
         tmp_path, tokenizer, scripts, spec=spec, files={"tools.py": TOOLS}, stragglers=deadline, servers=servers

@@ -44,7 +44,8 @@ def test_a_step_that_waits_for_no_call_is_named_as_such(tmp_path: Path) -> None:
     watch.begin(activity)
     activity.waits_for(STEP)
     (wait,) = watch.waits(activity.since + 5)
-    assert (wait.what, wait.count, wait.longest_s) == ("environment", 1, pytest.approx(5))
+    assert (wait.what, wait.count) == ("environment", 1)
+    assert wait.longest_s == pytest.approx(5)
     watch.end(activity)
     assert watch.waits(activity.since + 5) == []
 

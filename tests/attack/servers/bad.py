@@ -98,7 +98,8 @@ def answer(number: int, how: str) -> None:
             os.setsid()
             pid = os.fork()
             if pid == 0:
-                os.close(0), os.close(1), os.close(2)
+                for stream in range(3):
+                    os.close(stream)
                 signal.pause()
             send({"id": number, "result": content(text(str(pid)))})
             os._exit(0)

@@ -64,8 +64,8 @@ def test_the_window_sees_the_last_tokens_of_its_own_sequence_alone() -> None:
     place = torch.arange(tokens)
     behind = place[:, None] - place[None]
     seen = (row[:, None] == row[None]) & (behind >= 0) & (behind < WINDOW)
-    spread = [part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value)]
-    expected = torch.nn.functional.scaled_dot_product_attention(query, *spread, attn_mask=seen).transpose(1, 2)
+    keys, values = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
+    expected = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen).transpose(1, 2)
     torch.testing.assert_close(out, expected)
     (gradient,) = torch.autograd.grad(out.square().sum(), query)
     assert torch.isfinite(gradient).all()

@@ -41,7 +41,8 @@ def verl_loss(log_probs: torch.Tensor, rows: tuple[EncodedRow, ...], *, tokens: 
     data = TensorDict({"loss_mask": mask}, batch_size=[len(rows)])
     data["dp_size"], data["batch_num_tokens"] = NonTensorData(1), NonTensorData(tokens)
     packed = torch.nested.nested_tensor_from_jagged(log_probs, offsets)
-    loss, _ = sft_loss(None, {"log_probs": packed}, data)
+    config: Any = None  # is not read
+    loss, _ = sft_loss(config, {"log_probs": packed}, data)
     return loss
 
 

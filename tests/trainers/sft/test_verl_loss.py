@@ -119,8 +119,10 @@ def verl_found(tiny_folder: Path, rows_file: Path, tmp_path_factory: pytest.Temp
 
 def drawn(rows: Sequence[EncodedRow]) -> list[list[EncodedRow]]:
     """The batches in the order in which veRL's loader gives them: the seed's order, shuffled by its sampler."""
-    there = ordered(rows, seed=SEED)
-    order = list(torch.utils.data.DistributedSampler(there, num_replicas=1, rank=0, shuffle=True, drop_last=True))
+    there: Any = ordered(rows, seed=SEED)
+    order: list[int] = list(
+        torch.utils.data.DistributedSampler(there, num_replicas=1, rank=0, shuffle=True, drop_last=True)
+    )
     return [[there[index] for index in order[at : at + BATCH]] for at in range(0, BATCH * STEPS, BATCH)]
 
 
