@@ -214,7 +214,7 @@ def check_words(place: str, text: str) -> None:
                 unknown = {word.partition("=")[0] for word in words if _OPTION.match(word)} - _options(words[1])
                 assert not unknown, f"{place}: rlenv {words[1]} has no option {', '.join(sorted(unknown))}"
             elif words[:1] == ["make"]:
-                targets = {word for word in words[1:] if "=" not in word}
+                targets = {word for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word)}
                 assert targets <= _targets(), f"{place}: the Makefile has no target {targets - _targets()}"
             elif words[:1] == ["python"] and re.match(r"(examples|benchmarks|specs)/", words[1]):
                 assert (ROOT / words[1]).is_file(), f"{place}: there is no {words[1]}"
