@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import yaml
 
+from rlenv.collect.encode import EncodedRow
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, play
 from rlenv.messages import Message, Observation
@@ -27,7 +28,7 @@ from rlenv.policies.oracle import OraclePolicy
 from rlenv.tokens import TokenEncoder
 from rlenv_verl.tiny.model import new_model, save_model
 from rlenv_verl.tiny.tokenizer import build_tokenizer
-from rlenv_verl.tiny.warmup import IGNORE, Example, warm_up
+from rlenv_verl.tiny.warmup import warm_up
 
 SPEC = Path(__file__).parent / "env.yaml"
 TAGS = tuple(mark for name in ("think", "search", "information", "answer") for mark in (f"<{name}>", f"</{name}>"))
@@ -63,15 +64,13 @@ async def _episodes(environment: Environment, count: int, rng: random.Random) ->
     return found
 
 
-def _encoded(episode: Episode, encoder: TokenEncoder, tokenizer: Any) -> Example:
+def _encoded(episode: Episode, encoder: TokenEncoder, tokenizer: Any) -> EncodedRow:
     tokens = encoder.start(episode.prompt)
     for action, observation in episode.turns:
         tokens.add_sampled(tokenizer(action, add_special_tokens=False)["input_ids"])
         if observation is not None:
             tokens.add_observation(observation)
-    ids = (*tokens.prompt_ids, *tokens.response_ids)
-    flags = [0] * len(tokens.prompt_ids) + tokens.mask
-    return Example(ids, tuple(token if flag else IGNORE for token, flag in zip(ids, flags, strict=True)))
+    return EncodedRow((*tokens.prompt_ids, *tokens.response_ids), (*(0 for _ in tokens.prompt_ids), *tokens.mask))
 
 
 def make(folder: Path, *, settings: Sequence[str] = (), count: int = 48, steps: int = 60, seed: int = 0) -> float:

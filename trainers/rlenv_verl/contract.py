@@ -61,6 +61,7 @@ def _clause(where: str, kind: Kind, needs: str, used_by: str, since: str) -> Cla
 
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"
+_OURS, _LOST = "loop/replay_buffer.py", "loop/lost.py"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 _BASE = "verl.trainer.ppo.v1.trainer_base"
 _FSDP = "verl.workers.engine.fsdp.transformer_impl"
@@ -160,46 +161,22 @@ CLAUSES: tuple[Clause, ...] = (
         "parameters",
         "poll_interval sampler_kwargs refill_fn filter_groups_metric train_batch_size gen_batch_size "
         "max_inflight_gen_batches sync_refill_failed_groups",
-        "loop/replay_buffer.py",
+        _OURS,
         "0.9.0",
     ),
-    _clause(f"{_BUFFER}:ReplayBufferAsync.__init__", "parameters", "poll_interval", "loop/replay_buffer.py", "0.9.0"),
+    _clause(f"{_BUFFER}:ReplayBufferAsync.__init__", "parameters", "poll_interval", _OURS, "0.9.0"),
+    _clause(f"{_BUFFER}:ReplayBuffer.sample", "parameters", "global_steps partition_id batch_size", _OURS, "0.9.0"),
+    _clause(_BUFFER, "members", "FILTER_GROUPS_REWARD_METRIC", _OURS, "0.9.1"),
     _clause(
-        f"{_BUFFER}:ReplayBuffer.sample",
-        "parameters",
-        "global_steps partition_id batch_size",
-        "loop/replay_buffer.py",
-        "0.9.0",
+        f"{_BUFFER}:ReplayBuffer", "members", "_dapo_filtered_keys _sync_metadata_from_transfer_queue", _OURS, "0.9.0"
     ),
-    _clause(_BUFFER, "members", "FILTER_GROUPS_REWARD_METRIC", "loop/replay_buffer.py", "0.9.1"),
-    _clause(
-        f"{_BUFFER}:ReplayBuffer",
-        "members",
-        "_dapo_filtered_keys _sync_metadata_from_transfer_queue",
-        "loop/replay_buffer.py",
-        "0.9.0",
-    ),
-    _clause(
-        _BASE,
-        "says",
-        "self.agent_loop_manager self.llm_server_manager self.reward_loop_manager",
-        "loop/lost.py",
-        "0.9.0",
-    ),
-    _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", "loop/lost.py", "0.9.0"),
-    _clause(
-        "verl.trainer.ppo.v1.trainer_separate_async", "says", "self.standalone_server_manager", "loop/lost.py", "0.9.0"
-    ),
-    _clause(
-        "verl.workers.rollout.llm_server",
-        "says",
-        "self.server_handles self.global_load_balancer",
-        "loop/lost.py",
-        "0.9.0",
-    ),
-    _clause("verl.experimental.reward_loop.reward_loop", "says", "self.reward_loop_workers", "loop/lost.py", "0.9.0"),
-    _clause("transfer_queue.interface", "members", "_TQ_CONTROLLER _TQ_STORAGE", "loop/lost.py", "0.9.0"),
-    _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", "loop/replay_buffer.py", "0.9.0"),
+    _clause(_BASE, "says", "self.agent_loop_manager self.llm_server_manager self.reward_loop_manager", _LOST, "0.9.0"),
+    _clause("verl.trainer.ppo.v1.agent_loop_tq", "says", "self.agent_loop_workers", _LOST, "0.9.0"),
+    _clause("verl.trainer.ppo.v1.trainer_separate_async", "says", "self.standalone_server_manager", _LOST, "0.9.0"),
+    _clause("verl.workers.rollout.llm_server", "says", "self.server_handles self.global_load_balancer", _LOST, "0.9.0"),
+    _clause("verl.experimental.reward_loop.reward_loop", "says", "self.reward_loop_workers", _LOST, "0.9.0"),
+    _clause("transfer_queue.interface", "members", "_TQ_CONTROLLER _TQ_STORAGE", _LOST, "0.9.0"),
+    _clause(_BUFFER, "says", "_dapo_classification_cache finished_keys partitions", _OURS, "0.9.0"),
     _clause(_BASE, "says", "custom_sampler sampler_kwargs", "loop/replay_buffer.py, presets", "0.9.0"),
     # several rows an episode
     _clause(
@@ -231,10 +208,8 @@ CLAUSES: tuple[Clause, ...] = (
     _clause(
         "transfer_queue:kv_batch_put", "parameters", "keys partition_id fields", "loop/replay_buffer.py (rows)", "0.7.1"
     ),
-    _clause(
-        "transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", "loop/replay_buffer.py", "0.7.1"
-    ),
-    _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", "loop/replay_buffer.py", "0.7.1"),
+    _clause("transfer_queue:kv_batch_get", "parameters", "keys partition_id select_fields", _OURS, "0.7.1"),
+    _clause("transfer_queue:KVBatchMeta", "fields", "keys tags", _OURS, "0.7.1"),
     _clause(_BASE, "says", "val-aux", "run/metrics.py, export/checkpoints.py (names of figures)", "0.9.0"),
     _clause("verl.utils.tracking", "says", "VERL_FILE_LOGGER_PATH", "run/prepare.py", "0.7.1"),
     _clause("verl", "says", "VERL_USE_EXTERNAL_MODULES", "presets", "0.7.1"),
@@ -246,13 +221,7 @@ CLAUSES: tuple[Clause, ...] = (
         "export/checkpoints.py, run/resume.py",
         "0.9.0",
     ),
-    _clause(
-        _SAVES,
-        "says",
-        "model_world_size_ fsdp_config.json huggingface",
-        "export/checkpoints.py",
-        "0.7.1",
-    ),
+    _clause(_SAVES, "says", "model_world_size_ fsdp_config.json huggingface", "export/checkpoints.py", "0.7.1"),
     _clause(_SAVES, "says", "lora_train_meta.json", "export/checkpoints.py (LoRA)", "0.8.0"),
     _clause("verl.model_merger.fsdp_model_merger:FSDPModelMerger", "members", "merge_and_save", "tests alone", "0.7.1"),
     _clause(
