@@ -229,13 +229,13 @@ def make_store(folder: Path) -> DiskStore:
 def test_what_duckdb_raises_is_a_failure_of_the_tool_or_the_resource(
     kind: type[Exception], fails: Callable[..., None], tmp_path: Path
 ) -> None:
-    from rlenv.resources import _duckdb
+    from rlenv.resources.sql import _duckdb_engine
 
-    error = made(kind)
+    error: Any = made(kind)
     (tmp_path / "toys.duckdb").touch()
     fails("duckdb", "connect", error)
-    comes_out(error, ResourceError, lambda: _duckdb._connect(tmp_path / "toys.duckdb", may_write=False))
-    assert isinstance(_duckdb._converted(error, "toys.duckdb"), (ToolFailed, ResourceError))
+    comes_out(error, ResourceError, lambda: _duckdb_engine._connect(tmp_path / "toys.duckdb", may_write=False))
+    assert isinstance(_duckdb_engine._converted(error, "toys.duckdb"), (ToolFailed, ResourceError))
 
 
 # Jinja: templates of specs, and chat templates
@@ -385,7 +385,8 @@ def test_what_the_sdk_of_mcp_raises_in_a_call_is_the_servers_failure(kind: type[
 
     @asynccontextmanager
     async def connect(server: Server, *, on_end: Any) -> AsyncIterator[Connection]:
-        yield Broken(Client(), None)
+        client: Any = Client()
+        yield Broken(client, None)
 
     async def ask() -> None:
         link = Link(Server(name="lab", command=("true",)), connect=connect)

@@ -122,7 +122,7 @@ def test_a_secret_is_never_read_as_a_template(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("RLENV_TEST_BRACES", value)
         fill = compile_filling(
             {"A": "Bearer ${env:RLENV_TEST_BRACES} {{ args.x }}", "B": "${env:RLENV_TEST_BRACES}"},
-            where="headers",
+            key="headers",
             parameters={"properties": {"x": {}}},
             vars={},
         )

@@ -122,7 +122,7 @@ def placed(row: Row, where: str, value: Any) -> Row:
 
 def behaviour(row: Row, texts: list[str]) -> tuple[Any, ...]:
     """All that a dialect does with conversations and calls, and how it reads texts."""
-    dialect = dialects.inline(DialectSpec.model_validate(row))
+    dialect: Any = dialects.inline(DialectSpec.model_validate(row))
     observed = [dialect.render_observation(list(turn)) for turn in (TALKS[1][3:5], TALKS[1][5:6])]
     read = [
         (one.content, one.thinking, one.calls, one.is_cut) for one in (dialect.parse(text, TOOLS) for text in texts)
@@ -137,7 +137,7 @@ def behaviour(row: Row, texts: list[str]) -> tuple[Any, ...]:
 
 
 def written(row: Row) -> list[str]:
-    dialect = dialects.inline(DialectSpec.model_validate(row))
+    dialect: Any = dialects.inline(DialectSpec.model_validate(row))
     turns: list[tuple[str, tuple[ToolCall | MalformedCall, ...]]] = [("", CALLS[:1]), ("A", CALLS), ("A", ())]
     broken = dialect.parse("<do>[f(</do>").calls
     turns.append(("", (*broken, *CALLS)))

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from aiohttp import web
 
 from rlenv.endpoints import Endpoint
-from rlenv.episodes.compile import nester
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.nested import nest
 from rlenv.errors import MissingExtra
 from rlenv.language.kinds import BUILT_IN
 from rlenv.language.shipped import shipped
@@ -119,7 +121,7 @@ async def of_endpoint(
     folder: Path, answer: str, entry: Mapping[str, Any], **keys: Any
 ) -> AsyncIterator[dict[str, Any]]:
     async with FakeEndpoint(lambda body: answer) as server:
-        parts = {"endpoints": endpoint(server), "nest": nester(folder / "outer.yaml")}
+        parts = {"endpoints": endpoint(server), "nest": partial(nest, folder / "outer.yaml", Environment)}
         yield {"base": folder, "tool": {**entry, "endpoint": "writer"}, **parts, **keys}
 
 
@@ -345,7 +347,7 @@ def check_judge(folder: Path) -> None:
             asked_for = [reward_context(answer="4", task={"question": "why?"})]
             await check_reward_async(entry, asked_for, within=(0, 1), endpoints=endpoint(server))
         async with FakeEndpoint([Reply(500)]) as down:
-            lost = {"invalid": asked_for, "endpoints": endpoint(down)}
+            lost: dict[str, Any] = {"invalid": asked_for, "endpoints": endpoint(down)}
             with pytest.raises(AssertionError, match="law: an episode that can be measured is; "):
                 await check_reward_async(entry, asked_for, **lost)
 
@@ -436,6 +438,12 @@ def test_a_shipped_environment_keeps_the_laws(name: str) -> None:
 
 
 def test_every_built_in_kind_is_looked_at() -> None:
-    tables = {"tools": TOOLS, "resources": RESOURCES, "rules": RULES, "rewards": REWARDS, "users": USERS}
+    tables: dict[Any, Any] = {
+        "tools": TOOLS,
+        "resources": RESOURCES,
+        "rules": RULES,
+        "rewards": REWARDS,
+        "users": USERS,
+    }
     for group, table in tables.items():
-        assert sorted(table) == sorted(BUILT_IN[group]), f"{group}: say here how a new kind is asked"  # type: ignore[index]
+        assert sorted(table) == sorted(BUILT_IN[group]), f"{group}: say here how a new kind is asked"

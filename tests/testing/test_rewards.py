@@ -115,7 +115,7 @@ def comparing(measure: Callable[[Sequence[Trajectory]], Any]) -> Callable[[], Te
 
 
 def noting_group(group: Sequence[Trajectory]) -> list[Measured]:
-    group[0].task["notes"].append("seen")  # type: ignore[attr-defined]
+    group[0].task["notes"].append("seen")
     return longest(group)
 
 
@@ -168,7 +168,8 @@ def test_terms_that_keep_the_laws_pass() -> None:
 def test_each_law_is_broken_by_a_term_that_breaks_it_alone(
     rule: str, made: Callable[[], Term], keys: dict[str, Any]
 ) -> None:
-    for context in (*CONTEXTS, *GROUP):
+    rated: list[Any] = [*CONTEXTS, *GROUP]
+    for context in rated:
         context.task["notes"].clear()
     with pytest.raises(AssertionError) as found:
         keeps(made(), **keys)

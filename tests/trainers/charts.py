@@ -96,7 +96,10 @@ def run(
         PIL.Image.new("RGB", (100, 70), "red").save(tmp_path / "chart.png")
     config = configuration(response=response, data={"mm_processor_kwargs": kwargs} if kwargs else None)
     server = Server(made, actions)
-    keys = {"model": TYPES[family] if with_processor else "qwen2", "processor": made if with_processor else None}
+    keys: dict[str, Any] = {
+        "model": TYPES[family] if with_processor else "qwen2",
+        "processor": made if with_processor else None,
+    }
     keys |= {"spec": str(tmp_path / "env.yaml"), "record_dir": str(tmp_path / "records"), "process": ProcessState()}
 
     async def played() -> Any:
@@ -109,7 +112,7 @@ def as_verl_computes(made: Any, output: Any, kwargs: dict[str, Any] | None = Non
     """What veRL's agent loop worker makes of an output (trainer/ppo/v1/agent_loop_tq.py, `_agent_loop_postprocess`)."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
-    worker = SimpleNamespace(processor=made, tokenizer=made.tokenizer, mm_processor_kwargs=kwargs or {})
+    worker: Any = SimpleNamespace(processor=made, tokenizer=made.tokenizer, mm_processor_kwargs=kwargs or {})
     worker._get_mm_processor_kwargs = lambda audio=None: AgentLoopWorker._get_mm_processor_kwargs(worker, audio)
     input_ids = torch.tensor([*output.prompt_ids, *output.response_ids])
     with quiet():

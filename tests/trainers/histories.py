@@ -172,7 +172,11 @@ def play(
     texts = [turn if isinstance(turn, str) else turn.text for turn in said]
     fake = Recording(tokenizer, texts, **server)
 
-    keys = {"spec": str(folder / "spec.yaml"), "record_dir": str(folder / "records"), "process": ProcessState()}
+    keys: dict[str, Any] = {
+        "spec": str(folder / "spec.yaml"),
+        "record_dir": str(folder / "records"),
+        "process": ProcessState(),
+    }
 
     async def played() -> Any:
         loop = build(config, fake, tokenizer, history=history, **keys, **(options or {}))

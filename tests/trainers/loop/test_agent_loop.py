@@ -34,7 +34,7 @@ def run(
     (tmp_path / "spec.yaml").write_text(spec, encoding="utf-8")
     config = configuration(response=response, prompt=prompt)
     fake = Server(tokenizer, actions, **server)
-    options = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40, "process": ProcessState()}
+    options: dict[str, Any] = {"record_dir": str(tmp_path / "records"), "turn_tokens": 40, "process": ProcessState()}
 
     async def played() -> Any:
         loop = build(config, fake, tokenizer, spec=str(tmp_path / "spec.yaml"), **options)

@@ -96,7 +96,7 @@ def test_a_trainer_that_does_not_ask_is_ended_by_the_thread(rays: Rays) -> None:
     said: list[LostWorker] = []
     watch = watched(rays, "storage")
     watch.every_s = watch.left_s = 0.01
-    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment, return-value]
+    watch.leave = lambda error: (said.append(error), left.set())  # type: ignore[func-returns-value, assignment]
     watch.check()
     rays.answers["storage"] = Died("out of memory")
     assert left.wait(60)

@@ -76,7 +76,8 @@ def play(tmp_path: Path, tokenizer: Any, server: Server) -> Any:
     config = configuration(name="transformers_cpu")
 
     async def played() -> Any:
-        client = FullyAsyncLLMServerClient(config, load_balancer_handle=Balancer(server))
+        balancer: Any = Balancer(server)
+        client = FullyAsyncLLMServerClient(config, load_balancer_handle=balancer)
         loop = build(config, client, tokenizer, spec=str(tmp_path / "spec.yaml"), turn_tokens=40)
         async with asyncio.timeout(60):
             return await sample(loop, step=8)

@@ -95,7 +95,7 @@ def played(request: pytest.FixtureRequest, verl: Any, tmp_path: Path, monkeypatc
         async def generate(self, request_id: str, **given: Any) -> Any:
             return await server.generate(given["prompt_ids"], given["sampling_params"], request_id)
 
-    keys = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": TURN, "process": ProcessState()}
+    keys: dict[str, Any] = {"spec": str(tmp_path / "spec.yaml"), "turn_tokens": TURN, "process": ProcessState()}
 
     async def everything() -> list[Any]:
         with pytest.raises(RuntimeError, match="before the first weights"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from rich.console import Console
 
+from rlenv.cli.console import Console
 from rlenv_verl.run.metrics import StepFigures, figures_of
 from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, phase_shares, show_summary, step_lines, time_is_up_at
 from rlenv_verl.run.summary import training_figures
