@@ -38,6 +38,8 @@ __all__ = ["Episode", "Step"]
 _INVALID: Final = frozenset({"unknown_tool", "bad_arguments", "malformed"})
 _NOTHING: Final = Observation()
 _UNSAID: Final = Sampled("")
+_CUT: Final = "length"
+"""What a sampler says of an action that a limit of tokens has cut."""
 _READ_AT_ONCE: Final = 65_536
 """Characters of an action that are read on the event loop."""
 _observation, _turn, _step = quick(Observation), quick(Turn), quick(Step)
@@ -87,7 +89,7 @@ class Episode:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await self.tools.aclose()
 
     async def open(self) -> None:
         """Opens the resources and renders the prompt. Where a resource fails, the episode has ended on return."""
@@ -99,7 +101,8 @@ class Episode:
             self._fail("task", self.refused)
             return
         try:
-            await self.tools.open()
+            if self.environment.parts.resources:
+                await self.tools.open()
             self.messages = self.environment.prompt(self.task, self.tools.resources)
         except EpisodeError as error:
             self._fail(error.reason, str(error))
@@ -167,8 +170,11 @@ class Episode:
         if self._trajectory is not None:  # opening failed; the first step reports it
             return self._last_step()
         try:
-            self._sampled = action if isinstance(action, Sampled) else _UNSAID
-            return await self._step(action.action if isinstance(action, Sampled) else action)
+            if isinstance(action, Sampled):
+                self._sampled, action = action, action.action
+            else:
+                self._sampled = _UNSAID
+            return await self._step(action)
         except EpisodeError as error:
             self._fail(error.reason, str(error))
             return self._last_step()
@@ -244,7 +250,7 @@ class Episode:
             return await self._converse(text, parsed, begun, deadline)
         if found is not None or not calls:
             self._add_turn(text, parsed, time.monotonic() - begun)
-            if self._was_cut and (found is None or not is_explicit):
+            if self._sampled.finish_reason == _CUT and (found is None or not is_explicit):
                 # It was not the policy that ended its message here. What it has written is scored all the same.
                 return await self._finish(terminated=False, reason="turn_tokens")
             return await self._finish(terminated=True, reason="final_message" if found is None else "answer")
@@ -256,7 +262,7 @@ class Episode:
                 malformed += 1
         self._invalid_streak = self._invalid_streak + 1 if malformed else 0
         show, images = environment.show, environment.spec.observation.images == "keep"
-        messages = result_messages(results, show, self.cut, task=self.task, turn=len(self.turns), images=images)
+        messages = result_messages(results, show, self.cut, self.task, len(self.turns), images)
         observation = self._observation(messages, results)
         self._add_turn(text, parsed, time.monotonic() - begun, results, observation, malformed)
         return await self._go_on(observation, deadline)
@@ -282,40 +288,31 @@ class Episode:
 
     async def _go_on(self, observation: Observation, deadline: float) -> Step:
         """The step of a turn that was not the last, or the end where it reached a limit."""
+        limits, reason = self.environment.spec.limits, ""
         self._chars += len(observation.text)
-        if reason := self._reached(deadline):
+        if len(self.turns) >= limits.turns:
+            reason = "turns"
+        elif self.tools.made >= limits.tool_calls:
+            reason = "tool_calls"
+        elif self._invalid_streak >= limits.invalid_actions:
+            reason = "invalid_actions"
+        elif time.monotonic() >= deadline:
+            reason = "time"
+        elif limits.response_tokens is not None and self.environment.is_text_only(self.cut):
+            reason = "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
+        if reason:
             return await self._finish(terminated=False, reason=reason, observation=observation)
         reward = 0.0
         if self._reward.scorer.has_turn_terms:
             reward = await self._reward.score_turn(self.messages, self.turns)
         return _step(observation, reward)
 
-    def _reached(self, deadline: float) -> str:
-        """The limit that ends the episode behind its turns so far, "" where there is none."""
-        limits = self.environment.spec.limits
-        if len(self.turns) >= limits.turns:
-            return "turns"
-        if self.tools.made >= limits.tool_calls:
-            return "tool_calls"
-        if self._invalid_streak >= limits.invalid_actions:
-            return "invalid_actions"
-        if time.monotonic() >= deadline:
-            return "time"
-        if limits.response_tokens is None or not self.environment.is_text_only(self.cut):
-            return ""
-        return "response_tokens" if self._chars >= limits.response_tokens * CHARS_PER_TOKEN else ""
-
     def _observation(self, messages: tuple[Message, ...], results: tuple[ToolResult, ...] = ()) -> Observation:
-        if self._was_cut:
+        if self._sampled.finish_reason == _CUT:
             messages = told_of_cut(messages)
         # With a tokenizer bound, the chat template's own ids are what the policy sees; nobody reads the text.
         is_read = self.environment.is_text_only(self.cut)
         return _observation(messages, self.environment.observation_text(messages) if is_read else "", results)
-
-    @property
-    def _was_cut(self) -> bool:
-        """Whether a limit of tokens has cut the action that is being taken."""
-        return self._sampled.finish_reason == "length"
 
     def _add_turn(
         self,

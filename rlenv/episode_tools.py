@@ -51,8 +51,6 @@ class EpisodeTools:
             EpisodeError: one of them cannot be had, or not within `limits.episode_s`.
         """
         environment = self._environment
-        if not environment.parts.resources:
-            return
         self._stack = AsyncExitStack()
         context = ResourceContext(self.task, environment.spec.vars, self.seed)
         limit_s = environment.spec.limits.episode_s

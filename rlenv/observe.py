@@ -82,7 +82,7 @@ def shower(spec: ObservationSpec, template: Template | None, constants: Mapping[
 
 
 def result_messages(
-    results: Sequence[ToolResult], show: Show, cut: Cut, *, task: Mapping[str, Any], turn: int, images: bool
+    results: Sequence[ToolResult], show: Show, cut: Cut, task: Mapping[str, Any], turn: int, images: bool
 ) -> tuple[Message, ...]:
     """The messages that answer the calls of a turn, in their order; with the results' images where `images` says so."""
     return tuple(
