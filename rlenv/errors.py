@@ -6,6 +6,7 @@ RlenvError
 │   ├── MissingExtra       an optional part is not installed; names the extra
 │   ├── UnknownEntry       an entry of a spec names another that is not there
 │   ├── MissingVariable    an environment variable that a spec names is not set
+│   ├── UnfitTemplate      a template of a spec that cannot be compiled (rlenv.language.templates)
 │   ├── ExpressionError    an expression of a spec that is none (rlenv.language.expressions)
 │   └── DatasetFault       a dataset that cannot be read as asked (rlenv.tasks.hub)
 ├── TemplateError          a template that cannot be compiled or filled (rlenv.language.templates)

@@ -48,7 +48,7 @@ def _outside(name: str) -> Iterator[str]:
 
 
 def test_no_file_names_a_place_outside_of_the_checkout() -> None:
-    """What others made and is not in tests/data is asked for by `tests.support.data`, under a mark."""
+    """What others made is asked for by `tests.support.data`, under a mark."""
     assert [place for name in NAMES for place in _outside(name)] == []
 
 

@@ -46,6 +46,7 @@ def rendered(messages: list[Message], tools: list[dict[str, Any]], **values: Any
     return template.render([message.as_dict() for message in messages], tools=tools)
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize("name", CONVERSATIONS)
 @pytest.mark.parametrize("tools", [[], TOOLS])
 @pytest.mark.parametrize("thinking", [True, False])
@@ -55,6 +56,7 @@ def test_prompts_are_the_templates_text(name: str, tools: list[dict[str, Any]], 
     assert dialect.render_prompt(CONVERSATIONS[name], tools) == expected
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize(
     "messages",
     [

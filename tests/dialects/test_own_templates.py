@@ -34,13 +34,7 @@ ROWS = {
     "deepseekv31": ("deepseek_v31",),
     "muse_glimmer": ("muse",),
 }
-# What tests/data does not hold; see tests/support/data.py.
-ELSEWHERE = ("llama3.1_json", "llama3.2_json", "llama4_json", "xlam_llama", "muse_glimmer")
-CASES = [
-    pytest.param(family, row, marks=[pytest.mark.shared_data] if family in ELSEWHERE else [])
-    for family, rows in ROWS.items()
-    for row in rows
-]
+CASES = [(family, row) for family, rows in ROWS.items() for row in rows]
 ENDS = ("</s>", "<|im_end|>", "<|eot_id|>", "<|eot|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")
 SCHEMAS = [{"type": "function", "function": {"description": "d", **tool}} for tool in TOOLS.values()]
 
@@ -64,6 +58,7 @@ def written(template: ChatTemplate, calls: list[tuple[str, dict[str, Any]]], con
     return text.removesuffix(next((end for end in ENDS if text.endswith(end)), ""))
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize(("family", "row"), CASES)
 def test_what_a_template_writes_is_read_strictly(family: str, row: str) -> None:
     source = real.template(family if family.startswith("qwen") else f"tool_chat_template_{family}")

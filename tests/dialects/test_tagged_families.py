@@ -530,6 +530,7 @@ def test_thinking_is_read_as_it_is_written(name: str) -> None:
 # Templates of others
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize(
     ("template", "name"),
     [

@@ -33,6 +33,7 @@ def end_of(family: str) -> str:
     return next((end for part, end in ENDS.items() if part in family), "<|im_end|>")
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize("tools", [[], TOOLS])
 @pytest.mark.parametrize("with_system", [True, False])
 def test_qwen2_5_is_written_by_its_row(tools: list[dict[str, Any]], with_system: bool) -> None:

@@ -1,4 +1,4 @@
-"""Real tokenizers and chat templates: some templates stand in tests/data, the rest in the folder of RLENV_DATA."""
+"""Real tokenizers and chat templates, in the folder of RLENV_DATA."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from tokenizers import Tokenizer
 
 from tests.support import data
 
-TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
-
 
 def families() -> list[Any]:
-    """The families whose templates are at hand, as parameters: those outside tests/data have the mark."""
-    own = {path.stem for path in TEMPLATES.glob("*.jinja")}
-    others = {path.stem for path in data.found("chat_templates/*.jinja")} - own
-    return [*sorted(own), *(pytest.param(name, marks=pytest.mark.shared_data) for name in sorted(others))]
+    """The families whose templates are at hand, as parameters of marked tests."""
+    found = sorted(path.stem for path in data.found("chat_templates/*.jinja"))
+    return [pytest.param(name, marks=pytest.mark.shared_data) for name in found]
 
 
 def template(family: str) -> str:
-    """The chat template of a family; one that is not in tests/data is for marked tests."""
-    path = TEMPLATES / f"{family}.jinja"
-    return (path if path.is_file() else data.find(f"chat_templates/{family}.jinja")).read_text("utf8")
+    """The chat template of a family, for marked tests."""
+    return data.find(f"chat_templates/{family}.jinja").read_text("utf8")
 
 
 def qwen(family: str) -> Tokenizer:

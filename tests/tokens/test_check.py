@@ -181,6 +181,7 @@ def test_dialogues_whose_contents_spell_marks_are_compared() -> None:
     assert {one.status for one in Replay(SMALL).play(replace(dialogue, turns=hostile_turns))} == {"exact"}
 
 
+@pytest.mark.shared_data
 @pytest.mark.parametrize("family", ["qwen2_5", "tool_chat_template_mistral", "tool_chat_template_deepseekv3"])
 def test_templates_of_families_are_exact_or_named(family: str) -> None:
     report = check(lambda: bound(family), name=family, dialogues=4)

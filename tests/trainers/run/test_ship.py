@@ -104,7 +104,7 @@ def test_the_shipped_copy_works_alone(spec: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.splitlines() == ["other 1 look", "q 1 look"], done.stderr
-    assert (tmp_path / "ship/rlenv/environment.py").exists()
+    assert (tmp_path / "ship/rlenv/episodes/environment.py").exists()
     assert (tmp_path / "ship/rlenv_verl/loop/agent_loop.py").exists()
 
 
