@@ -74,7 +74,7 @@ def test_several_gpus_are_started_by_torchrun(
         (["--batch", "64"], "20 rows give no batch of 64; collect more, or give --batch 20"),
         (["--preset", "node", "--batch", "12"], "cannot be shared among 8 processes"),
         (["--max-length", "40"], "rows are never cut"),
-        (["run.thread=2"], "did you mean run.threads?"),
+        (["run.thread=2"], "did you mean 'run.threads'?"),
         (["optim.learning_rate=1"], "veRL's configuration does not take these settings"),
         (["--lora", "0"], "a rank is at least 1"),
         (["trainer.logger=[console]"], "has to keep 'file'"),
