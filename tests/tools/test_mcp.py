@@ -342,7 +342,8 @@ def test_a_server_that_was_killed_between_calls_is_replaced_without_a_failure() 
         before = await process_of(tools, make)
         os.kill(before, signal.SIGKILL)
         await until(lambda: not Path(f"/proc/{before}").exists() and not _watchers())
-        for _ in range(100):  # passes of the loop: it hears of the end, reads the pipes to theirs, and closes the session
+        # Passes of the loop: it hears of the end, reads the pipes to theirs, and closes the session.
+        for _ in range(100):
             await asyncio.sleep(0)
         return before, await process_of(tools, make)
 
