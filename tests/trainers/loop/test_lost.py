@@ -24,6 +24,7 @@ class Rays:
     """Ray as far as it is asked: `answers` holds what each question brought, "waits" where it is still open."""
 
     answers: dict[str, Any] = field(default_factory=dict)
+    later: dict[str, Any] | None = None  # what answers bring to one who waits; None where nobody may
     exceptions = SimpleNamespace(RayError=Died)
     asked: Counter[str] = field(default_factory=Counter)
 
@@ -35,7 +36,10 @@ class Rays:
         return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=remote))
 
     def wait(self, refs: Sequence[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
-        assert timeout == 0, "a run does not stand still to ask whether its workers live"
+        if self.later is None:
+            assert timeout == 0, "a run does not stand still to ask whether its workers live"
+        elif timeout:
+            self.answers.update(self.later)
         assert num_returns == len(refs)
         ready = [one for one in refs if self.answers.get(one, True) != "waits"]
         return ready, [one for one in refs if one not in ready]
@@ -80,6 +84,18 @@ def test_one_that_is_busy_is_asked_once_and_never_waited_for(rays: Rays) -> None
         watch.look()
     assert rays.asked == Counter(busy=1, quick=20)
     assert watch.lost is None
+
+
+def test_a_trainer_whose_batch_has_failed_waits_for_the_name_of_who_died(rays: Rays) -> None:
+    watch = watched(rays, "server", "busy")
+    watch.look()
+    rays.answers["busy"] = "waits"
+    watch.look()
+    watch.check()
+    rays.later = {"server": Died("killed")}
+    watch.look(within_s=1.0)
+    with pytest.raises(LostWorker, match=r"^server died, and what it had is lost\. killed"):
+        watch.check()
 
 
 def test_one_that_the_trainer_itself_ended_is_not_lost(rays: Rays) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlenv.cli.terminal import write_error
 
-__all__ = ["SAID", "LostWorker", "Watched", "told_at_the_end", "watched_of"]
+__all__ = ["LAST_S", "SAID", "LostWorker", "Watched", "told_at_the_end", "watched_of"]
 
 SAID = "rlenv_verl.loop.lost.LostWorker: "
 """How the line of a log begins that names who died, by whichever way the trainer ended."""
@@ -29,6 +29,9 @@ _EVERY_S = 5.0
 
 _LEFT_S = 30.0
 """How long the trainer is given to end by itself, where it still runs."""
+
+LAST_S = 10.0
+"""How long a trainer whose batch has failed waits to hear who died: Ray answers for them within a second or two."""
 
 _ON_PURPOSE = "ray.kill"
 """What stands in Ray's reason where the trainer itself ended an actor, as it does at its own end; Ray's error
@@ -86,10 +89,20 @@ class Watched:
             self._thread = threading.Thread(target=self._watch, name="rlenv-lost", daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
-        """Read the answers that are there, and ask again those that have answered; returns at once."""
+    def look(self, *, within_s: float = 0.0) -> None:
+        """Read the answers that are there, and ask again those that have answered.
+
+        Args:
+            within_s: how long answers may take, for a trainer whose batch has failed already; 0 returns at once.
+        """
         with self._turn:
             self._look()
+            if within_s and self.lost is None and self._asked:
+                import ray
+
+                # One that died since its last answer has only now been asked again.
+                ray.wait(list(self._asked), num_returns=len(self._asked), timeout=within_s)
+                self._look()
 
     def _look(self) -> None:
         import ray

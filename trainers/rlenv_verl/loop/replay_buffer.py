@@ -21,7 +21,7 @@ from rlenv._base.nearest import all_known
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.estimators.episode_rows import RowLabel
 from rlenv_verl.loop.figures import EpisodeFigures, step_figures, trained_tasks
-from rlenv_verl.loop.lost import watched_of
+from rlenv_verl.loop.lost import LAST_S, watched_of
 from rlenv_verl.loop.updates import Updates
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class _Sampling(ReplayBuffer):
             batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         except RuntimeError:
             # Every episode of a server that died fails at once, and veRL then has a batch of nothing to complain about.
-            self._watched.look()
+            self._watched.look(within_s=LAST_S)
             self._watched.check()
             raise
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
