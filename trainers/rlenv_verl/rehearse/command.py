@@ -38,7 +38,7 @@ from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.preset import Preset, compose
 from rlenv_verl.settings.specs import TrainedSpec
 
-__all__ = ["RunPlan", "rehearse"]
+__all__ = ["RunPlan", "rehearse", "served"]
 
 RunPlan = Callable[..., tuple[Ending, list[StepFigures]]]
 
@@ -256,6 +256,17 @@ def _played(
     return plan
 
 
+def served(state: Mapping[str, Any], model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The weights that a sampler has of a checkpoint's: with an adapter (`model.lora_rank`), base and adapter merged."""
+    rank = int(model.get("lora_rank") or 0)
+    if not rank:
+        return state
+    from rlenv_verl.export.lora import merge, split
+
+    base, adapter = split(state)
+    return merge(base, adapter, scaling=float(model["lora_alpha"]) / rank)
+
+
 def _checked(scene: _Scene, plan: Plan) -> list[Check]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -266,7 +277,7 @@ def _checked(scene: _Scene, plan: Plan) -> list[Check]:
     digests = {}
     for entry in find_checkpoints(plan.run.folder):
         if not entry.fault:
-            digests[entry.step] = digest(entry.state())
+            digests[entry.step] = digest(served(entry.state(), scene.plan.config["actor_rollout_ref"]["model"]))
     run, environments = scene.preset.run, [spec.environment for spec in scene.specs]
     wanted = {"validation": sum(_held_out(one, run) for one in environments)}
     if len(environments) == 1:  # several are mixed by their weights
