@@ -257,7 +257,7 @@ def _played(
 
 
 def served(state: Mapping[str, Any], model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The weights that a sampler has of a checkpoint's: with an adapter (`model.lora_rank`), base and adapter merged."""
+    """The weights that a sampler has of a checkpoint: with an adapter (`model.lora_rank`), it and the base as one."""
     rank = int(model.get("lora_rank") or 0)
     if not rank:
         return state
