@@ -35,15 +35,17 @@ def test_one_that_says_nothing_was_late() -> None:
     asyncio.run(main())
 
 
-def test_one_that_says_it_where_its_caller_is_cancelled_is_cancelled() -> None:
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError as error:
-            raise stopped("stalled") from error
+async def stalled() -> None:
+    """Waits for ever, and says why it was stopped."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError as error:
+        raise stopped("stalled") from error
 
+
+def test_one_that_says_it_where_its_caller_is_cancelled_is_cancelled() -> None:
     async def main() -> None:
-        task = asyncio.ensure_future(drive(work(), 100))
+        task = asyncio.ensure_future(drive(stalled(), 100))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait((task,))
@@ -53,15 +55,9 @@ def test_one_that_says_it_where_its_caller_is_cancelled_is_cancelled() -> None:
 
 
 def test_a_time_limit_of_asyncio_around_it_is_a_time_limit_still() -> None:
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError as error:
-            raise stopped("stalled") from error
-
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await work()
+                await stalled()
 
     asyncio.run(main())
