@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from rlenv.errors import ResourceError
-from rlenv.resources.sql._memory_file import read, written
+from rlenv.resources.sql._memory_file import read
 from rlenv.resources.sql._plainness import plainness
 from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
-from rlenv.resources.sql._sqlite_file import SqliteFile, memory_for, off_the_loop, run_briefly, unique
+from rlenv.resources.sql._sqlite_file import HeldImage, SqliteFile, memory_for, off_the_loop, run_briefly, unique
 from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.rows import Rows
 from rlenv.resources.sql.workers import Answer, Image, Request, SqlWorkers
@@ -44,10 +44,10 @@ class SqliteCopy:
         self._own: Connection | None = file.lend()
         self._held = -1
         """The descriptor of the image, where there is no connection."""
-        self._name = unique(file.key)
         self._last = (0, 0)
-        self._edition = 0
-        """How often the copy was changed; the worker that has the latest needs no image."""
+        self._key = unique(file.key)
+        """What the copy is at the moment: the worker that has the same needs no image. Each change gets a key that was
+        never asked for, since a worker may hold what a cancelled statement wrote and the copy never took."""
         self._size = file.size
         self._is_as_lent = True
         self._has_begun = file.is_kept
@@ -72,7 +72,7 @@ class SqliteCopy:
         except NotQuick:
             self._check(own)
             return None
-        self._edition += 1
+        self._key = unique(self.about.key)
         self._size += len(sql)
         self._is_as_lent = False
         return found
@@ -96,14 +96,12 @@ class SqliteCopy:
             "changes": changes,
         }
         image: Image = self.about.shared_image if self._is_as_lent else self._image
-        request = Request(sql, limits, where, key=self._key(0), image=image, next_key=self._key(1))
+        next_key = unique(self.about.key)
+        request = Request(sql, limits, where, key=self._key, image=image, next_key=next_key)
         answer = await self._workers.run(request)
         if answer.fd is not None:
-            await self._adopt(answer, answer.fd)
+            await self._adopt(answer, answer.fd, next_key)
         return Rows.of(answer.told)
-
-    def _key(self, more: int) -> str:
-        return f"{self._name}.{self._edition + more}"
 
     @asynccontextmanager
     async def _image(self) -> AsyncIterator[int]:
@@ -111,13 +109,11 @@ class SqliteCopy:
             yield self._held
             return
         own = self._own
-        fd = await off_the_loop(lambda: written(own.image()), size=self._size)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        # Closed with its object, also where who waits for it is cancelled and never gets it.
+        held = await off_the_loop(lambda: HeldImage(own.image()), size=self._size)
+        yield held.fd
 
-    async def _adopt(self, answer: Answer, fd: int) -> None:
+    async def _adopt(self, answer: Answer, fd: int, key: str) -> None:
         """Takes the image in `fd` for the database, and the descriptor with it."""
         told = answer.told
         size = os.fstat(fd).st_size
@@ -135,7 +131,7 @@ class SqliteCopy:
             self._own = own
         else:
             self._held, self._last = fd, (told["rowid"], told["changes"])
-        self._edition += 1
+        self._key = key
         self._size = size
         self._is_as_lent = self._has_begun = False
 

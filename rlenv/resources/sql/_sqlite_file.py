@@ -23,7 +23,7 @@ from rlenv.resources.sql._sqlite_connection import Connection, NotQuick
 from rlenv.resources.sql.limits import Limits
 from rlenv.resources.sql.rows import Rows
 
-__all__ = ["SqliteFile", "memory_for", "off_the_loop", "run_briefly", "unique"]
+__all__ = ["HeldImage", "SqliteFile", "memory_for", "off_the_loop", "run_briefly", "unique"]
 
 _T = TypeVar("_T")
 _QUICK_S: Final = 0.002
@@ -97,7 +97,7 @@ class SqliteFile:
         self.image: bytes | None = None
         self._idle: list[Connection] = []
         self._words: list[str] | None = None
-        self._file: _Image | None = None
+        self._file: HeldImage | None = None
         try:
             if not path.is_file():
                 raise ResourceError(f"there is no database file {path}")
@@ -158,7 +158,7 @@ class SqliteFile:
         image = self.image
         assert image is not None
         if self._file is None:
-            file = await off_the_loop(lambda: _Image(image), size=self.size)
+            file = await off_the_loop(lambda: HeldImage(image), size=self.size)
             self._file = self._file or file
         yield self._file.fd
 
@@ -200,7 +200,7 @@ class SqliteFile:
         return self._words
 
 
-class _Image:
+class HeldImage:
     """A descriptor that is closed with the object that has it."""
 
     def __init__(self, image: bytes) -> None:

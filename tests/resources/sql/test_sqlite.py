@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from contextlib import closing
@@ -12,6 +13,10 @@ import pytest
 
 from rlenv.errors import ToolFailed, UsageError
 from rlenv.resources.base import ResourceContext
+from rlenv.resources.sql._memory_file import read, written
+from rlenv.resources.sql._sqlite_copy import SqliteCopy
+from rlenv.resources.sql.limits import limits_for
+from rlenv.resources.sql.workers import Answer, Request
 from tests.resources.sql.engines import SQLITE, rows, run, toys
 
 
@@ -102,5 +107,52 @@ def test_a_copy_goes_on_as_it_was_after_a_write_that_is_stopped(folder: Path, is
             assert await rows(database, "SELECT count(*) FROM toy") == [[2]]
         async with resource.open(toys()) as database:
             assert await rows(database, "SELECT count(*) FROM toy") == [[4]]
+
+    run(work())
+
+
+class Workers:
+    """Workers that give back a copy of what they get, and remember what they were asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.asked_again = asyncio.Event()
+
+    async def run(self, request: Request) -> Answer:
+        self.requests.append(request)
+        assert request.image is not None
+        async with request.image() as fd:
+            image = read(fd)
+        told = {"columns": [], "rows": [], "truncated": 0, "changed": 0}
+        if len(self.requests) == 2:
+            self.asked_again.set()
+        told |= {"rowid": 0, "changes": 0, "has_new_schema": False}
+        return Answer(told, written(image))
+
+
+def test_what_a_worker_wrote_for_a_cancelled_statement_is_never_taken_for_the_copy(folder: Path) -> None:
+    """A worker keeps what it wrote, under the key that the copy would have had then."""
+    with closing(sqlite3.connect(folder / "toys.sqlite")) as raw:
+        raw.execute("CREATE TABLE pad (x)")
+        raw.execute("INSERT INTO pad VALUES (zeroblob(2000000))")  # what is opened in a thread can be cancelled
+        raw.commit()
+
+    async def work() -> None:
+        source = SQLITE.resource(folder, access="copy").source(toys())
+        workers: Any = Workers()
+        copy = SqliteCopy(source, workers)
+        limits = limits_for(time.monotonic() + 50, cpu_s=None, max_rows=10, max_size=1000, is_urgent=False)
+        await copy.run("CREATE TABLE more (a)", limits)
+        writing = asyncio.ensure_future(copy.run("DROP TABLE toy", limits))
+        await workers.asked_again.wait()
+        writing.cancel()
+        await asyncio.wait((writing,))
+        assert writing.cancelled()
+        await copy.run("INSERT INTO toy VALUES ('boat', 1)", limits)
+        await copy.run("DROP TABLE more", limits)
+        await copy.close()
+        cancelled, last = workers.requests[1], workers.requests[-1]
+        assert last.key != cancelled.next_key
+        assert len({one.next_key for one in workers.requests}) == len(workers.requests)
 
     run(work())
