@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import socket
+import traceback
 from typing import Any, Protocol
 
 import orjson
@@ -26,9 +27,12 @@ from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql._memory_file import written
 from rlenv.resources.sql.limits import ENDED_FULL
 
-__all__ = ["Engine", "serve"]
+__all__ = ["READY", "Engine", "serve"]
 
+READY = b'{"ready":true}'
+"""What a process says once its engine is there."""
 _IDLE_S = 60.0
+_MAX_TRACE = 20_000
 _CPU_GRACE_S = 0.1
 _WALL_GRACE_S = 1.0
 _MAX_RESIDENT = 400_000_000
@@ -63,8 +67,8 @@ def _answer(engine: Engine, asked: dict[str, Any], fd: int | None) -> tuple[byte
         answer = {"lost": str(error)}
     except MemoryError:
         answer = {"failed": "the statement needs more memory than it may use", "reason": "memory"}
-    except Exception as error:
-        answer = {"failed": f"the process of the query failed: {type(error).__name__}", "reason": "bug"}
+    except Exception:  # a bug of the engine's; whoever asked shows it to the author
+        answer = {"raised": traceback.format_exc()[-_MAX_TRACE:]}
     answer["holds"] = engine.holds
     try:
         return orjson.dumps(answer), image
@@ -77,10 +81,14 @@ def serve(told: dict[str, Any]) -> None:
     """Answers until the other end of the socket closes, or nobody has asked for a while."""
     host = socket.socket(fileno=told["fd"])
     _limit()
-    engine: Engine = importlib.import_module(told["engine"]).Engine()
+    try:
+        engine: Engine = importlib.import_module(told["engine"]).Engine()
+    except Exception:  # a library that is broken, say: the author is told, and nobody starts another process for it
+        _send(host, orjson.dumps({"raised": traceback.format_exc()[-_MAX_TRACE:]}), None)
+        return
     gc.freeze()
     own = _memory(_MAPPED)
-    _send(host, b'{"ready":true}', None)
+    _send(host, READY, None)
     host.settimeout(_IDLE_S)
     while True:
         try:

@@ -21,8 +21,9 @@ from typing import Any, Final
 import orjson
 
 from rlenv.errors import ToolFailed
+from rlenv.resources.sql._serve import READY
 
-__all__ = ["Answer", "Gone", "Worker"]
+__all__ = ["Answer", "EngineRaised", "Gone", "Worker"]
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 # The package without its __init__, which brings in more than the engine needs.
@@ -46,6 +47,10 @@ class Answer:
 
 class Gone(Exception):
     """The process ended, or broke its socket."""
+
+
+class EngineRaised(Exception):
+    """An engine could not be loaded, or met a bug; the message is its traceback, for the author's log."""
 
 
 class Worker:
@@ -98,15 +103,18 @@ class Worker:
 
         Raises:
             Gone: it ended first.
+            EngineRaised: the engine cannot be loaded.
             ToolFailed: it takes too long.
         """
         if self.is_ready:
             return
         try:
             async with asyncio.timeout(max(started + _START_S - time.monotonic(), 0)):
-                await self._frame()
+                said = await self._frame()
         except TimeoutError as error:
             raise ToolFailed("a process for SQL did not start", reason="worker", retryable=True) from error
+        if said != READY:
+            raise EngineRaised(orjson.loads(said)["raised"])
         self.is_ready = True
 
     async def ask(self, asked: Mapping[str, Any], fd: int | None) -> Answer:

@@ -27,10 +27,10 @@ from typing import Any, Final
 
 from rlenv.concurrency.deadline import stopped
 from rlenv.errors import ResourceError, ToolFailed
-from rlenv.resources.sql._worker import Answer, Gone, Worker
+from rlenv.resources.sql._worker import Answer, EngineRaised, Gone, Worker
 from rlenv.resources.sql.limits import ENDED_FULL, Limits
 
-__all__ = ["Answer", "Image", "Request", "SqlWorkers"]
+__all__ = ["Answer", "EngineRaised", "Image", "Request", "SqlWorkers"]
 
 _MARGIN_S: Final = 0.05
 """Whoever waits gives up at the deadline; the kill that comes later is for those who do not."""
@@ -336,6 +336,8 @@ def _checked(answer: Answer) -> Answer:
     told = answer.told
     if "lost" in told:
         raise ResourceError(told["lost"])
+    if "raised" in told:
+        raise EngineRaised(told["raised"])
     if "failed" in told:
         reason = told["reason"]
         raise ToolFailed(told["failed"], reason=reason, retryable=reason == "stalled")
