@@ -231,8 +231,9 @@ class ThreadPool:
         try:
             await asyncio.shield(job.done)
         except asyncio.CancelledError:
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait((job.done,))
+            while not job.done.done():  # who waits may be cancelled again
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((job.done,))
             raise
         found: _T = job.outcome()
         return found

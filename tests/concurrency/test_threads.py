@@ -61,3 +61,29 @@ def test_a_call_that_waits_for_a_thread_has_not_begun() -> None:
         pool.close()
 
     asyncio.run(asyncio.wait_for(work(), LIMIT_S))
+
+
+def test_work_that_is_finished_whatever_comes_is_waited_for_through_every_cancellation() -> None:
+    go_on, done = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def work() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(60)
+            done.set()
+
+        task = asyncio.ensure_future(ThreadPool(size=1).finish(work))
+        await begun.wait()
+        for _ in range(3):
+            task.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not task.done()
+        go_on.set()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        assert done.is_set()
+
+    asyncio.run(main())
