@@ -540,3 +540,28 @@ def test_a_call_that_met_a_dying_server_is_tried_again_where_the_spec_says_so(
             return result
 
     assert asyncio.run(main()).text == text
+
+
+def test_a_bug_in_a_call_is_told_as_one_and_not_as_the_servers_failure() -> None:
+    from rlenv.tools._mcp.link import Link
+    from rlenv.tools._mcp.server import Connection, Server
+
+    class Client:
+        async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+            raise TypeError("a bug")
+
+    @asynccontextmanager
+    async def connect(server: Server, *, on_end: Any) -> AsyncIterator[Connection]:
+        client: Any = Client()
+        client.child = None
+        yield client
+
+    async def ask() -> None:
+        link = Link(Server(name="lab", command=("true",)), connect=connect)
+        try:
+            await link.call("echo", {}, deadline=time.monotonic() + 60)
+        finally:
+            await link.aclose()
+
+    with pytest.raises(TypeError, match="a bug"):
+        asyncio.run(ask())

@@ -180,9 +180,12 @@ class Link:
             raise CallFailed(message, reason=_REASONS.get(code, "server_error")) from error
         except (ValueError, RuntimeError) as error:  # the SDK could not read the answer
             raise CallFailed("the server's answer is not of the protocol") from error
+        except (AttributeError, IndexError, KeyError, NameError, TypeError):
+            raise  # a bug, and told to the author as one
         except Exception as error:  # of the SDK's transports: httpx2's, anyio's and its own have no common base
             self._suspect(connection)
-            raise ServerDied("the connection to the server failed") from error
+            message = f"the connection to the server failed ({type(error).__name__})"
+            raise ServerDied(message, reason=await self._death(connection)) from error
         except asyncio.CancelledError:
             if time.monotonic() >= deadline:
                 self._suspect(connection)
