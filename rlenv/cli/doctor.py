@@ -15,7 +15,7 @@ from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.language.shipped import find
-from rlenv.models import first_prompts, looked_at
+from rlenv.models import Looked, first_prompts, looked_at
 
 __all__ = ["add_arguments", "run"]
 
@@ -56,11 +56,15 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace, *, is_whole: bool) -> list[Finding]:
     """What the model lacks; for the spec where this machine has all that it needs, else by itself."""
     environment = load(args.spec, set=overrides(args.set)) if is_whole else None
+    prompts, why = first_prompts(environment) if environment is not None else ((), "")
     looked = looked_at(
         args.model,
         environment,
         chat_template=args.chat_template,
         template_kwargs=keywords(args.kwarg),
-        prompts=first_prompts(environment) if environment is not None else (),
+        prompts=prompts,
     )
+    if environment is not None and not prompts and why:
+        said = f"no episode of the spec opens, so that the model's template was tried on made-up prompts alone: {why}"
+        looked.append(Looked("prompts", said, f"mend what `rlenv play {args.spec}` meets"))
     return [Finding(one.what, args.model, one.said) for one in looked]

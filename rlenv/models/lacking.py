@@ -31,10 +31,10 @@ _TRAINED: Final = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL", 
 """Dtypes of tensors that are weights, or buffers beside them."""
 
 
-def first_prompts(environment: Environment) -> tuple[tuple[Message, ...], ...]:
-    """The first messages of episodes of every split, the longest of each form; () where no episode opens."""
-    prompts, _ = asyncio.run(opened_prompts(environment, most=_OPENED))
-    return tuple(prompts)
+def first_prompts(environment: Environment) -> tuple[tuple[tuple[Message, ...], ...], str]:
+    """The first messages of episodes of every split, the longest of each form, and why one did not open, if any."""
+    prompts, why = asyncio.run(opened_prompts(environment, most=_OPENED))
+    return tuple(prompts), why
 
 
 def lacks(model: str, environment: Environment | None = None, **options: Any) -> list[Looked]:

@@ -30,7 +30,7 @@ def one(found: list[Looked]) -> Looked:
 
 def test_nothing_is_lacking_of_a_whole_model(model: Model, make_environment: Make) -> None:
     environment = make_environment()
-    looked = looked_at(str(model()), environment, prompts=first_prompts(environment))
+    looked = looked_at(str(model()), environment, prompts=first_prompts(environment)[0])
     assert [each for each in looked if each.lacks] == []
     assert [each.what for each in looked] == [
         "architecture LlamaForCausalLM",
@@ -73,7 +73,7 @@ def test_a_template_that_shows_no_tools_is_said_where_the_spec_has_some(model: M
     assert "(calculate)" in found.lacks
     assert lacks(folder) == []
     told = make_environment(prompt__system="Call calculate with an expression.")
-    assert lacks(folder, told, prompts=first_prompts(told)) == []
+    assert lacks(folder, told, prompts=first_prompts(told)[0]) == []
 
 
 def test_a_missing_pad_token_is_said_with_one_that_ends_no_turn(model: Model) -> None:
@@ -123,7 +123,7 @@ def test_weights_of_another_size_than_the_configuration_are_said(model: Model) -
 
 def test_a_context_that_is_too_short_is_said(model: Model, make_environment: Make) -> None:
     environment = make_environment(limits__response_tokens=4000)
-    prompts = first_prompts(environment)
+    prompts, _ = first_prompts(environment)
     found = one(lacks(str(model("short", config={"max_position_embeddings": 4050})), environment, prompts=prompts))
     assert (found.what, found.stops) == ("context length", False)
     assert "reads 4,050 tokens" in found.lacks
@@ -204,6 +204,23 @@ def test_a_folder_without_configuration_or_tokenizer_is_said(model: Model) -> No
     configuration, tokenizer = lacks(str(folder))
     assert (configuration.what, tokenizer.what) == ("configuration", "tokenizer")
     assert "holds no tokenizer" in tokenizer.lacks
+
+
+def test_doctor_says_why_no_prompt_could_be_tried(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "lost.yaml"
+    spec.write_text(
+        "rlenv: 1\nname: lost\ntasks: {train: {rows: [{question: Q, db: gone}]}}\n"
+        "prompt: {user: '{{ task.question }}'}\n"
+        "resources: {db: {kind: sqlite, path: '{{ task.db }}.sqlite'}}\n"
+        "tools: {look: {kind: sql, resource: db}}\n"
+        "rewards: {correct: {kind: rule, rule: answered}}\n"
+    )
+    assert main(["doctor", "--model", str(model()), str(spec)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no episode of the spec opens" in said
+    assert "gone.sqlite" in said
 
 
 def test_doctor_lists_a_model_beside_the_machine(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
