@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 from rlenv.concurrency.deadline import Expired
 
@@ -64,10 +65,11 @@ class Places:
                     if not turn.done():
                         turn.set_result(True)
                         return
-                elif not loop.is_closed():
+                else:
                     # Its own loop has to wake it. By then it may have stopped waiting, which only that loop can see.
-                    loop.call_soon_threadsafe(self._hand_over, turn)
-                    return
+                    with suppress(RuntimeError):  # that loop was closed, and who waited in it is gone
+                        loop.call_soon_threadsafe(self._hand_over, turn)
+                        return
             self.taken -= 1
 
     def _hand_over(self, turn: asyncio.Future[bool]) -> None:

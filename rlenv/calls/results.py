@@ -67,7 +67,9 @@ def ended(call: ToolCall, output: Any, started: float, context: ToolContext, *, 
         limit = max_chars if context.turn >= 0 else _MAX_REWARD_VALUE
         if size(value, limit) > limit:
             value = text if isinstance(value, str) else None
-            details = {**(details or {}), "left_out": f"a value of more than {limit} characters"}
+            told = f"a value of more than {limit} characters"
+            details = dict(details or {})
+            details["left_out"] = f"{details['left_out']}; {told}" if "left_out" in details else told
         else:
             value = redact_value(value)
             if isinstance(value, str):

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlenv.calls.executor import Executor
+from rlenv.calls.places import Places
 from rlenv.errors import EpisodeError, ResourceError, ToolFailed, UsageError
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
@@ -360,6 +361,28 @@ def _later(value: Any) -> Any:
         return ToolOutput("t", value)
 
     return later
+
+
+def test_what_is_left_out_of_details_and_of_the_value_are_both_told() -> None:
+    noisy = {"calls": ["x" * 1_000_000]}
+    told = executor(fake_tool("t", lambda arguments: ToolOutput("t", ["y" * 20_000], (), noisy)), max_chars=10_000)
+    (result,) = run(told.run([ToolCall("t", {})], replace(context(), turn=0)))
+    assert result.details["left_out"].count("more than") == 2
+
+
+def test_a_place_is_not_lost_with_a_loop_that_was_closed_while_it_waited() -> None:
+    places = Places(1)
+
+    async def leave() -> None:
+        assert places.take() is not None
+
+    async def main() -> None:
+        assert places.take() is None
+        await asyncio.to_thread(asyncio.run, leave())  # its loop is closed, and its turn waits for ever
+        places.free()
+        assert places.take() is None
+
+    asyncio.run(main())
 
 
 def test_details_are_cut_to_a_bound() -> None:
