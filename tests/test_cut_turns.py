@@ -15,9 +15,9 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, Sampled
 from rlenv.policies.openai import OpenAIPolicy
-from rlenv.records import files as record
-from rlenv.records.replay import replay
-from rlenv.records.rescore import rescore
+from rlenv.runs import files as record
+from rlenv.runs.replay import replay
+from rlenv.runs.rescore import rescore
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 

@@ -12,10 +12,10 @@ import pytest
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Sampled
-from rlenv.records import files as record
-from rlenv.records.replay import replay
-from rlenv.records.rescore import rescore
 from rlenv.rewards.group_terms import score_groups
+from rlenv.runs import files as record
+from rlenv.runs.replay import replay
+from rlenv.runs.rescore import rescore
 from rlenv.secrets import resolve
 from rlenv.trajectory import TERMINATIONS, Failure, RewardBreakdown, Trajectory
 

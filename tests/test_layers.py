@@ -35,7 +35,7 @@ ORDER = (
     "tokens",
     "tasks",
     "episodes",
-    "records",
+    "runs",
     "retrieval",
     "checks",
     "audit",

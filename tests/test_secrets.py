@@ -19,7 +19,7 @@ from rlenv.episodes.compile import missing_variable
 from rlenv.episodes.environment import load
 from rlenv.errors import MissingVariable, SpecError, UsageError
 from rlenv.language.loader import load_spec
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.secrets import leave_open, logger, names_in, redact, redact_value, resolve, resolve_value
 
 KEY = 'sk-live "4f9/+c2'

@@ -19,7 +19,7 @@ from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint
 
 SPEC = Path(__file__).resolve().parent / "env.yaml"

@@ -15,9 +15,9 @@ from rlenv.audit.agreement import Estimate, accuracy, bootstrap, kappa, mean, sp
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
-from rlenv.records.files import plain
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
+from rlenv.runs.files import plain
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 

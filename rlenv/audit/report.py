@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.records.files import plain
+from rlenv.runs.files import plain
 
 __all__ = ["Attack", "Faults", "Finding", "Report", "Thresholds"]
 

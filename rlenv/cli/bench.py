@@ -21,7 +21,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
-from rlenv.records.summary import Latency, summarise
+from rlenv.runs.summary import Latency, summarise
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Figures", "add_arguments", "run"]

@@ -21,9 +21,9 @@ from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
-from rlenv.records import files as record
-from rlenv.records.summary import Summary, summarise
 from rlenv.rewards.group_terms import score_groups
+from rlenv.runs import files as record
+from rlenv.runs.summary import Summary, summarise
 from rlenv.trajectory import Trajectory
 
 __all__ = ["SEEDS", "add_arguments", "run"]

@@ -8,7 +8,7 @@ from rlenv._base.nearest import nearest
 from rlenv._base.paths import names_in
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
 
 __all__ = ["environment_of", "read_recorded"]

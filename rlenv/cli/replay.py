@@ -9,7 +9,7 @@ from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of, read_recorded
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
-from rlenv.records.replay import Replayed, replay
+from rlenv.runs.replay import Replayed, replay
 
 __all__ = ["add_arguments", "run"]
 

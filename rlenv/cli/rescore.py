@@ -17,8 +17,8 @@ from rlenv.cli.run_folder import RunFolder, add_overwrite
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv.records import files as record
-from rlenv.records.rescore import Difference, compare, rescore
+from rlenv.runs import files as record
+from rlenv.runs.rescore import Difference, compare, rescore
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]

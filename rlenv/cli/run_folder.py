@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import IO
 
 from rlenv.errors import UsageError
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
 
 __all__ = ["RunFolder", "add_overwrite"]

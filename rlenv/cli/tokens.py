@@ -19,7 +19,7 @@ from rlenv.cli.verdict import show_report
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_tokenizer
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.check import check

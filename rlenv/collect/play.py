@@ -15,8 +15,8 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, together
 from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
-from rlenv.records import files as record
 from rlenv.rewards.group_terms import score_groups
+from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
 
 __all__ = ["Recorder", "files_of", "play_jobs", "recorded"]
@@ -117,7 +117,7 @@ def recorded(
 ) -> Iterator[tuple[Trajectory, int, int]]:
     """The episodes in files of records, each with the number of its file and the place of its line.
 
-    A line that was cut off in the middle is left out, as `rlenv.records.files.read` leaves it out.
+    A line that was cut off in the middle is left out, as `rlenv.runs.files.read` leaves it out.
 
     Raises:
         UsageError: a line is no trajectory, or one of another environment.

@@ -25,8 +25,8 @@ from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
-from rlenv.records import files as record
-from rlenv.records.replay import replay
+from rlenv.runs import files as record
+from rlenv.runs.replay import replay
 from rlenv.secrets import redact
 from rlenv.testing.laws import LIMIT_S, broken, in_own_loop, kept_as_json, law, short
 from rlenv.trajectory import Trajectory

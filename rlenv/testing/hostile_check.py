@@ -27,7 +27,7 @@ from rlenv.episodes.rollout import Job, play
 from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.hostile_policy import HostilePolicy, HostileSession
 from rlenv.trajectory import Trajectory
 

@@ -58,7 +58,7 @@ class Nested(Protocol):
 def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequence[Tool]:
     """One tool whose text and value are the agent's answer, or its last message where it has no answer.
 
-    The nested trajectory is in the result's details, under `trajectory`, as JSON (`rlenv.records.files.parse`
+    The nested trajectory is in the result's details, under `trajectory`, as JSON (`rlenv.runs.files.parse`
     reads it).
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlenv.messages import Message, ToolCall
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.hostile import (
     HostileEndpoint,
     HostileMcpServer,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rlenv.cli.main import main as command
 from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
 
 Edit = Callable[[dict[str, Any]], None]

@@ -14,7 +14,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UnsupportedTemplate
 from rlenv.language import kinds as registry
 from rlenv.messages import Message
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder

@@ -21,7 +21,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.main import main
 from rlenv.episodes.environment import load
 from rlenv.errors import InvalidReward, PolicyError, SpecError, UsageError
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.secrets import logger
 
 EVIL = (

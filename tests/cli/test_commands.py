@@ -14,7 +14,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.cli.options import fields
 from rlenv.cli.run_folder import RunFolder
-from rlenv.records import files as record
+from rlenv.runs import files as record
 
 BASE = """
 rlenv: 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import Failure, RewardBreakdown
 
 

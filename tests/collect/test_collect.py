@@ -19,7 +19,7 @@ from rlenv.collect.choose import Candidate, choose
 from rlenv.collect.data import rows_of
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Sampled, ToolCall
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens.load import load_tokenizer

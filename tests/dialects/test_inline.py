@@ -15,8 +15,8 @@ from rlenv.errors import SpecError
 from rlenv.language.dialect import DialectSpec
 from rlenv.messages import Message, ToolCall
 from rlenv.policies.scripted import ScriptPolicy
-from rlenv.records import files as record
-from rlenv.records.summary import summarise
+from rlenv.runs import files as record
+from rlenv.runs.summary import summarise
 from rlenv.testing.tokens import CHAT_TEMPLATE
 
 SPEC = """

@@ -20,8 +20,8 @@ from rlenv.messages import Message
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
-from rlenv.records import files as record
-from rlenv.records.summary import PassAtK, clustered, pass_at, summarise, wilson
+from rlenv.runs import files as record
+from rlenv.runs.summary import PassAtK, clustered, pass_at, summarise, wilson
 from rlenv.trajectory import RewardBreakdown, Trajectory
 from tests.support.clock import run_skipping
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlenv.checks.validate import validate
 from rlenv.episodes.environment import Environment, load
-from rlenv.records import files as record
+from rlenv.runs import files as record
 
 pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

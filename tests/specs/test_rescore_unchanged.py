@@ -11,7 +11,7 @@ from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
-from rlenv.records.rescore import compare, rescore
+from rlenv.runs.rescore import compare, rescore
 from rlenv.trajectory import Trajectory
 
 _EXAMPLES = ("chart_qa", "code", "command", "customer", "first", "mcp_clock", "python_tool")

@@ -12,7 +12,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.check import check, compare

@@ -13,7 +13,7 @@ import pytest
 from rlenv.episodes.environment import load
 from rlenv.errors import SpecError
 from rlenv.messages import Message, ToolCall
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import Trajectory
 

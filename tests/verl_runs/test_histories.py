@@ -17,7 +17,7 @@ import pytest
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory, Turn
 from rlenv_verl.estimators.episode_rows import RowLabel

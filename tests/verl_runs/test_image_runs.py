@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from tests.support.vision import picture, save_model
 from tests.verl_runs.driving import lines, train
 

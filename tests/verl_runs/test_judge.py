@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rlenv.language.loader import load_spec
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint
 from rlenv.trajectory import Trajectory
 from tests.verl_runs.driving import ROOT, SMALL, lines, train

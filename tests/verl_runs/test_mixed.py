@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from tests.verl_runs.driving import lines, make_policy, train
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from tests.verl_runs.driving import SMALL, lines, make_policy, marked, started, train, trained, wait_until
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1500)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from tests.vllm_runs.checksums import checksums
 from tests.vllm_runs.driving import ROOT, answers, lines, recorded, sampled_turns, train
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.messages import ToolCall
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory, Turn
 from tests.vllm_serve.serving import MODEL, Server
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlenv.episodes.environment import load
 from rlenv.messages import Message, ToolCall
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
 from tests.vllm_serve.conftest import FOLDER
 from tests.vllm_serve.serving import Server

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from tests.vllm_serve.conftest import SPEC
 from tests.vllm_serve.playing import as_template, evaluate, line
 from tests.vllm_serve.serving import Server, wait_until

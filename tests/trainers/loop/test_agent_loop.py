@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlenv.dialects.observation import CUT_NOTE
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.conftest import quiet
 from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, sample

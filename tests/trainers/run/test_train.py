@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv_verl.run.train import main
 
 NAME = "trainer.experiment_name=same"

@@ -13,7 +13,7 @@ from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.models import local_model
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
 from rlenv_verl.hf.policy import load_policy
 

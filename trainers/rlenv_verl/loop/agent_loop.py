@@ -28,7 +28,7 @@ from rlenv._base.bounded import cut_middle, encodable
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
 from rlenv.messages import Message, Sampled
-from rlenv.records import files as record
+from rlenv.runs import files as record
 from rlenv.tokens import TokenRows
 from rlenv.tokens.bound import cut_of, thinking_of
 from rlenv.tokens.encoder import History

@@ -13,8 +13,8 @@ import pytest
 
 import rlenv
 from rlenv.cli.main import main as command
-from rlenv.records import files as record
-from rlenv.records.rescore import compare, rescore
+from rlenv.runs import files as record
+from rlenv.runs.rescore import compare, rescore
 from rlenv.trajectory import Failure, Trajectory
 
 SPEC = """
