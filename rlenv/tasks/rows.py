@@ -331,8 +331,8 @@ def _line(path: Path, number: int) -> str:
 
 def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
     try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise MissingExtra("reading .parquet files", extra="parquet") from error
     try:
