@@ -1,0 +1,227 @@
+"""A run's folder: what the run is, who is writing it, and the episodes that it keeps.
+
+    RUN/run.json      what made the run and what has become of it; replaced whole, by whoever runs it
+    RUN/summary.json  its figures, once it has ended
+
+and beside them what `rlenv.runs.journal` and `rlenv.runs.parts` describe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from rlenv.errors import UsageError
+from rlenv.runs.journal import loads
+from rlenv.runs.reader import RunReader
+from rlenv.runs.schema import Facts, ending_of
+from rlenv.runs.writer import KeepPolicy, RunWriter
+from rlenv.secrets import logger, redact_value
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Attempt", "KeptRun", "RunInfo", "State", "is_run", "open_run", "read_info", "write_info"]
+
+Kind = Literal["eval", "train", "play", "replay"]
+State = Literal["running", "ended", "stopped", "failed", "lost"]
+
+_FORMAT: Final = 1
+_OLD: Final = ("trajectories.jsonl",)
+"""What older versions wrote into the folder of a run; never over it either."""
+_log = logger("rlenv.runs.folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a run. `from_step` is the step that it goes on from; `started` is in seconds since the epoch."""
+
+    number: int = 0
+    from_step: int = 0
+    lock: str = ""
+    started: float = 0.0
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What `run.json` says of a run.
+
+    `state` is `lost` where it is written as running and its process is gone from this host. `facts` are what its kind
+    adds: split, tasks, samples.
+    """
+
+    kind: Kind
+    command: tuple[str, ...] = ()
+    spec: str = ""
+    environment: str = ""
+    policy: str = ""
+    state: State = "running"
+    ended: float = 0.0
+    attempts: tuple[Attempt, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def from_steps(self) -> dict[int, int]:
+        """By attempt, the step that it went on from."""
+        return {attempt.number: attempt.from_step for attempt in self.attempts}
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder holds kept episodes."""
+    folder = Path(folder)
+    return any((folder / name).is_dir() for name in ("journal", "episodes"))
+
+
+def read_info(folder: str | Path) -> RunInfo | None:
+    """What the run's `run.json` says; None where it has none that can be read.
+
+    Of keys that are not known nothing is taken: a trainer keeps its own beside these.
+    """
+    try:
+        held = loads((Path(folder) / "run.json").read_bytes())
+        known = {name: held[name] for name in RunInfo.__dataclass_fields__ if name in held}
+        names = Attempt.__dataclass_fields__
+        attempts = [{name: one[name] for name in names if name in one} for one in known.get("attempts", ())]
+        known["attempts"] = tuple(Attempt(**{"number": number, **one}) for number, one in enumerate(attempts))
+        info = RunInfo(**{"kind": "train", **known, "command": tuple(known.get("command", ()))})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return replace(info, state="lost") if info.state == "running" and _is_gone(info) else info
+
+
+def _is_gone(info: RunInfo) -> bool:
+    last = info.attempts[-1] if info.attempts else None
+    if last is None or not last.pid or last.host != socket.gethostname():
+        return False
+    try:
+        os.kill(last.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def write_info(folder: Path, info: RunInfo) -> None:
+    """Replaces `run.json`, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    beside = folder / f"run.json.{os.getpid()}.tmp"
+    try:
+        beside.write_text(json.dumps({"format": _FORMAT, **redact_value(asdict(info))}, indent=2) + "\n")
+        os.replace(beside, folder / "run.json")
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def open_run(folder: str | Path) -> RunReader:
+    """The episodes of a run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    info = read_info(folder)
+    return RunReader(folder, from_steps=info.from_steps if info else None)
+
+
+class KeptRun:
+    """The run that a command keeps: begun, written to as episodes end, and closed with what has become of it.
+
+    A disk that is full does not end the run: what cannot be written is counted in `lost`, told once, and the next
+    episode is tried again.
+
+    Args:
+        resume: go on with the run that is in the folder, as a new attempt from `from_step`.
+
+    Raises:
+        UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        info: RunInfo,
+        *,
+        lock: str = "",
+        resume: bool = False,
+        from_step: int = 0,
+        keep: KeepPolicy | None = None,
+    ) -> None:
+        self.path = Path(folder)
+        self.lost = 0
+        before = read_info(self.path)
+        has_run = is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+        if has_run and not resume:
+            raise UsageError(f"{folder} holds a run already", hint="name another folder, or go on with it: --resume")
+        if resume and not (has_run and before is not None):
+            raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
+        attempts = before.attempts if before is not None and resume else ()
+        attempt = Attempt(len(attempts), from_step, lock, time.time(), socket.gethostname(), os.getpid())
+        self.info = replace(info, attempts=(*attempts, attempt), state="running")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_info(self.path, self.info)
+            self.writer = RunWriter(self.path, attempt=attempt.number, lock=lock, keep=keep)
+        except OSError as error:
+            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+
+    def __enter__(self) -> KeptRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            state: State = "ended"
+        else:
+            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+        self.close(state)
+
+    def append(self, trajectory: Trajectory, facts: Facts) -> str:
+        """Keeps an episode and returns its id, "" where it cannot be written."""
+        try:
+            return self.writer.append(trajectory, facts)
+        except OSError as error:
+            self._failed(error)
+            return ""
+
+    def complete(self, ids: Sequence[str], trajectories: Sequence[Trajectory]) -> None:
+        """Keeps what episodes have ended as where that became known after they were kept, as a group's terms do."""
+        for id, trajectory in zip(ids, trajectories, strict=True):
+            if id:
+                try:
+                    self.writer.late(id, ending_of(trajectory))
+                except OSError as error:
+                    self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if not self.lost:
+            _log.warning("%s: episodes are not kept: %s", self.path, error.strerror or error)
+        self.lost += 1
+
+    def write_summary(self, text: str) -> None:
+        """The figures, as JSON text."""
+        try:
+            (self.path / "summary.json").write_text(text, encoding="utf-8")
+        except OSError as error:
+            self._failed(error)
+
+    def close(self, state: State = "ended") -> None:
+        """Seals what is open and says what has become of the run."""
+        self.writer.close()
+        self.info = replace(self.info, state=state, ended=time.time())
+        try:
+            write_info(self.path, self.info)
+        except OSError as error:
+            self._failed(error)

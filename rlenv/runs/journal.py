@@ -1,0 +1,167 @@
+"""The open end of a run: files that only grow; those of JSON lines are whole up to their last newline.
+
+    RUN/journal/SEGMENT.bodies          the record of each episode, a line of JSON, and behind it its tokens
+    RUN/journal/SEGMENT.rows.jsonl      its row, with the place of its body: written second, it is what makes an episode
+                                        count
+    RUN/journal/SEGMENT.late.jsonl      facts that came later, of episodes of any segment
+
+Each entry is one write(2) to a file opened for appending, made before `append` returns: a process that is killed loses
+nothing that it was told is kept. A machine that loses its power loses at most the last second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from rlenv.runs.schema import Tokens
+
+__all__ = ["KINDS", "Journal", "Lines", "body_of", "loads", "path_of", "read_body", "segments", "whole_lines"]
+
+KINDS: Final = ("late", "rows", "bodies")
+
+
+def path_of(run: Path, segment: str, kind: str) -> Path:
+    """Where a segment's journal of one of `KINDS` is."""
+    return run / "journal" / (f"{segment}.bodies" if kind == "bodies" else f"{segment}.{kind}.jsonl")
+
+
+def segments(run: Path) -> set[str]:
+    """The segments that have a journal."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(run / "journal") as entries:
+        return {
+            entry.name.rsplit(".", 2)[0] for entry in entries if entry.name.endswith((".rows.jsonl", ".late.jsonl"))
+        }
+    return set()
+
+
+class Journal:
+    """The journals of one segment, written by one process.
+
+    Raises:
+        OSError: of a file that cannot be made; from `put` of one that cannot be written, which is left as it was.
+    """
+
+    def __init__(self, run: Path, segment: str) -> None:
+        self.segment = segment
+        self._paths = {kind: path_of(run, segment, kind) for kind in KINDS}
+        self._files: dict[str, int] = {}
+        self._sizes = dict.fromkeys(KINDS, 0)
+        self.is_dirty = False
+
+    def put(self, kind: str, line: bytes) -> int:
+        """Appends an entry, whole or not at all, and returns where it begins."""
+        file = self._files.get(kind)
+        if file is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            file = self._files[kind] = os.open(self._paths[kind], flags, 0o644)
+        at, left = self._sizes[kind], line
+        try:
+            while left:
+                left = left[os.write(file, left) :]
+        except OSError:
+            # A full disk takes a part of a line. What follows would be read as one line with it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, at)
+            raise
+        self._sizes[kind] = at + len(line)
+        self.is_dirty = True
+        return at
+
+    @property
+    def size(self) -> int:
+        """The bytes of all three files."""
+        return sum(self._sizes.values())
+
+    def sync(self) -> None:
+        """Asks the machine to keep what was written through a loss of power."""
+        self.is_dirty = False
+        for kind in reversed(KINDS):  # a row is no use without its body
+            if (file := self._files.get(kind)) is not None:
+                os.fsync(file)
+
+    def close(self) -> None:
+        """Closes the files; they stay."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+class Lines:
+    """The lines of a journal that grows: each `read` gives those that are new and whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+
+    def read(self) -> list[Any]:
+        """The objects of the new lines.
+
+        Raises:
+            FileNotFoundError: the journal was sealed in the meantime.
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            new = file.read()
+        end = new.rfind(b"\n") + 1
+        self._at += end
+        return [orjson.loads(line) for line in new[:end].splitlines() if line]
+
+
+def body_of(record: bytes, tokens: Sequence[Tokens]) -> tuple[bytes, list[Any]]:
+    """A body as its journal holds it, and how its tokens lie in it, which goes into the row of the episode.
+
+    The record's line to the letter, so that it can be handed on without being read, then the ids, masks and
+    log-probabilities as the memory they are, row after row.
+    """
+    held, lies = [record, b"\n"], []
+    for row in tokens:
+        arrays = [_array(code, getattr(row, name)) for name, code in _CODES.items()]
+        held += [one.tobytes() for one in arrays]
+        lies.append([*map(len, arrays), [list(span) for span in row.turns]])
+    return b"".join(held), lies
+
+
+_CODES: Final = {"prompt_ids": "i", "ids": "i", "mask": "b", "logprobs": "f"}
+
+
+def _array(code: str, values: Sequence[Any]) -> array[Any]:
+    return values if isinstance(values, array) and values.typecode == code else array(code, values)
+
+
+def read_body(file: int, row: Mapping[str, Any]) -> tuple[bytes, list[Tokens]]:
+    """The record and the tokens of a row's body, out of its open journal."""
+    start, record, length = row["at"]
+    held = memoryview(os.pread(file, length, start))
+    at, tokens = record + 1, []
+    for *lengths, spans in row["lies"]:
+        arrays: dict[str, Any] = {"turns": [(first, end) for first, end in spans]}
+        for (name, code), count in zip(_CODES.items(), lengths, strict=True):
+            values = array(code)
+            values.frombytes(held[at : at + count * values.itemsize])
+            at += count * values.itemsize
+            arrays[name] = values
+        tokens.append(Tokens(**arrays))
+    return bytes(held[:record]), tokens
+
+
+def loads(text: bytes) -> Any:
+    """The value of JSON text; a lone surrogate, which a policy may write and orjson refuses, stays."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file up to its last newline, without it."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line[:-1]

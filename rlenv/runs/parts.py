@@ -1,0 +1,251 @@
+"""Sealed segments: Parquet parts that never change.
+
+    RUN/bodies/SEGMENT.parquet      record, messages and tokens, in row groups of `GROUP`: one episode is one small read
+    RUN/episodes/SEGMENT.parquet    the rows; renamed into its place last, its presence is what makes a segment sealed
+    RUN/late/SEGMENT.parquet        facts that came later
+
+A part is written beside its place, synced, and renamed: there is no half of one. What is left of an attempt that was
+killed (`.tmp`, bodies without rows, a journal behind its part) counts for nothing and is overwritten or removed.
+Reading and writing parts takes pyarrow, the extra `parquet`; without it the journals stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rlenv._base.bounded import encodable
+from rlenv.errors import MissingExtra
+from rlenv.runs.journal import KINDS, loads, path_of, read_body, whole_lines
+from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Tokens
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["GROUP", "Sealed", "arrow", "late_schema", "part_of", "row_schema", "rows_table", "seal", "write_part"]
+
+GROUP: Final = 8
+"""Episodes a row group of bodies."""
+
+
+def arrow() -> Any:
+    """pyarrow.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise MissingExtra("reading the sealed parts of a run", extra="parquet") from error
+    return pyarrow
+
+
+def part_of(run: Path, kind: str, segment: str) -> Path:
+    """Where a segment's part of `episodes`, `bodies` or `late` is."""
+    return run / kind / f"{segment}.parquet"
+
+
+def _struct(columns: Mapping[str, str]) -> pa.DataType:
+    pa = arrow()
+    return pa.struct([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
+
+
+@cache
+def row_schema(*, is_nested: bool = True) -> pa.Schema:
+    """The Arrow schema of rows; without `terms` and `calls` where not `is_nested`."""
+    pa = arrow()
+    flat = [(name, pa.type_for_alias(kind)) for name, kind in ROW.items()]
+    nested = [("terms", pa.list_(_struct(TERMS))), ("calls", pa.list_(_struct(CALLS)))]
+    return pa.schema(flat + nested if is_nested else flat)
+
+
+@cache
+def late_schema() -> pa.Schema:
+    """The Arrow schema of late facts."""
+    pa = arrow()
+    flat = [(name, pa.type_for_alias(kind)) for name, kind in LATE.items()]
+    return pa.schema([*flat, ("terms", pa.list_(_struct(TERMS)))])
+
+
+@cache
+def _body_schema() -> pa.Schema:
+    pa = arrow()
+    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
+    span = pa.struct([("start", pa.int32()), ("end", pa.int32())])
+    tokens = pa.struct(
+        [
+            ("prompt_ids", pa.list_(pa.int32())),
+            ("ids", pa.list_(pa.int32())),
+            ("mask", pa.list_(pa.int8())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("turns", pa.list_(span)),
+        ]
+    )
+    return pa.schema(
+        [("id", pa.string()), ("record", pa.binary()), ("messages", pa.list_(message)), ("tokens", pa.list_(tokens))]
+    )
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows as a table; keys that are no columns are left out, missing ones are null.
+
+    Built a column at a time from plain lists of known types: pyarrow's `Table.from_pylist` imports pandas where it is
+    installed, for a quarter of a second.
+    """
+    pa = arrow()
+    return pa.table([_column([row.get(name.name) for row in rows], name.type) for name in schema], schema=schema)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    pa = arrow()
+    if pa.types.is_list(kind):
+        lengths = [len(value or ()) for value in values]
+        flat = [item for value in values for item in value or ()]
+        offsets = pa.array(_offsets(lengths), pa.int32())
+        mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
+        return pa.ListArray.from_arrays(offsets, _column(flat, kind.value_type), type=kind, mask=mask)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(
+            [_column([value.get(one.name) for value in values], one.type) for one in fields], fields=fields
+        )
+    return pa.array(values, kind, from_pandas=False)
+
+
+def _offsets(lengths: Iterable[int]) -> list[int]:
+    total, offsets = 0, [0]
+    for length in lengths:
+        total += length
+        offsets.append(total)
+    return offsets
+
+
+def seal(run: Path, segment: str) -> None:
+    """Makes parts of a segment's journals and removes them. May be done again after any interruption.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+        OSError: the parts cannot be written; the journals stay.
+    """
+    rows_at, late_at = path_of(run, segment, "rows"), path_of(run, segment, "late")
+    if late_at.exists():
+        late = [loads(line) for line in whole_lines(late_at)]
+        write_part(rows_table(late, late_schema()), part_of(run, "late", segment))
+    if rows_at.exists():
+        rows = [loads(line) for line in whole_lines(rows_at)]
+        kept = [row for row in rows if row["has_body"]]
+        if kept:
+            with path_of(run, segment, "bodies").open("rb") as file:
+                table = _bodies(file.fileno(), kept)
+            heavy = {"compression_level": 1, "write_statistics": False, "use_dictionary": False}
+            write_part(table, part_of(run, "bodies", segment), row_group_size=GROUP, **heavy)
+        if rows:
+            write_part(rows_table(rows, row_schema()), part_of(run, "episodes", segment))
+    for kind in KINDS:  # bodies last: without its rows a body is nothing
+        path_of(run, segment, kind).unlink(missing_ok=True)
+
+
+def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    records, messages, tokens = [], [], []
+    for row in rows:
+        record, held = read_body(file, row)
+        records.append(record)
+        messages.append([_message(message) for message in loads(record)["messages"]])
+        tokens.append(held)
+    pa, schema = arrow(), _body_schema()
+    columns = [
+        pa.array([row["id"] for row in rows], pa.string()),
+        pa.array(records, pa.binary()),
+        _column(messages, schema.field("messages").type),
+        _tokens(tokens),
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    calls = message["tool_calls"]
+    return {
+        "role": message["role"],
+        "content": encodable(message["content"]),
+        "tool_calls": encodable(_json(calls)) if calls else None,
+    }
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
+    """A list of rows an episode. The ids are handed over as the memory they lie in, not number by number."""
+    rows = [row for episode in episodes for row in episode]
+    pa, kind = arrow(), _body_schema().field("tokens").type
+
+    def numbers(name: str, values: list[Any]) -> Any:
+        item = kind.value_type.field(name).type
+        held = b"".join(value.tobytes() for value in values)
+        flat = pa.Array.from_buffers(item.value_type, sum(map(len, values)), [None, pa.py_buffer(held)])
+        return pa.ListArray.from_arrays(pa.array(_offsets(map(len, values)), pa.int32()), flat, type=item)
+
+    spans = [[{"start": start, "end": end} for start, end in row.turns] for row in rows]
+    columns = [
+        numbers(name, [getattr(row, name) for row in rows]) for name in ("prompt_ids", "ids", "mask", "logprobs")
+    ]
+    columns.append(_column(spans, kind.value_type.field("turns").type))
+    fields = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
+    inside = pa.StructArray.from_arrays(columns, fields=fields)
+    return pa.ListArray.from_arrays(pa.array(_offsets(map(len, episodes)), pa.int32()), inside, type=kind)
+
+
+def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20, **options: Any) -> None:
+    """Writes a part beside its place, syncs it, and renames it."""
+    arrow()
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(exist_ok=True)
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        with beside.open("wb") as file:
+            pq.write_table(table, file, compression="zstd", row_group_size=row_group_size, **options)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+@dataclass(slots=True)
+class Sealed:
+    """The bodies of one part, opened when first asked for."""
+
+    path: Path
+    _file: Any = None
+
+    def body(self, index: int) -> tuple[bytes, list[Tokens]]:
+        """The record and the tokens of the body at `index` in the part."""
+        if self._file is None:
+            arrow()
+            import pyarrow.parquet as pq
+
+            self._file = pq.ParquetFile(self.path)
+        columns = ["record", "tokens"]
+        table = self._file.read_row_group(index // GROUP, columns=columns, use_threads=False).slice(index % GROUP, 1)
+        rows = []
+        inside = table["tokens"].combine_chunks()[0].values
+        for at in range(len(inside)):
+            row = inside[at]
+            names = ("prompt_ids", "ids", "mask", "logprobs")
+            held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
+            spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
+            rows.append(Tokens(**held, turns=spans))
+        return table["record"][0].as_py(), rows

@@ -1,0 +1,288 @@
+"""A run as others see it, while it is written too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlenv.errors import UsageError
+from rlenv.runs import files
+from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
+from rlenv.runs.parts import Sealed, arrow, late_schema, part_of, row_schema, rows_table
+from rlenv.runs.schema import LATE, Tokens
+from rlenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Body", "RunReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The whole record of an episode: its trajectory as JSON, and its tokens (empty without a tokenizer).
+
+    `ending` is JSON of what it has ended as where that became known later, "" elsewhere.
+    """
+
+    id: str
+    record: bytes
+    tokens: Sequence[Tokens]
+    ending: str = ""
+
+    def as_json(self) -> Any:
+        """The record as JSON has it, with what it has ended as."""
+        held = loads(self.record)
+        return {**held, **loads(self.ending.encode())} if self.ending else held
+
+    def trajectory(self) -> Trajectory:
+        """The record read."""
+        return files.parse(json.dumps(self.as_json())) if self.ending else files.parse(self.record)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A segment that is still a journal: the lines that were seen so far."""
+
+    lines: Lines
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class RunReader:
+    """The rows and bodies of a run's folder. Each `refresh` reads only what is new; nothing is ever written.
+
+    Between two refreshes it answers from one state. Rows of an older attempt beyond the step at which a later one went
+    on do not count: `from_steps` says where each attempt began.
+
+    Raises:
+        UsageError: the folder is not there.
+        MissingExtra: it has sealed parts, and pyarrow is not installed.
+    """
+
+    def __init__(self, run: str | Path, *, from_steps: Mapping[int, int] | None = None) -> None:
+        self.run = Path(run)
+        if not self.run.is_dir():
+            raise UsageError(f"there is no run at {run}")
+        self.from_steps = dict(from_steps or {})
+        self.version = 0
+        """Grows whenever a refresh found something new."""
+        self._parts: dict[str, pa.Table] = {}
+        self._bodies: dict[str, Sealed] = {}
+        self._open: dict[str, _Open] = {}
+        self._late_parts: dict[str, pa.Table] = {}
+        self._late_open: dict[str, _Open] = {}
+        self._table: pa.Table | None = None
+        self._endings: tuple[int, dict[str, str]] | None = None
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Looks for what is new; whether there was something."""
+        before = self.version
+        # Journals are listed before parts: a segment that is sealed in between is then seen in both, never in neither.
+        journals = segments(self.run)
+        for kind, known, opened in (
+            ("episodes", self._parts, self._open),
+            ("late", self._late_parts, self._late_open),
+        ):
+            for segment in self._listed(kind):
+                self._take(kind, segment, known, opened)
+            for segment in journals:
+                if segment not in known:
+                    self._follow(kind, segment, known, opened)
+        if self.version != before:
+            self._table = None
+        return self.version != before
+
+    def _listed(self, kind: str) -> list[str]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.run / kind) as entries:
+            return sorted(entry.name[:-8] for entry in entries if entry.name.endswith(".parquet"))
+        return []
+
+    def _take(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
+        """A sealed part in the place of its journal."""
+        if segment in known:
+            return
+        arrow()
+        import pyarrow.parquet as pq
+
+        columns = row_schema(is_nested=False).names if kind == "episodes" else None
+        known[segment] = pq.ParquetFile(part_of(self.run, kind, segment)).read(columns=columns, use_threads=False)
+        opened.pop(segment, None)
+        self.version += 1
+
+    def _follow(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
+        """The new lines of a journal, or the part that it has become."""
+        lines = opened.get(segment)
+        if lines is None:
+            path = path_of(self.run, segment, "rows" if kind == "episodes" else "late")
+            if not path.exists():
+                return
+            lines = opened[segment] = _Open(Lines(path))
+        try:
+            new = lines.lines.read()
+        except FileNotFoundError:
+            if part_of(self.run, kind, segment).exists():
+                self._take(kind, segment, known, opened)
+            return
+        if new:
+            lines.rows += new
+            self.version += 1
+
+    # rows
+
+    @property
+    def table(self) -> pa.Table:
+        """The flat columns of all rows that count (`rlenv.runs.schema.ROW`), with what came later in its place.
+
+        Beside them stand `fate`, `why`, `advantage` and `staleness`, null where nothing is known.
+        """
+        if self._table is None:
+            pa = arrow()
+            schema = row_schema(is_nested=False)
+            live = [row for segment in self._open.values() for row in segment.rows]
+            tables = [*self._parts.values(), rows_table(live, schema)]
+            self._table = self._completed(self._counted(pa.concat_tables(tables).combine_chunks()))
+        return self._table
+
+    def _counted(self, table: pa.Table) -> pa.Table:
+        import pyarrow.compute as pc
+
+        for attempt, step in self.from_steps.items():
+            if attempt:
+                gone = pc.and_(pc.less(table["attempt"], attempt), pc.greater(table["step"], step))
+                table = table.filter(pc.invert(gone))
+        return table
+
+    def _completed(self, table: pa.Table) -> pa.Table:
+        """The table with the late facts of each row."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        flat = [name for name in LATE if name != "id"]
+        late = self._late()
+        if late is None:
+            for name in flat:
+                if name not in table.column_names:
+                    kind = late_schema().field(name).type
+                    table = table.append_column(name, pa.nulls(len(table), kind))
+            return table
+        at = pc.index_in(table["id"], value_set=late["id"].combine_chunks())
+        for name in flat:
+            found = late[name].combine_chunks().take(at.combine_chunks() if hasattr(at, "combine_chunks") else at)
+            if name in table.column_names:
+                whole = pc.coalesce(found, table[name])
+                table = table.set_column(table.column_names.index(name), name, whole)
+            else:
+                table = table.append_column(name, found)
+        return table
+
+    def _late(self) -> pa.Table | None:
+        """One row for each episode of which something came later: of each column what was said last."""
+        pa = arrow()
+        live = [row for segment in self._late_open.values() for row in segment.rows]
+        tables = [*self._late_parts.values(), *([rows_table(live, late_schema())] if live else [])]
+        if not tables:
+            return None
+        flat = pa.concat_tables(tables).select(list(LATE))
+        grouped = flat.group_by("id", use_threads=False).aggregate(
+            [(name, "last") for name in LATE if name != "id"]  # the last that is not null
+        )
+        return grouped.rename_columns([name.removesuffix("_last") for name in grouped.column_names])
+
+    def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
+        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`."""
+        import pyarrow.compute as pc
+
+        pa = arrow()
+        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
+        tables = []
+        for segment in self._parts:
+            import pyarrow.parquet as pq
+
+            read = pq.ParquetFile(part_of(self.run, "episodes", segment))
+            tables.append(read.read(columns=["id", column], use_threads=False))
+        tables.append(rows_table([row for one in self._open.values() for row in one.rows], schema))
+        table = pa.concat_tables(tables).combine_chunks()
+        wanted = self.table["id"] if ids is None else pa.array(list(ids), pa.string())
+        table = table.filter(pc.is_in(table["id"], value_set=wanted))
+        entries = table[column].combine_chunks()
+        inside = pc.list_flatten(entries)
+        parents = table["id"].combine_chunks().take(pc.list_parent_indices(entries))
+        kind = entries.type.value_type
+        names = [kind.field(index).name for index in range(kind.num_fields)]
+        flat = pa.Table.from_arrays([inside.field(index) for index in range(kind.num_fields)], names=names)
+        return flat.add_column(0, "id", parents)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows as they were written, with `terms` and `calls`, in the order of their segments."""
+        for segment in sorted({*self._parts, *self._open}):
+            if segment in self._open:
+                yield from self._open[segment].rows
+                continue
+            import pyarrow.parquet as pq
+
+            yield from pq.ParquetFile(part_of(self.run, "episodes", segment)).read(use_threads=False).to_pylist()
+
+    def _ending(self, id: str) -> str:
+        if self._endings is None or self._endings[0] != self.version:
+            found: dict[str, str] = {}
+            for table in self._late_parts.values():
+                for one, ending in zip(table["id"].to_pylist(), table["ending"].to_pylist(), strict=True):
+                    if ending is not None:
+                        found[one] = ending
+            for segment in self._late_open.values():
+                found |= {row["id"]: row["ending"] for row in segment.rows if row["ending"] is not None}
+            self._endings = (self.version, found)
+        return self._endings[1].get(id, "")
+
+    # bodies
+
+    def body(self, id: str) -> Body:
+        """The whole record of an episode.
+
+        Raises:
+            UsageError: no episode has the id, or its body was not kept.
+        """
+        segment, _, number = id.rpartition("-")
+        if not number.isdecimal():
+            raise UsageError(f"'{id}' is no episode of {self.run}")
+        if segment in self._open:
+            with contextlib.suppress(FileNotFoundError):
+                return self._open_body(id, segment, int(number))
+            self._take("episodes", segment, self._parts, self._open)
+            self._table = None
+        if segment not in self._parts:
+            raise UsageError(f"'{id}' is no episode of {self.run}")
+        return self._sealed_body(id, segment, int(number))
+
+    def _open_body(self, id: str, segment: str, number: int) -> Body:
+        rows = self._open[segment].rows
+        if number >= len(rows):
+            raise UsageError(f"'{id}' is no episode of {self.run}")
+        row = rows[number]
+        if not row["has_body"]:
+            raise UsageError(f"the body of '{id}' was not kept")
+        with path_of(self.run, segment, "bodies").open("rb") as file:
+            return Body(id, *read_body(file.fileno(), row), self._ending(id))
+
+    def _sealed_body(self, id: str, segment: str, number: int) -> Body:
+        table = self._parts[segment]
+        if number >= len(table):
+            raise UsageError(f"'{id}' is no episode of {self.run}")
+        kept = table["has_body"]
+        if not kept[number].as_py():
+            raise UsageError(f"the body of '{id}' was not kept")
+        index = int(kept.slice(0, number).to_numpy().sum()) if number else 0
+        sealed = self._bodies.setdefault(segment, Sealed(part_of(self.run, "bodies", segment)))
+        return Body(id, *sealed.body(index), self._ending(id))
+
+    def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
+        """Every episode whose body was kept, with its row, in the order of segments."""
+        for row in self.rows():
+            if row["has_body"]:
+                yield row, self.body(row["id"]).trajectory()

@@ -1,0 +1,247 @@
+"""What is kept of an episode, and how it stands in a row.
+
+A row is what lists, filters and charts look at: flat figures, and per term and per call a short entry. The body is the
+whole record with its tokens. Columns are described once, here; journals hold rows as JSON objects of these columns, and
+Parquet parts as the Arrow types that `rlenv.runs.parts` makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from rlenv._base.bounded import cut_end, encodable
+from rlenv._base.jsonable import plain
+from rlenv.messages import ToolResult
+from rlenv.trajectory import TermResult, Trajectory
+
+__all__ = [
+    "CALLS",
+    "ENDING",
+    "LATE",
+    "ROW",
+    "TERMS",
+    "Facts",
+    "Mode",
+    "Tokens",
+    "call_of",
+    "ending_of",
+    "late_of",
+    "row_of",
+    "term_of",
+]
+
+Mode = Literal["train", "greedy", "sampled"]
+
+CALLS: Final[Mapping[str, str]] = {
+    "turn": "int16",
+    "index": "int16",
+    "tool": "string",
+    "outcome": "string",
+    "started": "float32",
+    "waited": "float32",
+    "seconds": "float32",
+    "attempts": "int16",
+    "cached": "bool",
+    "chars": "int32",
+}
+"""A call. `started` is in seconds from the episode's start, null where it is not known; `seconds` include `waited`."""
+
+TERMS: Final[Mapping[str, str]] = {
+    "name": "string",
+    "status": "string",
+    "value": "float64",
+    "weight": "float64",
+    "seconds": "float32",
+    "error": "string",
+}
+"""A term of the reward; `value` is null unless `status` is `valid`."""
+
+ROW: Final[Mapping[str, str]] = {
+    "id": "string",
+    "attempt": "int16",
+    "lock": "string",
+    "environment": "string",
+    "split": "string",
+    "task": "int32",
+    "sample": "int32",
+    "seed": "int64",
+    "group": "string",
+    "step": "int32",
+    "mode": "string",
+    "started": "float64",
+    "seconds": "float32",
+    "turns": "int32",
+    "calls_n": "int32",
+    "errors": "int32",
+    "malformed": "int32",
+    "tokens": "int32",
+    "trained_tokens": "int32",
+    "reward": "float64",
+    "success": "bool",
+    "reason": "string",
+    "failure": "string",
+    "failure_message": "string",
+    "answer": "string",
+    "title": "string",
+    "has_body": "bool",
+}
+"""The flat columns of an episode. `started` is in seconds since the epoch; `reward` and `success` are null where the
+reward is invalid, and `failure` then says why ("" elsewhere); `tokens` counts prompt and response, 0 without a
+tokenizer; `trained_tokens` those whose mask is 1."""
+
+LATE: Final[Mapping[str, str]] = {
+    "id": "string",
+    "fate": "string",
+    "why": "string",
+    "advantage": "float32",
+    "staleness": "int32",
+    "reward": "float64",
+    "success": "bool",
+    "ending": "string",
+}
+"""What is known of an episode later, by its id: `fate` is `trained`, `masked` or `filtered`, and `why` says more.
+
+A null column says nothing; of two entries the later one counts, column by column. `ending` is JSON of what an episode
+has ended as where its reward became known later, as that of a group does; see `ending_of`."""
+
+ENDING: Final = ("terminated", "truncated", "reason", "reward", "success", "failure")
+"""The fields of a trajectory that its reward decides."""
+
+_ANSWER, _TITLE, _MESSAGE, _ERROR = 200, 120, 300, 200
+_INT64: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One row of ids as it is trained on.
+
+    `ids`, `mask` and `logprobs` have one length (`logprobs` is empty where none are known); `turns` are start and end
+    (exclusive) in `ids` of every sampled turn.
+    """
+
+    prompt_ids: Sequence[int]
+    ids: Sequence[int]
+    mask: Sequence[int]
+    logprobs: Sequence[float] = ()
+    turns: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a driver knows of an episode that its trajectory does not say.
+
+    `group` names the samples that are compared with each other, "" where there are none; `started` is in seconds since
+    the epoch.
+    """
+
+    step: int = 0
+    sample: int = 0
+    mode: Mode = "sampled"
+    group: str = ""
+    started: float = 0.0
+    tokens: Sequence[Tokens] = field(default=())
+
+
+def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
+    """The row of an episode: the columns of `ROW`, and `terms` and `calls`; all text can be encoded."""
+    calls = [
+        call_of(result, turn.index, index) for turn in trajectory.turns for index, result in enumerate(turn.results)
+    ]
+    failure = trajectory.failure
+    prompts = sum(len(row.prompt_ids) for row in facts.tokens)
+    return {
+        "id": id,
+        "attempt": attempt,
+        "lock": lock,
+        "environment": trajectory.environment,
+        "split": trajectory.split,
+        "task": trajectory.task_index,
+        "sample": facts.sample,
+        "seed": max(-_INT64, min(trajectory.seed, _INT64)),
+        "group": facts.group,
+        "step": facts.step,
+        "mode": facts.mode,
+        "started": facts.started,
+        "seconds": trajectory.seconds,
+        "turns": len(trajectory.turns),
+        "calls_n": len(calls),
+        "errors": sum(call["outcome"] != "ok" for call in calls),
+        "malformed": sum(turn.calls_malformed for turn in trajectory.turns),
+        "tokens": prompts + sum(len(row.ids) for row in facts.tokens),
+        "trained_tokens": sum(bytes(row.mask).count(1) for row in facts.tokens),
+        "reward": trajectory.reward.total,
+        "success": trajectory.success,
+        "reason": trajectory.reason,
+        "failure": failure.reason if failure else "",
+        "failure_message": _short(failure.message, _MESSAGE) if failure else "",
+        "answer": None if trajectory.answer is None else _short(trajectory.answer, _ANSWER),
+        "title": _title(trajectory),
+        "has_body": True,
+        "terms": [term_of(term) for term in trajectory.reward.terms.values()],
+        "calls": calls,
+    }
+
+
+def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
+    """The columns of `CALLS` for one call."""
+    details = result.details or {}
+    attempts = details.get("attempts", 1)
+    return {
+        "turn": turn,
+        "index": index,
+        "tool": _short(result.name, _TITLE),  # a name that the policy wrote, where it is no tool's
+        "outcome": result.outcome,
+        "started": getattr(result, "started", None),
+        "waited": getattr(result, "waited", 0.0),
+        "seconds": result.seconds,
+        "attempts": attempts if isinstance(attempts, int) else len(attempts),
+        "cached": bool(details.get("cached", False)),
+        "chars": len(result.text),
+    }
+
+
+def term_of(term: TermResult) -> dict[str, Any]:
+    """The columns of `TERMS` for one term."""
+    return {
+        "name": term.name,
+        "status": term.status,
+        "value": term.value,
+        "weight": term.weight,
+        "seconds": term.seconds,
+        "error": _short(term.error, _ERROR),
+    }
+
+
+def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of `LATE`, null where `facts` say nothing, and `terms` (null where they do not change).
+
+    Raises:
+        KeyError: a fact that has no column.
+    """
+    unknown = facts.keys() - LATE.keys() - {"terms"}
+    if unknown:
+        raise KeyError(f"no column for {', '.join(sorted(unknown))}")
+    return {**dict.fromkeys(LATE), "terms": None, **facts, "id": id}
+
+
+def ending_of(trajectory: Trajectory) -> dict[str, Any]:
+    """The facts of an episode whose reward became known after it was kept; for `RunWriter.late`."""
+    ending = {name: getattr(trajectory, name) for name in ENDING}
+    return {
+        "reward": trajectory.reward.total,
+        "success": trajectory.success,
+        "ending": json.dumps(plain(ending), separators=(",", ":")),
+        "terms": [term_of(term) for term in trajectory.reward.terms.values()],
+    }
+
+
+def _title(trajectory: Trajectory) -> str:
+    asked = next((message.content for message in trajectory.messages if message.role == "user"), "")
+    return _short(" ".join(asked[: 4 * _TITLE].split()), _TITLE)
+
+
+def _short(text: str, limit: int) -> str:
+    return encodable(cut_end(text, limit))
