@@ -11,14 +11,14 @@ from rlenv.errors import UsageError
 from rlenv.runs import files as record
 from rlenv.trajectory import Trajectory
 
-__all__ = ["environment_of", "read_recorded"]
+__all__ = ["environment_of", "read_recorded", "recorded_file"]
 
 
-def read_recorded(name: str) -> list[Trajectory]:
-    """The trajectories of a file, or of trajectories.jsonl in a folder.
+def recorded_file(name: str) -> Path:
+    """A file of trajectories, or trajectories.jsonl in a folder.
 
     Raises:
-        UsageError: there is no such file, it is empty, or a line of it is no trajectory.
+        UsageError: there is no such file.
     """
     path = Path(name)
     if path.is_dir() and not (path / "trajectories.jsonl").is_file():
@@ -30,6 +30,16 @@ def read_recorded(name: str) -> list[Trajectory]:
         close = nearest(path.name, [name for name in names_in(path.parent) if name.endswith(".jsonl")])
         hint = f"did you mean {path.parent / close}?" if close else ""
         raise UsageError(f"there are no recorded trajectories at {path}", hint=hint)
+    return path
+
+
+def read_recorded(name: str) -> list[Trajectory]:
+    """The trajectories of a file, or of trajectories.jsonl in a folder.
+
+    Raises:
+        UsageError: there is no such file, it is empty, or a line of it is no trajectory.
+    """
+    path = recorded_file(name)
     found = list(record.read(path))
     if not found:
         raise UsageError(f"{path} holds no trajectory")
