@@ -14,9 +14,9 @@ from rich.text import Text
 
 from rlenv._base.bounded import cut_end
 from rlenv.cli.console import Console
-from rlenv.cli.recorded import read_recorded
 from rlenv.errors import UsageError
 from rlenv.messages import ToolCall
+from rlenv.runs.recorded import recorded
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["add_arguments", "run"]
@@ -24,7 +24,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv view`."""
-    parser.add_argument("file", help="a .jsonl of trajectories, or a folder with trajectories.jsonl")
+    parser.add_argument("file", help="a run's folder, or a .jsonl of trajectories")
     parser.add_argument("--line", type=int, metavar="N", help="one episode by its line in the file, from 1")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--failed", action="store_true", help="only episodes whose reward is invalid")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows episodes; exit code 1 where none is as asked."""
-    found = list(enumerate(read_recorded(args.file), 1))
+    found = list(enumerate(recorded(args.file), 1))
     if args.line is not None:
         if not 1 <= args.line <= len(found):
             raise UsageError(f"{args.file} has lines 1 to {len(found)}, not {args.line}")
