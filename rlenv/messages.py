@@ -90,10 +90,13 @@ class ToolResult:
     """What one call gave; results stand in the order of their calls.
 
     `text` is what the model sees. `outcome` says how the call ended; everything but `ok` is shown as an error.
-    `value` is the structured value behind the text (None where there is none), for rewards. `seconds` is the wall
-    time of the call including waiting for a place. `details` says what policies did to the call, None where nothing:
-    `faults` (put in on purpose), `attempts`, `cached`, `coerced` (argument names), `breaker`. `reason` is the word of a
-    failure and `whose` says whose failure it is (see `rlenv._base.reasons`; both "" where the call went well).
+    `value` is the structured value behind the text (None where there is none), for rewards. `details` says what
+    policies did to the call, None where nothing: `faults` (put in on purpose), `attempts`, `cached`, `coerced`
+    (argument names), `breaker`. `reason` is the word of a failure and `whose` says whose failure it is (see
+    `rlenv._base.reasons`; both "" where the call went well).
+
+    `started` is when the call began, in seconds from the episode's start (None where it reached no tool), `seconds` its
+    wall time, and `waited` the part of it that was spent waiting: for a place, for the rate, between tries.
     """
 
     name: str
@@ -106,6 +109,8 @@ class ToolResult:
     details: Mapping[str, Any] | None = None
     reason: str = ""
     whose: Whose | Literal[""] = ""
+    started: float | None = None
+    waited: float = 0.0
 
     @property
     def is_error(self) -> bool:

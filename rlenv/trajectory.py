@@ -139,7 +139,9 @@ class Turn:
 
     `action` is the policy's text as it was given. `observation` is None on the last turn. `calls_malformed` counts
     calls that could not be read, named no tool or did not fit its schema. `finish_reason` and `token_ids` are what the
-    sampler said of the action (see `rlenv.messages.Sampled`); "" and () where it said nothing.
+    sampler said of the action (see `rlenv.messages.Sampled`); "" and () where it said nothing. `started` is when the
+    action came, in seconds from the episode's start, and `seconds` how long it took to answer it: what lies between the
+    end of one turn and the start of the next is the policy's.
     """
 
     index: int
@@ -151,6 +153,7 @@ class Turn:
     seconds: float = 0.0
     finish_reason: str = ""
     token_ids: tuple[int, ...] = ()
+    started: float | None = None
 
     @property
     def was_cut(self) -> bool:

@@ -21,6 +21,7 @@ from rlenv.calls.coercion import coerced
 from rlenv.calls.guard import Guard, Notes
 from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused
 from rlenv.calls.runner import Runner, retrieve
+from rlenv.calls.waits import begin
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
@@ -211,11 +212,11 @@ class Executor:
         try:
             return ended(call, tool.run(arguments, context), started, context, max_chars=self._max_chars)
         except ToolFailed as failure:
-            return failed(call, failure, started)
+            return failed(call, failure, started, context)
         except (EpisodeError, KeyboardInterrupt):
             raise
         except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
-            return broken(call, error, started, entry.log)
+            return broken(call, error, started, context, entry.log)
 
     async def _waiting(self, pending: _Pending, context: ToolContext, index: int) -> ToolResult:
         """The result of a call that may take its time, whatever the tool does; `index` is its place in the turn."""
@@ -226,7 +227,7 @@ class Executor:
             return late(call, started, context, timeout_s=entry.timeout_s)
         if entry.runner.left_behind >= self._max_left_behind:
             raise _hangs(entry, call)
-        waiting = object()
+        waiting, waits = object(), begin()
         entry.waited_for[waiting] = started
         try:
             arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
@@ -239,7 +240,7 @@ class Executor:
         except Expired as expired:
             result = late(call, started, context, timeout_s=entry.timeout_s, reason=expired.reason)
         except ToolFailed as failure:
-            result = failed(call, failure, started)
+            result = failed(call, failure, started, context)
         except (EpisodeError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # libraries end in more than Exception: PyO3's panics, SystemExit
@@ -247,9 +248,11 @@ class Executor:
             # something that it cancelled itself; nobody asked this task to end then, and it is the tool's failure.
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            result = broken(call, error, started, entry.log)
+            result = broken(call, error, started, context, entry.log)
         finally:
             del entry.waited_for[waiting]
+        if waits:
+            result = replace(result, waited=sum(waits))
         return replace(result, details={**(result.details or {}), **notes}) if notes else result
 
     def _unknown(self, call: ToolCall) -> ToolResult:

@@ -14,6 +14,7 @@ from rlenv.calls.breaker import Breaker
 from rlenv.calls.cache import Cache, MemoryStore, Store
 from rlenv.calls.injection import Fault, Injector, injected
 from rlenv.calls.rate import Rate
+from rlenv.calls.waits import Waited
 from rlenv.concurrency.deadline import Expired
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CacheSpec
@@ -118,7 +119,8 @@ class Guard:
                 wait = min(_FIRST_WAIT_S * 2**tries, _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
                 if tries >= self._retries or not _may_pass(error) or time.monotonic() + wait >= limit:
                     raise
-            await asyncio.sleep(wait)
+            with Waited():
+                await asyncio.sleep(wait)
             tries += 1
             notes["attempts"] = tries + 1
 
@@ -150,7 +152,8 @@ class Guard:
             if wait is None:
                 raise ToolFailed(f"the tool {self._name} is busy: too many calls wait for it", reason="busy")
             if wait > 0:
-                await asyncio.sleep(wait)
+                with Waited():
+                    await asyncio.sleep(wait)
         breaker = self._breaker
         if breaker is None:
             return await self._run(one)

@@ -74,16 +74,18 @@ def ended(call: ToolCall, output: Any, started: float, context: ToolContext, *, 
             value = redact_value(value)
             if isinstance(value, str):
                 value = encodable(value)
-    return _result(call.name, text, "ok", value, call.id, time.monotonic() - started, images, details)
+    took = time.monotonic() - started
+    return _result(call.name, text, "ok", value, call.id, took, images, details, "", "", started - context.begun)
 
 
-def failed(call: ToolCall, failure: ToolFailed, started: float) -> ToolResult:
+def failed(call: ToolCall, failure: ToolFailed, started: float, context: ToolContext) -> ToolResult:
     """A call whose tool said that it failed, in words for the model."""
     outcome = _OUTCOME_OF_REASON.get(failure.reason, "failed")
     text = cut_middle(encodable(redact(str(failure.text))), _MAX_ERROR_CHARS)
     details = _bounded_details(failure.details) if failure.details is not None else None
     took = time.monotonic() - started
-    return _result(call.name, text, outcome, None, call.id, took, (), details, failure.reason, failure.whose)
+    at = started - context.begun
+    return _result(call.name, text, outcome, None, call.id, took, (), details, failure.reason, failure.whose, at)
 
 
 def late(call: ToolCall, started: float, context: ToolContext, *, timeout_s: float, reason: str = "late") -> ToolResult:
@@ -92,17 +94,16 @@ def late(call: ToolCall, started: float, context: ToolContext, *, timeout_s: flo
         text = f"the tool {call.name} did not end within {timeout_s:g} s"
     else:
         text = f"the tool {call.name} was stopped: the {context.bounded_by}'s time is up"
-    took = time.monotonic() - started
-    return _result(call.name, text, "timeout", None, call.id, took, (), None, reason, whose(reason))
+    took, at = time.monotonic() - started, started - context.begun
+    return _result(call.name, text, "timeout", None, call.id, took, (), None, reason, whose(reason), at)
 
 
-def broken(call: ToolCall, error: BaseException, started: float, log: FailureLog) -> ToolResult:
+def broken(call: ToolCall, error: BaseException, started: float, context: ToolContext, log: FailureLog) -> ToolResult:
     """A call whose tool raised what it should not: the author is told what, the model only that it failed."""
     log.add(call.name, error)
-    took = time.monotonic() - started
-    return _result(
-        call.name, f"the tool {call.name} failed", "failed", None, call.id, took, (), None, "bug", whose("bug")
-    )
+    took, at = time.monotonic() - started, started - context.begun
+    text = f"the tool {call.name} failed"
+    return _result(call.name, text, "failed", None, call.id, took, (), None, "bug", whose("bug"), at)
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from rlenv.calls.places import Places
+from rlenv.calls.waits import Waited
 from rlenv.concurrency.deadline import Expired, drive
 from rlenv.concurrency.threads import Job, ThreadPool
 from rlenv.tools.base import Tool, ToolContext
@@ -52,7 +53,8 @@ class Runner:
         """
         turn = self._places.take()
         if turn is not None:
-            await self._places.wait(turn, until=until)
+            with Waited():
+                await self._places.wait(turn, until=until)
         try:
             within = context.until(until)
             if self._shared is not None:
@@ -68,7 +70,8 @@ class Runner:
         self, arguments: Mapping[str, Any], context: ToolContext, held_s: float, shared: SharedPlaces
     ) -> Any:
         limit = context.deadline
-        place = await shared.take(until=limit)
+        with Waited():
+            place = await shared.take(until=limit)
         if place is None:
             raise Expired(None, reason="busy")
         try:

@@ -16,13 +16,15 @@ from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy
-from rlenv.cli.run_folder import RunFolder, add_overwrite
+from rlenv.cli.run_folder import add_overwrite, add_resume, kept_run
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
+from rlenv.runs.folder import KeptRun, open_run
+from rlenv.runs.schema import Facts
 from rlenv.runs.summary import Summary, summarise
 from rlenv.trajectory import Trajectory
 
@@ -45,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-success", type=float, metavar="RATE", help="exit 1 below this success rate")
     parser.add_argument("--max-success", type=float, metavar="RATE", help="exit 1 above it (for a random policy)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    parser.add_argument("-o", "--out", metavar="DIR", help="write trajectories.jsonl and summary.json there")
+    parser.add_argument("-o", "--out", metavar="DIR", help="keep the run there: its episodes and summary.json")
     add_overwrite(parser)
+    add_resume(parser)
     add_set(parser)
 
 
@@ -63,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     tasks = environment.part(split, args.n)
     jobs = [Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(RunFolder(args.out, overwrite=args.overwrite)) if args.out else None
+        out = stack.enter_context(kept_run(args, environment, split=split)) if args.out else None
         begun = time.monotonic()
-        trajectories = asyncio.run(_play(environment, args, jobs, out))
+        trajectories = asyncio.run(_play(environment, args, jobs, _Kept(args, jobs, out)))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
@@ -88,32 +91,76 @@ def run(args: argparse.Namespace) -> int:
     return _verdict(args, summary, trajectories)
 
 
-async def _play(
-    environment: Environment, args: argparse.Namespace, jobs: list[Job], out: RunFolder | None
-) -> list[Trajectory]:
+async def _play(environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept) -> list[Trajectory]:
     policy = make_policy(args, environment)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         async with environment:
             with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
-                bar = progress.add_task(f"{environment.spec.name} · {args.policy}", total=len(jobs))
-                order: list[int] = []
+                missing = kept.missing()
+                name = f"{environment.spec.name} · {args.policy}"
+                bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
 
                 def ended(index: int, trajectory: Trajectory) -> None:
                     progress.advance(bar)
-                    order.append(index)
-                    if out is not None:  # as they end, so that an interrupted run keeps what it has
-                        out.append(trajectory)
+                    kept.append(missing[index], trajectory)
 
-                ran = await rollout(environment, policy, jobs, concurrency=args.concurrency, on_end=ended)
-                found = score_groups(environment.parts.scorer, ran)
-                # So that equal runs give equal files, however many episodes were played at once.
-                if out is not None and (environment.parts.scorer.has_group_terms or order != sorted(order)):
-                    out.finish(found)
+                todo = [jobs[index] for index in missing]
+                ran = await rollout(environment, policy, todo, concurrency=args.concurrency, on_end=ended)
+                whole = kept.whole(dict(zip(missing, ran, strict=True)))
+                found = score_groups(environment.parts.scorer, whole)
+                if environment.parts.scorer.has_group_terms:
+                    kept.complete(found)
                 return found
     finally:
         await policy.aclose()
+
+
+class _Kept:
+    """The episodes of this run that are kept as they end, and those that an earlier attempt has kept."""
+
+    def __init__(self, args: argparse.Namespace, jobs: list[Job], out: KeptRun | None) -> None:
+        self._args, self._jobs, self._out = args, jobs, out
+        self._ids: dict[int, str] = {}
+        self._before: dict[int, str] = {}
+        if out is not None and args.resume:
+            places = {self._place(job): index for index, job in enumerate(jobs)}
+            self._reader = open_run(out.path)
+            for row in self._reader.rows():
+                index = places.get((row["split"], row["task"], row["seed"]))
+                if index is not None and row["has_body"]:
+                    self._before[index] = row["id"]
+
+    def _place(self, job: Job) -> tuple[str, int, int]:
+        return (job.split, job.task, job.seed)
+
+    def missing(self) -> list[int]:
+        """The jobs that have to be played."""
+        return [index for index in range(len(self._jobs)) if index not in self._before]
+
+    def append(self, index: int, trajectory: Trajectory) -> None:
+        """Keeps an episode as it ends, so that a run that is cut off keeps what it has."""
+        if self._out is not None:
+            args, job = self._args, self._jobs[index]
+            facts = Facts(
+                sample=job.seed - args.seed * SEEDS,
+                mode="greedy" if args.temperature == 0 else "sampled",
+                group=f"{job.split}/{job.task}" if args.k > 1 else "",
+                started=time.time() - trajectory.seconds,
+            )
+            self._ids[index] = self._out.append(trajectory, facts)
+
+    def whole(self, played: dict[int, Trajectory]) -> list[Trajectory]:
+        """All episodes in the order of the jobs."""
+        before = {index: self._reader.body(id).trajectory() for index, id in self._before.items()}
+        return [trajectory for _, trajectory in sorted((before | played).items())]
+
+    def complete(self, trajectories: list[Trajectory]) -> None:
+        """Keeps the rewards that compare the samples of a task, which are known once all have ended."""
+        if self._out is not None:
+            ids = self._before | self._ids
+            self._out.complete([ids[index] for index in range(len(trajectories))], trajectories)
 
 
 def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Trajectory]) -> int:
@@ -182,4 +229,4 @@ def _show(
         table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
     if out:
-        console.print(f"trajectories and summary in {out}")
+        console.print(f"episodes and summary in {out}; rlenv view {out} shows them")

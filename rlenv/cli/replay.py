@@ -6,9 +6,10 @@ import argparse
 import asyncio
 
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.recorded import environment_of, read_recorded
+from rlenv.cli.recorded import environment_of
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
+from rlenv.runs.recorded import recorded
 from rlenv.runs.replay import Replayed, replay
 
 __all__ = ["add_arguments", "run"]
@@ -18,7 +19,7 @@ _LISTED = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv replay`."""
-    parser.add_argument("file", help="a .jsonl of trajectories, or a folder with trajectories.jsonl")
+    parser.add_argument("file", help="a run's folder, or a .jsonl of trajectories")
     parser.add_argument("--spec", help="the spec that recorded them; by default the shipped one of that name")
     parser.add_argument("-n", type=int, metavar="N", help="the first N episodes; all by default")
     parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
@@ -30,12 +31,12 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where an episode came out differently, or none could be played."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    recorded = read_recorded(args.file)[: args.n]
-    environment = environment_of(recorded, spec=args.spec, set=overrides(args.set))
+    before = recorded(args.file)[: args.n]
+    environment = environment_of(before, spec=args.spec, set=overrides(args.set))
 
     async def main() -> list[Replayed]:
         async with environment:
-            return await replay(environment, recorded, concurrency=args.concurrency)
+            return await replay(environment, before, concurrency=args.concurrency)
 
     found = asyncio.run(main())
     different = [(index, one) for index, one in enumerate(found) if one.differences]

@@ -13,12 +13,14 @@ from rich.table import Table
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.run_folder import RunFolder, add_overwrite
+from rlenv.cli.run_folder import add_overwrite, kept_run
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded
 from rlenv.runs.rescore import Difference, compare, rescore
+from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -29,27 +31,23 @@ _SHOWN_CHARS = 400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv rescore`."""
-    parser.add_argument("run", help="a folder with trajectories.jsonl, or such a file")
+    parser.add_argument("run", help="a run's folder, or a .jsonl of trajectories")
     parser.add_argument("--spec", required=True, help="the spec with the new rewards")
     parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
-    parser.add_argument("-o", "--out", metavar="DIR", help="write the rescored trajectories.jsonl there")
+    parser.add_argument("-o", "--out", metavar="DIR", help="keep the rescored episodes there, as a run")
     add_overwrite(parser)
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
-    path = Path(args.run)
-    path = path / "trajectories.jsonl" if path.is_dir() else path
-    if not path.is_file():
-        raise UsageError(f"there are no recorded trajectories at {path}")
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    if args.out and (Path(args.out) / "trajectories.jsonl").resolve() == path.resolve():
+    if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
-    before = list(record.read(path))
+    before = recorded(args.run)
     environment = load(args.spec, set=overrides(args.set))
 
     async def main() -> list[Trajectory]:
@@ -57,10 +55,11 @@ def run(args: argparse.Namespace) -> int:
             return await rescore(environment, before, concurrency=args.concurrency)
 
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(RunFolder(args.out, overwrite=args.overwrite)) if args.out else None
+        out = stack.enter_context(kept_run(args, environment)) if args.out else None
         after = asyncio.run(main())
         if out is not None:
-            out.finish(after)
+            for one in after:
+                out.append(one, Facts(sample=one.seed))
     found = compare(before, after)
     if args.json:
         write_json(record.plain(found))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
@@ -16,12 +18,12 @@ from rich.text import Text
 
 from rlenv._base.bounded import cut_end
 from rlenv.cli.console import Console
-from rlenv.cli.recorded import recorded_file
 from rlenv.errors import UsageError
 from rlenv.messages import ToolCall
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.lines import LinesReader
-from rlenv.runs.query import parse
+from rlenv.runs.query import ordered, parse
+from rlenv.runs.recorded import file_of
 from rlenv.runs.snapshot import Episodes, Snapshot
 from rlenv.trajectory import Trajectory, Turn
 
@@ -41,30 +43,39 @@ def show(args: argparse.Namespace) -> int:
         raise UsageError("the terminal shows one run at a time", hint="leave --text out to open them in the browser")
     source = _opened(names[0] if names else ".")
     rows = Snapshot(source)
-    places = parse(_query(args)).places(rows, args.sort)
+    lines = _lines(rows, is_file=source.run.is_file())
+    matching = parse(_query(args)).mask(rows)
+    places = ordered(rows, lines[matching[lines]], args.sort)
     if args.line is not None:
-        if not 1 <= args.line <= len(rows):
-            raise UsageError(f"{source.run} has lines 1 to {len(rows)}, not {args.line}")
-        places = places[places == args.line - 1]
+        if not 1 <= args.line <= len(lines):
+            raise UsageError(f"{source.run} has lines 1 to {len(lines)}, not {args.line}")
+        places = places[places == lines[args.line - 1]]
     if ids:
-        known = [rows.place(id) for id in ids]
-        if None in known:
-            raise UsageError(f"'{ids[known.index(None)]}' is no episode of {source.run}")
-        places = np.asarray(known)
+        places = np.asarray([_place(rows, id, source.run) for id in ids])
     console = Console(highlight=False)
-    most = len(ids) or (_SHOWN if args.n is None else args.n)
-    shown = [rows.table["id"][int(place)].as_py() for place in places[:most]]
-    for id in shown:
-        name = id.replace("line-", "line ") if source.run.is_file() else id
-        try:
-            found = _episode(name, source.body(id).trajectory(), most=None if args.full else 1500)
-        except UsageError as error:
-            console.print(escape(str(error)))  # its row was kept and its body was not
-            continue
-        console.print(found)
+    number = {int(place): line for line, place in enumerate(lines, 1)}
+    shown = places[: len(ids) or (_SHOWN if args.n is None else args.n)].tolist()
+    for place in shown:
+        id = rows.table["id"][place].as_py()
+        line = f"line {number[place]}" if place in number else "without a body"
+        name = line if source.run.is_file() else f"{line} · {id}"
+        console.print(_episode(name, source.body(id).trajectory(), most=None if args.full else 1500))
     more = "" if len(shown) == len(places) else "; -n shows more"
     console.print(f"{len(shown)} of {len(places)} episodes{more}")
     return 0 if len(places) else 1
+
+
+def _lines(rows: Snapshot, *, is_file: bool) -> NDArray[np.int64]:
+    """The rows whose bodies were kept, in the order in which other commands number them."""
+    places = np.nonzero(rows.numbers("has_body") == 1)[0]
+    return ordered(rows, places, "" if is_file else "step,mode,split,task,sample,seed")
+
+
+def _place(rows: Snapshot, id: str, run: Path) -> int:
+    place = rows.place(id)
+    if place is None:
+        raise UsageError(f"'{id}' is no episode of {run}")
+    return place
 
 
 def _query(args: argparse.Namespace) -> str:
@@ -75,7 +86,7 @@ def _query(args: argparse.Namespace) -> str:
 def _opened(name: str) -> Episodes:
     if is_run(name):
         return open_run(name)
-    found = LinesReader(recorded_file(name))
+    found = LinesReader(file_of(Path(name)))
     if not len(found.table):
         raise UsageError(f"{found.run} holds no trajectory")
     return found

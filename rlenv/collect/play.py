@@ -17,9 +17,12 @@ from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
 from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
+from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.reader import RunReader
+from rlenv.runs.recorded import in_order, recorded_in
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Recorder", "files_of", "play_jobs", "recorded"]
+__all__ = ["Recorder", "Source", "files_of", "play_jobs", "recorded"]
 
 OnEpisode = Callable[[Trajectory, int, int], None]
 """Called with an episode, the number of its file and the place of its line in it."""
@@ -91,7 +94,7 @@ async def play_jobs(
 
 
 def files_of(names: Sequence[str]) -> list[Path]:
-    """The files of records that were named: each a file, or a folder of `rlenv eval -o`, of `rlenv collect`, of a run.
+    """The records that were named: each a file, a run, or a folder of `rlenv collect`.
 
     Raises:
         UsageError: there is none in it.
@@ -99,7 +102,7 @@ def files_of(names: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for name in names:
         path = Path(name)
-        if path.is_file():
+        if path.is_file() or is_run(path):
             found.append(path)
         elif (path / "trajectories.jsonl").is_file():
             found.append(path / "trajectories.jsonl")
@@ -123,8 +126,7 @@ def recorded(
         UsageError: a line is no trajectory, or one of another environment.
     """
     for number, path in enumerate(files):
-        places = _places(path)
-        for trajectory, at in zip(record.read(path), places, strict=False):
+        for at, trajectory in _places(path):
             if trajectory.environment.removeprefix("rlenv/") != environment.id.removeprefix("rlenv/"):
                 raise UsageError(
                     f"{path} holds episodes of {trajectory.environment}, and the spec is {environment.id}",
@@ -134,17 +136,38 @@ def recorded(
                 yield trajectory, number, at
 
 
-def _places(path: Path) -> Iterator[int]:
-    """Where the lines begin that hold something."""
+def _places(path: Path) -> Iterator[tuple[int, Trajectory]]:
+    """The episodes of a file with the place of their lines, or those of a run with their place in its order."""
+    if is_run(path):
+        yield from enumerate(recorded_in(path))
+        return
     with path.open("rb") as file:
-        at = 0
-        for line in file:
-            if line.strip():
-                yield at
-            at += len(line)
+        lines = [at for at, line in _lines(file) if line.strip()]
+    yield from zip(lines, record.read(path), strict=False)
 
 
-def at_place(file: IO[bytes], at: int) -> Trajectory:
-    """The trajectory whose line begins there."""
-    file.seek(at, os.SEEK_SET)
-    return record.parse(file.readline())
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    for line in file:
+        yield at, line
+        at += len(line)
+
+
+class Source:
+    """Gives episodes of a file or a run back by their place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._run: tuple[RunReader, list[str]] | None = None
+        if is_run(path):
+            reader = open_run(path)
+            self._run = (reader, in_order(reader))
+
+    def at(self, place: int) -> Trajectory:
+        """The episode at a place that `recorded` gave."""
+        if self._run is not None:
+            reader, ids = self._run
+            return reader.body(ids[place]).trajectory()
+        with self._path.open("rb") as file:
+            file.seek(place, os.SEEK_SET)
+            return record.parse(file.readline())

@@ -10,7 +10,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +21,7 @@ from rlenv.collect.choose import Candidate, Chosen, choose
 from rlenv.collect.encode import Encoded, Unencodable, encode_episode
 from rlenv.collect.keep import Keep
 from rlenv.collect.manifest import MANIFEST, ROWS, TRAJECTORIES, Identity, Manifest
-from rlenv.collect.play import Recorder, at_place, files_of, play_jobs, recorded
+from rlenv.collect.play import Recorder, Source, files_of, play_jobs, recorded
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job
 from rlenv.errors import MissingExtra, UsageError
@@ -289,12 +288,9 @@ def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def _chosen(chosen: Chosen, files: Sequence[Path]) -> Iterator[tuple[Candidate, Trajectory]]:
-    with ExitStack() as stack:
-        opened: dict[int, IO[bytes]] = {}
-        for candidate in chosen.taken:
-            if candidate.file not in opened:
-                opened[candidate.file] = stack.enter_context(files[candidate.file].open("rb"))
-            yield candidate, at_place(opened[candidate.file], candidate.at)
+    sources = [Source(path) for path in files]
+    for candidate in chosen.taken:
+        yield candidate, sources[candidate.file].at(candidate.at)
 
 
 def _source(settings: Settings, files: Sequence[Path], candidate: Candidate) -> str:

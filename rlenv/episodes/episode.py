@@ -96,7 +96,7 @@ class Episode:
         if self._is_open:
             raise UsageError("the episode is open already", hint="start a new one with environment.start()")
         self._is_open = True
-        self._started = time.monotonic()
+        self._started = self.tools.begun = time.monotonic()
         if self.refused:
             self._fail("task", self.refused)
             return
@@ -193,7 +193,7 @@ class Episode:
             if action is not None:
                 self._sampled = action if isinstance(action, Sampled) else _UNSAID
                 text, parsed = self.environment.parse(action.action if isinstance(action, Sampled) else action)
-                self._add_turn(text, parsed, 0.0)
+                self._add_turn(text, parsed, time.monotonic())
             await self._end(terminated=False, reason=reason)
         return self.trajectory
 
@@ -241,7 +241,7 @@ class Episode:
             text, parsed = await asyncio.to_thread(environment.parse, action)
         self._chars += len(text)
         if begun >= deadline:
-            self._add_turn(text, parsed, 0.0)
+            self._add_turn(text, parsed, begun)
             return await self._finish(terminated=False, reason="time")
 
         calls, is_explicit = parsed.calls, environment.answer_is_explicit
@@ -249,7 +249,7 @@ class Episode:
         if environment.parts.simulated is not None and not calls and not (found and is_explicit):
             return await self._converse(text, parsed, begun, deadline)
         if found is not None or not calls:
-            self._add_turn(text, parsed, time.monotonic() - begun)
+            self._add_turn(text, parsed, begun)
             if self._sampled.finish_reason == _CUT and (found is None or not is_explicit):
                 # It was not the policy that ended its message here. What it has written is scored all the same.
                 return await self._finish(terminated=False, reason="turn_tokens")
@@ -264,7 +264,7 @@ class Episode:
         show, images = environment.show, environment.spec.observation.images == "keep"
         messages = result_messages(results, show, self.cut, self.task, len(self.turns), images)
         observation = self._observation(messages, results)
-        self._add_turn(text, parsed, time.monotonic() - begun, results, observation, malformed)
+        self._add_turn(text, parsed, begun, results, observation, malformed)
         return await self._go_on(observation, deadline)
 
     async def _converse(self, text: str, parsed: ParsedAction, begun: float, deadline: float) -> Step:
@@ -280,10 +280,10 @@ class Episode:
             except TimeoutError:
                 reason = "time"
         if said is None:
-            self._add_turn(text, parsed, time.monotonic() - begun)
+            self._add_turn(text, parsed, begun)
             return await self._finish(terminated=reason == "user", reason=reason)
         observation = self._observation((Message("user", said),))
-        self._add_turn(text, parsed, time.monotonic() - begun, (), observation)
+        self._add_turn(text, parsed, begun, (), observation)
         return await self._go_on(observation, deadline)
 
     async def _go_on(self, observation: Observation, deadline: float) -> Step:
@@ -318,13 +318,14 @@ class Episode:
         self,
         text: str,
         parsed: ParsedAction,
-        seconds: float,
+        begun: float,
         results: tuple[ToolResult, ...] = (),
         observation: Observation | None = None,
         malformed: int = 0,
     ) -> None:
         index, end, ids = len(self.turns), self._sampled.finish_reason, self._sampled.token_ids
-        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, end, ids))
+        seconds, started = time.monotonic() - begun, begun - self._started
+        self.turns.append(_turn(index, text, parsed, results, observation, malformed, seconds, end, ids, started))
 
     async def _finish(self, *, terminated: bool, reason: str, observation: Observation = _NOTHING) -> Step:
         await self._end(terminated=terminated, reason=reason)

@@ -30,7 +30,7 @@ _tool_context = quick(ToolContext)
 class EpisodeTools:
     """Runs the calls of one episode on its own resources, within `limits.tool_calls` and `limits.calls_per_turn`."""
 
-    __slots__ = ("_environment", "_made_in_turn", "_scope", "_stack", "made", "resources", "seed", "task")
+    __slots__ = ("_environment", "_made_in_turn", "_scope", "_stack", "begun", "made", "resources", "seed", "task")
 
     def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int) -> None:
         self.resources: Mapping[str, Any] = {}
@@ -39,6 +39,8 @@ class EpisodeTools:
         """How many calls the policy has made, those over a limit included."""
         self.task = task
         self.seed = seed
+        self.begun = 0.0
+        """When the episode began, on the clock of `time.monotonic()`."""
         self._environment = environment
         self._made_in_turn = 0
         self._scope: Scope | None = None
@@ -154,4 +156,5 @@ class EpisodeTools:
             turn,
             bounded_by,
             environment.executor.run if turn < 0 else self._run_for_tool,
+            self.begun,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -27,14 +28,15 @@ from rlenv.runs.writer import KeepPolicy, RunWriter
 from rlenv.secrets import logger, redact_value
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Attempt", "KeptRun", "RunInfo", "State", "is_run", "open_run", "read_info", "write_info"]
+__all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
 
-Kind = Literal["eval", "train", "play", "replay"]
+Kind = Literal["eval", "train", "play", "replay", "rescore"]
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
 _FORMAT: Final = 1
 _OLD: Final = ("trajectories.jsonl",)
 """What older versions wrote into the folder of a run; never over it either."""
+_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
 _log = logger("rlenv.runs.folder")
 
 
@@ -135,6 +137,19 @@ def open_run(folder: str | Path) -> RunReader:
     return RunReader(folder, from_steps=info.from_steps if info else None)
 
 
+def clear(folder: Path) -> None:
+    """Removes a run from its folder, and nothing else that is in it.
+
+    Raises:
+        OSError: something of it cannot be removed.
+    """
+    for name in _FOLDERS:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder / name)
+    for name in ("summary.json", *_OLD, "run.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
 class KeptRun:
     """The run that a command keeps: begun, written to as episodes end, and closed with what has become of it.
 
@@ -143,6 +158,7 @@ class KeptRun:
 
     Args:
         resume: go on with the run that is in the folder, as a new attempt from `from_step`.
+        overwrite: remove the run that is in the folder.
 
     Raises:
         UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written.
@@ -155,6 +171,7 @@ class KeptRun:
         *,
         lock: str = "",
         resume: bool = False,
+        overwrite: bool = False,
         from_step: int = 0,
         keep: KeepPolicy | None = None,
     ) -> None:
@@ -162,14 +179,17 @@ class KeptRun:
         self.lost = 0
         before = read_info(self.path)
         has_run = is_run(self.path) or any((self.path / name).exists() for name in _OLD)
-        if has_run and not resume:
-            raise UsageError(f"{folder} holds a run already", hint="name another folder, or go on with it: --resume")
+        if has_run and not (resume or overwrite):
+            hint = "name another folder, go on with it (--resume), or add --overwrite"
+            raise UsageError(f"{folder} holds a run already", hint=hint)
         if resume and not (has_run and before is not None):
             raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
         attempts = before.attempts if before is not None and resume else ()
         attempt = Attempt(len(attempts), from_step, lock, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
+            if overwrite and not resume:
+                clear(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             write_info(self.path, self.info)
             self.writer = RunWriter(self.path, attempt=attempt.number, lock=lock, keep=keep)

@@ -222,6 +222,11 @@ class RunReader:
         flat = pa.Table.from_arrays([inside.field(index) for index in range(kind.num_fields)], names=names)
         return flat.add_column(0, "id", parents)
 
+    def counts(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is of an attempt that was not gone on from before it."""
+        later = (step for attempt, step in self.from_steps.items() if attempt > row["attempt"])
+        return all(row["step"] <= step for step in later)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows as they were written, with `terms` and `calls`, in the order of their segments."""
         for segment in sorted({*self._parts, *self._open}):

@@ -89,7 +89,8 @@ def scatter(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     for value, holds in ((True, success == 1), (False, success == 0), (None, np.isnan(success))):
         sizes = np.bincount(at[holds], minlength=len(middles))
         found += [
-            {"reward": float(middles[place]), "success": value, "n": int(sizes[place])} for place in np.nonzero(sizes)[0]
+            {"reward": float(middles[place]), "success": value, "n": int(sizes[place])}
+            for place in np.nonzero(sizes)[0]
         ]
     return found
 

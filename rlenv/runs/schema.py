@@ -194,8 +194,8 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
         "index": index,
         "tool": _short(result.name, _TITLE),  # a name that the policy wrote, where it is no tool's
         "outcome": result.outcome,
-        "started": getattr(result, "started", None),
-        "waited": getattr(result, "waited", 0.0),
+        "started": result.started,
+        "waited": result.waited,
         "seconds": result.seconds,
         "attempts": attempts if isinstance(attempts, int) else len(attempts),
         "cached": bool(details.get("cached", False)),

@@ -29,6 +29,7 @@ class ToolContext:
     are closed whatever happens. `turn` is the episode's turn, 0-based, and -1 for a call that a reward makes.
     `bounded_by` says whose time `deadline` is where the tool's own limit is later. `run_calls` runs calls of the
     environment's tools under all their policies, for a tool that calls others; None where there is no environment.
+    `begun` is when the episode began, on the clock of `deadline`.
     """
 
     task: Mapping[str, Any]
@@ -40,6 +41,7 @@ class ToolContext:
     turn: int = -1
     bounded_by: Literal["episode", "turn"] = "episode"
     run_calls: RunCalls | None = None
+    begun: float = 0.0
 
     def until(self, deadline: float) -> ToolContext:
         """The same with another deadline."""
@@ -53,6 +55,7 @@ class ToolContext:
             self.turn,
             self.bounded_by,
             self.run_calls,
+            self.begun,
         )
 
 

@@ -13,8 +13,10 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.cli.options import fields
-from rlenv.cli.run_folder import RunFolder
-from rlenv.runs import files as record
+from rlenv.runs.folder import KeptRun, RunInfo, read_info
+from rlenv.runs.recorded import recorded as recorded_at
+from rlenv.runs.schema import Facts
+from rlenv.trajectory import Trajectory
 
 BASE = """
 rlenv: 1
@@ -67,7 +69,7 @@ def test_eval_prints_figures_and_writes_trajectories(
     assert {"episodes", "reward_mean", "success_rate", "invalid", "terms"} <= figures.keys()
     assert (figures["episodes"], figures["invalid"], figures["terms"]) == (6, 0, {"correct": 1.0})
     assert json.loads((out / "summary.json").read_text()) == figures
-    recorded = list(record.read(out / "trajectories.jsonl"))
+    recorded = recorded_at(out)
     assert sorted((item.task_index, item.seed) for item in recorded) == [
         (t, s) for t in range(2) for s in range(5_000_000, 5_000_003)
     ]
@@ -130,12 +132,12 @@ def test_a_run_is_never_written_over_another(spec: Path, tmp_path: Path, capsys:
     out = tmp_path / "out"
     command = ["eval", str(spec), "--policy", "oracle", "--json", "-o", str(out)]
     assert main(command) == 0
-    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     assert main([*command, "--seed", "1"]) == 2
-    assert "holds a run already (trajectories.jsonl and summary.json); name another folder" in capsys.readouterr().err
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert "holds a run already; name another folder" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
     assert main([*command, "--seed", "1", "--overwrite"]) == 0
-    assert {one.seed for one in record.read(out / "trajectories.jsonl")} == {1_000_000}
+    assert {one.seed for one in recorded_at(out)} == {1_000_000}
     # What is left of a run that was killed is a run, too.
     (out / "summary.json").unlink()
     assert main(command) == 2
@@ -155,11 +157,34 @@ def test_a_run_that_cannot_be_played_leaves_no_figures_of_another(spec: Path, tm
 
 def test_episodes_that_have_ended_can_be_read_while_the_run_goes_on(spec: Path, tmp_path: Path) -> None:
     assert main(["eval", str(spec), "--policy", "oracle", "-o", str(tmp_path / "one"), "--json"]) == 0
-    ended = list(record.read(tmp_path / "one" / "trajectories.jsonl"))
-    with RunFolder(str(tmp_path / "two"), overwrite=False) as run:
+    ended = recorded_at(tmp_path / "one")
+    with KeptRun(tmp_path / "two", RunInfo(kind="eval")) as run:
         for count, one in enumerate(ended, 1):
-            run.append(one)
-            assert list(record.read(tmp_path / "two" / "trajectories.jsonl")) == ended[:count]
+            run.append(one, Facts())
+            assert recorded_at(tmp_path / "two") == ended[:count]
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_was(spec: Path, tmp_path: Path) -> None:
+    command = ["eval", str(spec), "--policy", "random", "-k", "4", "--json", "-o"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    whole = recorded_at(tmp_path / "whole")
+    with KeptRun(tmp_path / "cut", RunInfo(kind="eval")) as run:
+        for one in whole[2:5]:
+            run.append(one, Facts(sample=one.seed))
+    assert main([*command, str(tmp_path / "cut"), "--resume"]) == 0
+    again = recorded_at(tmp_path / "cut")
+    assert [_told(one) for one in again] == [_told(one) for one in whole]
+    assert [one for one in again if one in whole] == whole[2:5]
+    figures = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("cut", "whole")]
+    assert figures[0]["reward_mean"] == figures[1]["reward_mean"]
+    info = read_info(tmp_path / "cut")
+    assert info is not None
+    assert [attempt.number for attempt in info.attempts] == [0, 1]
+    assert info.state == "ended"
+
+
+def _told(one: Trajectory) -> tuple[Any, ...]:
+    return one.task_index, one.seed, [turn.action for turn in one.turns], one.reason, one.reward.total
 
 
 def test_a_folder_that_cannot_be_written_is_named(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,9 +200,8 @@ def test_a_file_of_episodes_is_the_same_however_many_are_played_at_once(spec: Pa
             main(["eval", str(spec), "--policy", "random", "-k", "6", "--concurrency", concurrency, "-o", str(out)])
             == 0
         )
-        read = record.read(out / "trajectories.jsonl")
+        read = recorded_at(out)
         files.append([(one.task_index, one.seed, [turn.action for turn in one.turns]) for one in read])
-        assert not (out / "trajectories.jsonl.part").exists()
     assert files[0] == files[1]
     assert [(task, seed) for task, seed, _ in files[0]] == [(task, seed) for task in range(2) for seed in range(6)]
 
@@ -189,7 +213,7 @@ def test_runs_of_two_seeds_share_no_sample(spec: Path, tmp_path: Path) -> None:
         assert (
             main(["eval", str(spec), "--policy", "oracle", f"--seed={seed}", f"-k={k}", "-o", str(out), "--json"]) == 0
         )
-        seeds.append({one.seed for one in record.read(out / "trajectories.jsonl")})
+        seeds.append({one.seed for one in recorded_at(out)})
     assert not seeds[0] & seeds[1]
     assert not seeds[0] & seeds[2]
     assert not seeds[1] & seeds[2]

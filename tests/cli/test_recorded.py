@@ -10,6 +10,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.trajectory import Failure, RewardBreakdown
 
 
@@ -23,7 +24,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(recorded: Path, target: Path, **fields: object) -> Path:
-    first, *rest = record.read(recorded / "gold" / "trajectories.jsonl")
+    first, *rest = recorded_at(recorded / "gold")
     record.write(target, [dataclasses.replace(first, **fields), *rest])  # type: ignore[arg-type]
     return target
 
@@ -48,7 +49,7 @@ def test_what_came_out_differently_is_named_with_both_values(
 def test_an_observation_that_changed_is_shown(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, *_ = record.read(recorded / "gold" / "trajectories.jsonl")
+    first, *_ = recorded_at(recorded / "gold")
     turn = first.turns[0]
     assert turn.observation is not None
     message = dataclasses.replace(turn.observation.messages[0], content="another result")
@@ -82,23 +83,23 @@ def test_an_episode_that_failed_is_not_played(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gold/trajectoris.jsonl", "did you mean"),
-        ("", "has no trajectories.jsonl; name one of its files"),
+        ("glod", "did you mean"),
+        ("", "is no run and has no trajectories.jsonl; name what is in it, such as"),
         ("nowhere", "there are no recorded trajectories"),
     ],
 )
-@pytest.mark.parametrize("command", ["replay", "view"])
+@pytest.mark.parametrize("command", [["replay"], ["view", "--text"]])
 def test_a_file_that_is_not_there_is_told_with_the_nearest(
-    recorded: Path, command: str, name: str, message: str, capsys: pytest.CaptureFixture[str]
+    recorded: Path, command: list[str], name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, str(recorded / name)]) == 2
+    assert main([*command, str(recorded / name)]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_an_environment_that_does_not_ship_has_to_be_named(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, *_ = record.read(recorded / "gold" / "trajectories.jsonl")
+    first, *_ = recorded_at(recorded / "gold")
     record.write(tmp_path / "t.jsonl", [dataclasses.replace(first, environment="rlenv/mine-v0")])
     assert main(["replay", str(tmp_path / "t.jsonl")]) == 2
     assert "recorded in rlenv/mine-v0; name the spec with --spec FILE" in capsys.readouterr().err
@@ -129,7 +130,7 @@ def test_view_picks_episodes(recorded: Path, tmp_path: Path, capsys: pytest.Capt
 def test_a_call_that_failed_for_want_of_the_infrastructure_is_named_as_such(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, *_ = record.read(recorded / "gold" / "trajectories.jsonl")
+    first, *_ = recorded_at(recorded / "gold")
     turn = first.turns[0]
     down = dataclasses.replace(
         turn.results[0], outcome="failed", text="gone", reason="server_down", whose="infrastructure"

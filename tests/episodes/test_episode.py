@@ -418,3 +418,17 @@ def test_a_long_action_is_read_beside_the_event_loop(environment: Environment) -
     trajectory = asyncio.run(asyncio.wait_for(work(), 60))
     assert [thread == threading.get_ident() for thread in read_by] == [False, True]
     assert trajectory.answer == "5"
+
+
+def test_turns_and_calls_say_when_they_began(environment: Environment) -> None:
+    _, trajectory = run(environment, [call("echo", text="one"), call("echo", text="two"), "<answer>a</answer>"])
+    at = 0.0
+    for turn in trajectory.turns:
+        assert turn.started is not None
+        assert turn.started >= at
+        for result in turn.results:
+            assert result.started is not None
+            assert turn.started <= result.started
+            assert result.started + result.seconds <= turn.started + turn.seconds
+        at = turn.started + turn.seconds
+    assert at <= trajectory.seconds

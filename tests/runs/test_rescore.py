@@ -14,6 +14,7 @@ import pytest
 import rlenv
 from rlenv.cli.main import main as command
 from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.runs.rescore import compare, rescore
 from rlenv.trajectory import Failure, Trajectory
 
@@ -119,7 +120,7 @@ def test_the_command_reads_a_run_and_writes_another(folder: Path, capsys: pytest
     assert command([*arguments, "--json", "-o", str(folder / "out")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["terms"]["rows"] == [None, 1.0]
-    (written,) = record.read(folder / "out" / "trajectories.jsonl")
+    (written,) = recorded_at(folder / "out")
     assert written.reward.terms["rows"].value == 1.0
     assert command(arguments) == 0
     assert "rows" in capsys.readouterr().out

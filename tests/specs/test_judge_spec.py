@@ -11,6 +11,7 @@ import pytest
 import rlenv
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main as command
+from rlenv.runs.recorded import recorded
 from rlenv.testing.endpoint import FakeEndpoint
 
 SPEC = """
@@ -94,4 +95,5 @@ def test_eval_with_several_samples_fills_in_what_compares_them(
     figures = json.loads(capsys.readouterr().out)
     assert figures["terms"]["best"] == 1.0
     assert figures["reward_mean"] == 1.25
-    assert len((tmp_path / "o" / "trajectories.jsonl").read_text().splitlines()) == 3
+    terms = [one.reward.terms["best"] for one in recorded(tmp_path / "o")]
+    assert [term.value for term in terms] == [1.0, 1.0, 1.0]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.messages import ToolCall
-from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.trajectory import Trajectory, Turn
 from tests.vllm_serve.serving import MODEL, Server
 
@@ -39,7 +39,7 @@ def evaluate(
         line(server, spec, out, *more), capture_output=True, text=True, timeout=seconds, env={**os.environ}
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return list(record.read(out / "trajectories.jsonl")), json.loads((out / "summary.json").read_text())
+    return recorded_at(out), json.loads((out / "summary.json").read_text())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""Recorded episodes, wherever they are: in a run's folder, or in a .jsonl file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rlenv._base.nearest import nearest
+from rlenv._base.paths import names_in
+from rlenv.errors import UsageError
+from rlenv.runs import files
+from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.reader import RunReader
+from rlenv.trajectory import Trajectory
+
+__all__ = ["file_of", "in_order", "recorded", "recorded_in"]
+
+_FILE: Final = "trajectories.jsonl"
+
+
+def recorded(name: str | Path) -> list[Trajectory]:
+    """The episodes of a run's folder in the order of step, mode, split, task and sample; or of a file, as they stand.
+
+    Args:
+        name: a run's folder, a .jsonl file, or a folder with trajectories.jsonl, as older versions wrote it.
+
+    Raises:
+        UsageError: there is none, it is empty, or what is there cannot be read.
+    """
+    path = Path(name)
+    found = list(recorded_in(path)) if is_run(path) else list(files.read(file_of(path)))
+    if not found:
+        raise UsageError(f"{path} holds no trajectory")
+    return found
+
+
+def recorded_in(run: Path) -> Iterator[Trajectory]:
+    """The episodes of a run's folder whose bodies were kept, in that order.
+
+    Those of an attempt behind the step at which another went on do not count.
+
+    Raises:
+        UsageError: there is no such folder, or it cannot be read.
+    """
+    reader = open_run(run)
+    for id in in_order(reader):
+        yield reader.body(id).trajectory()
+
+
+def in_order(reader: RunReader) -> list[str]:
+    """The ids of the episodes that count and whose bodies were kept, by step, mode, split, task and sample."""
+    rows = [row for row in reader.rows() if row["has_body"] and reader.counts(row)]
+    rows.sort(key=lambda row: (row["step"], row["mode"], row["split"], row["task"], row["sample"], row["seed"]))
+    return [row["id"] for row in rows]
+
+
+def file_of(path: Path) -> Path:
+    """The file of trajectories that a name means: itself, or trajectories.jsonl in a folder.
+
+    Raises:
+        UsageError: there is none; the message names what is near.
+    """
+    if path.is_dir() and not (path / _FILE).is_file():
+        inside = sorted(item for item in path.glob("*") if is_run(item)) or sorted(path.glob("**/*.jsonl"))
+        hint = f"name what is in it, such as {inside[0]}" if inside else ""
+        raise UsageError(f"{path} is no run and has no {_FILE}", hint=hint)
+    path = path / _FILE if path.is_dir() else path
+    if not path.is_file():
+        close = nearest(path.name, [name for name in names_in(path.parent) if _may_be(path.parent / name)])
+        hint = f"did you mean {path.parent / close}?" if close else ""
+        raise UsageError(f"there are no recorded trajectories at {path}", hint=hint)
+    return path
+
+
+def _may_be(path: Path) -> bool:
+    return path.suffix == ".jsonl" or is_run(path)
