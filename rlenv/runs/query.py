@@ -326,27 +326,28 @@ def ordered(rows: Snapshot, places: NDArray[np.int64], sort: str) -> NDArray[np.
     names = [name for name in sort.split(",") if name]
     if not names or not len(places):
         return places
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    keys, columns = [], {}
-    for number, name in enumerate(names):
+    keys = []
+    for name in names:
         bare = name.removeprefix("-")
-        columns[str(number)] = _sorted_by(rows, _ALIASES.get(bare, bare), sort.find(bare) + 1).take(places)
-        keys.append((str(number), "descending" if name.startswith("-") else "ascending"))
-    order: NDArray[np.int64] = pc.sort_indices(pa.table(columns), sort_keys=keys, null_placement="at_end").to_numpy()
-    return places[order.astype(np.int64)]
+        values = _sorted_by(rows, _ALIASES.get(bare, bare), sort.find(bare) + 1)[places]
+        keys.append(-values if name.startswith("-") else values)  # numpy puts what is not a number last
+    return places[np.lexsort(keys[::-1])]
 
 
-def _sorted_by(rows: Snapshot, name: str, column: int) -> Any:
-    import pyarrow as pa
-
+def _sorted_by(rows: Snapshot, name: str, column: int) -> NDArray[np.float64]:
+    """Numbers in whose order a column is, not a number where it is null."""
     if name.startswith("term.") and name[5:] in rows.term_names:
-        return pa.array(rows.term(name[5:])[0], from_pandas=True)
+        return rows.term(name[5:])[0]
     if name == "invalid":
-        return pa.array(np.isnan(rows.numbers("reward")))
+        return np.isnan(rows.numbers("reward")).astype(float)
+    if name in COLUMNS and COLUMNS[name] != "string":
+        return rows.numbers(name)
     if name in COLUMNS:
-        return rows.table[name]
+        codes, words = rows.words(name)
+        ranks = np.empty(len(words) + 1)
+        ranks[np.asarray(sorted(range(len(words)), key=words.__getitem__), dtype=np.int64)] = np.arange(len(words))
+        ranks[-1] = np.nan  # the code of null is -1
+        return ranks[codes]
     names: Iterable[str] = (*COLUMNS, "invalid", "calls", *(f"term.{one}" for one in rows.term_names))
     hint = did_you_mean(name, names, "columns")
     raise QueryFault(f"there is no column '{name}' to sort by", column=column, hint=hint)
