@@ -7,11 +7,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from rlenv.runs.figures import counts, series
-from rlenv.runs.query import COLUMNS, parse
-from rlenv.runs.snapshot import Snapshot
+from rlenv.runs.query import COLUMNS
+from rlenv.runs.reading import reading_list
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION, answered, number, reading
 from rlenv.web.episode import page, text_at
 from rlenv.web.shelf import OpenRun
+from rlenv.web.tokens import token_rows
 
 __all__ = ["add_routes"]
 
@@ -32,6 +33,7 @@ def add_routes(app: web.Application) -> None:
             web.get(f"{run}/e/{{id}}", _episode),
             web.get(f"{run}/e/{{id}}/text", _text),
             web.get(f"{run}/e/{{id}}/raw", _raw),
+            web.get(f"{run}/e/{{id}}/tokens", _tokens),
             web.get("/blob/{run}/{sha:[0-9a-f]{64}}", _blob),
         ]
     )
@@ -65,6 +67,7 @@ def _about(run: OpenRun) -> dict[str, Any]:
         "reasons": counts(rows, "reason"),
         "failures": counts(rows, "failure"),
         "attempts": list(info.attempts) if info else [],
+        "read": run.computed(("read",), reading_list),
     }
 
 
@@ -73,10 +76,7 @@ async def _series(request: web.Request) -> web.Response:
 
     def figures(run: OpenRun) -> dict[str, Any]:
         rows = run.rows()
-        key = ("series", since)
-        if key not in run.kept:
-            run.kept[key] = series(rows, since=since)
-        steps, found = run.kept[key]
+        steps, found = run.computed(("series", since), lambda rows: series(rows, since=since))
         return {"version": rows.version, "steps": steps, "series": found}
 
     return await reading(request, figures)
@@ -89,7 +89,7 @@ async def _episodes(request: web.Request) -> web.Response:
 
     def listed(run: OpenRun) -> dict[str, Any]:
         rows = run.rows()
-        places = placed(run, rows, query, sort)
+        places = run.places(query, sort)
         return {
             "version": rows.version,
             "total": len(rows),
@@ -98,18 +98,6 @@ async def _episodes(request: web.Request) -> web.Response:
         }
 
     return await reading(request, listed)
-
-
-def placed(run: OpenRun, rows: Snapshot, query: str, sort: str = "") -> Any:
-    """The places of the rows that match, kept for as long as the version is the same."""
-    key = ("places", query, sort)
-    if key not in run.kept:
-        found = parse(query).places(rows, sort)
-        known = [one for one in run.kept if isinstance(one, tuple) and one[0] == "places"]
-        for old in known[:-15]:
-            del run.kept[old]
-        run.kept[key] = found
-    return run.kept[key]
 
 
 async def _episode(request: web.Request) -> web.Response:
@@ -121,6 +109,11 @@ async def _episode(request: web.Request) -> web.Response:
 async def _text(request: web.Request) -> web.Response:
     id, path = request.match_info["id"], request.query.get("path", "")
     return await reading(request, lambda run: {"text": text_at(run.episodes.body(id).as_json(), path)})
+
+
+async def _tokens(request: web.Request) -> web.Response:
+    id = request.match_info["id"]
+    return await reading(request, lambda run: token_rows(run, id))
 
 
 async def _raw(request: web.Request) -> web.Response:

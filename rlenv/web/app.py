@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from rlenv import __version__
-from rlenv.web import api
+from rlenv.web import api, figures, files, live
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION
 from rlenv.web.episode import Blobs
 from rlenv.web.guard import Guard, refusal
@@ -42,7 +42,8 @@ def application(roots: Sequence[Path], *, guard: Guard, read_only: bool = False,
     app[BLOBS] = Blobs()
     app[READ_ONLY] = read_only
     app[VERSION] = __version__
-    api.add_routes(app)
+    for part in (api, figures, files, live):
+        part.add_routes(app)
     if not read_only and importlib.util.find_spec("rlenv.web.workbench") is not None:
         importlib.import_module("rlenv.web.workbench").add_routes(app)
     app.add_routes([web.get("/{path:.*}", _page(dist))])

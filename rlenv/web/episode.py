@@ -15,7 +15,6 @@ import numpy as np
 from rlenv._base.pictures import bare_image
 from rlenv.errors import UsageError
 from rlenv.runs.groups import group_of, members
-from rlenv.runs.query import parse
 from rlenv.web.shelf import OpenRun
 
 __all__ = ["CUT_CHARS", "Blobs", "evidence_places", "page", "shown", "text_at"]
@@ -194,10 +193,7 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
 
 def _neighbours(run: OpenRun, place: int, query: str, sort: str) -> dict[str, str | None]:
     rows = run.rows()
-    key = ("places", query, sort)
-    places = run.kept.get(key)
-    if places is None:
-        places = run.kept[key] = parse(query).places(rows, sort)
+    places = run.places(query, sort)
     at = np.nonzero(places == place)[0]
     if not len(at):
         return {"prev": None, "next": None}

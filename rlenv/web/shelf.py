@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlenv.errors import UsageError
 from rlenv.runs.figures import overview
 from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
 from rlenv.runs.lines import LinesReader
+from rlenv.runs.query import parse
 from rlenv.runs.snapshot import Episodes, Snapshot
 
 __all__ = ["OpenRun", "Shelf"]
@@ -34,7 +38,7 @@ class OpenRun:
     path: Path
     episodes: Episodes
     lock: threading.RLock = field(default_factory=threading.RLock)
-    kept: dict[Any, Any] = field(default_factory=dict)
+    kept: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """What was computed of one version, by what was asked for; emptied with the next version."""
     _snapshot: Snapshot | None = None
     _looked: float = -1.0
@@ -59,6 +63,29 @@ class OpenRun:
             self._snapshot = Snapshot(self.episodes)
             self.kept.clear()
         return self._snapshot
+
+    def computed(self, key: tuple[Any, ...], of: Callable[[Snapshot], Any]) -> Any:
+        """What is computed of the rows, once a version."""
+        rows = self.rows()
+        if key not in self.kept:
+            self.kept[key] = of(rows)
+        return self.kept[key]
+
+    def places(self, query: str, sort: str = "") -> NDArray[np.int64]:
+        """The places of the rows that match, in order; those of the last queries are kept.
+
+        Raises:
+            QueryFault: the query or the order is none.
+        """
+        rows, key = self.rows(), ("places", query, sort)
+        if key not in self.kept:
+            found = parse(query).places(rows, sort)
+            known = [one for one in self.kept if one[0] == "places"]
+            for old in known[:-15]:
+                del self.kept[old]
+            self.kept[key] = found
+        places: NDArray[np.int64] = self.kept[key]
+        return places
 
 
 class Shelf:
