@@ -55,7 +55,8 @@ def recent(rows: Snapshot, mode: str) -> NDArray[np.bool_]:
     if not of_mode.any():
         return of_mode
     last = np.unique(steps[of_mode])[-(RECENT_STEPS if mode == "train" else 1) :]
-    return of_mode & (steps >= last[0])
+    found: NDArray[np.bool_] = of_mode & (steps >= last[0])
+    return found
 
 
 def _is_mode(rows: Snapshot, mode: str) -> NDArray[np.bool_]:

@@ -81,7 +81,8 @@ def mcnemar(fixed: int, broken: int) -> float:
     if not count:
         return 1.0
     tail = sum(math.comb(count, one) for one in range(few + 1))
-    return min(1.0, 2 * tail / 2**count)
+    p: float = 2 * tail / 2**count
+    return min(1.0, p)
 
 
 def paired_change(

@@ -66,14 +66,13 @@ class Guard:
         @web.middleware
         async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
             nonce = request["nonce"] = secrets.token_urlsafe(16)
-            answer = self._entered(request) or self._refused(request)
-            if answer is None:
-                try:
-                    answer = await handler(request)
-                except web.HTTPException as error:
-                    if error.status < 400:
-                        raise
-                    answer = refusal(error.status, f"{error.reason}: {request.method} {request.path}")
+            refused = self._entered(request) or self._refused(request)
+            try:
+                answer = await handler(request) if refused is None else refused
+            except web.HTTPException as error:
+                if error.status < 400:
+                    raise
+                answer = refusal(error.status, f"{error.reason}: {request.method} {request.path}")
             if not answer.prepared:
                 self._marked(answer, nonce)
             return answer

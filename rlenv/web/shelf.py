@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +174,7 @@ def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
     """What is known of a run without its rows; figures are put over it."""
     attempts = info.attempts if info is not None else ()
     return {
-        "key": key,
+        "key": quote(key, safe=""),  # as it stands in addresses
         "name": key.replace("~", "/"),
         "path": str(path),
         "kind": info.kind if info else "eval",
