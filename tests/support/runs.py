@@ -163,6 +163,18 @@ def visited(
     return asyncio.run(run())
 
 
+async def raw(client: TestClient[Any, Any], path: str) -> str:
+    """The whole answer to a GET whose path goes over the wire as it is written, with the client's cookie."""
+    cookies = "; ".join(f"{one.key}={one.value}" for one in client.session.cookie_jar)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = f"GET {path} HTTP/1.1\r\nHost: {client.host}\r\nCookie: {cookies}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode())
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer.decode()
+
+
 def asked(path: str, *roots: Path, status: int = 200, **options: Any) -> Any:
     """The JSON that a viewer of some folders answers to a GET."""
 
