@@ -33,7 +33,7 @@ from rlenv.trajectory import Trajectory
 
 __all__ = ["check_environment", "check_environment_async", "check_trajectory"]
 
-_OF_THE_MOMENT = frozenset({"seconds", "details"})
+_OF_THE_MOMENT = frozenset({"seconds", "started", "waited", "details"})
 """Keys of a record that differ between equal episodes: times, and how a call was made."""
 
 
