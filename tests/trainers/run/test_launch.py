@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlenv_verl.run.guard import RUN_MARK, Segments
 from rlenv_verl.run.launch import Ending, run_to_end
 
 # A driver that starts a daemon in a session of its own, as Ray does, and names it in a file.
@@ -89,6 +90,7 @@ def test_rays_folder_is_given_and_removed(tmp_path: Path) -> None:
 KILLED = """
 import os, pathlib, sys
 sys.path[:0] = {paths!r}
+from rlenv_verl.run.guard import RUN_MARK, Segments
 from rlenv_verl.run.launch import run_to_end
 folder = pathlib.Path(sys.argv[1])
 run_to_end(
@@ -208,3 +210,32 @@ def test_shared_memory_that_a_living_process_has_is_not_removed(tmp_path: Path) 
     finally:
         held[0].close()
         held[0].unlink()
+
+
+MAPPING = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    held = mmap.mmap(file.fileno(), 0)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="address spaces cannot be read here")
+def test_shared_memory_that_is_gone_before_it_was_asked_for_hides_no_other(tmp_path: Path) -> None:
+    segment = tmp_path / "psm_of_the_run"
+    segment.write_bytes(bytes(4096))
+    # Where it leads to nothing, its owner cannot be asked for: as of a file that is removed after the folder was read.
+    (tmp_path / "psm_gone").symlink_to(tmp_path / "nothing")
+    mark = "a mark of this test"
+    command = [sys.executable, "-c", MAPPING, str(segment)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, RUN_MARK: mark}) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            segments = Segments(mark, folder=str(tmp_path))
+            segments.look()
+        finally:
+            process.kill()
+    segments.remove()
+    assert not segment.exists()
