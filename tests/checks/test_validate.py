@@ -207,3 +207,21 @@ def test_the_example_of_the_language_reference_is_valid(write: Write) -> None:
     text = (SPECS.parent / "docs" / "language" / "spec.md").read_text(encoding="utf-8")
     example = text.partition("```yaml\n")[2].partition("```")[0]
     assert validate([write(example)]).faults == ()
+
+
+def test_a_key_error_of_a_plug_in_is_not_a_name_that_no_dialect_has(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+from rlenv.language.dialect import DialectSpec
+from rlenv.language.kinds import Kind
+KIND = Kind(DialectSpec, lambda spec: {}["marks"])
+"""
+    info = tmp_path / "own_dialect-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-dialect\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlenv.dialects]\nown = own_dialect:KIND\n")
+    (tmp_path / "own_dialect.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (fault,) = validate([write(HEAD + "dialect: own\nanswer: {tag: answer}\n")]).faults
+    assert (fault.path, fault.message) == ("dialect", "it cannot be compiled: KeyError: 'marks'")
