@@ -16,6 +16,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import Fault, SpecError
 from rlenv.language.loader import load_spec
 from rlenv.secrets import leave_open
+from tests.support.plug_ins import plug_in_dialect
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faults"
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -212,16 +213,7 @@ def test_the_example_of_the_language_reference_is_valid(write: Write) -> None:
 def test_a_key_error_of_a_plug_in_is_not_a_name_that_no_dialect_has(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = """
-from rlenv.language.dialect import DialectSpec
-from rlenv.language.kinds import Kind
-KIND = Kind(DialectSpec, lambda spec: {}["marks"])
-"""
-    info = tmp_path / "own_dialect-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-dialect\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[rlenv.dialects]\nown = own_dialect:KIND\n")
-    (tmp_path / "own_dialect.py").write_text(code)
+    plug_in_dialect(tmp_path, "own", factory='lambda spec: {}["marks"]')
     monkeypatch.syspath_prepend(str(tmp_path))
     (fault,) = validate([write(HEAD + "dialect: own\nanswer: {tag: answer}\n")]).faults
     assert (fault.path, fault.message) == ("dialect", "it cannot be compiled: KeyError: 'marks'")
