@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MissingExtra: the adapter or what it stands on is not installed.
     """
-    exporting = adapter("export.command", command="export-policy")
+    exporting = adapter("export.command", wanted_by="rlenv export-policy")
     report: dict[str, Any] = exporting.export(
         args.run,
         args.output,

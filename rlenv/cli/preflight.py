@@ -68,7 +68,7 @@ def run_argv(argv: Sequence[str]) -> int:
         MissingExtra: the adapter or what it stands on is not installed.
     """
     args = _parser().parse_intermixed_args(list(argv))
-    report: Preflight = adapter("run.preflight_command", command="preflight").look(
+    report: Preflight = adapter("run.preflight_command", wanted_by="rlenv preflight").look(
         args.items,
         model=args.model,
         preset=args.preset,
