@@ -138,6 +138,7 @@ RULES = {
     "test_contributing.py",
     "test_docs.py",
     "test_layers.py",
+    "test_makefile.py",
     "test_new_family.py",
     "test_package.py",
     "test_security_page.py",
