@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
+from rlenv.language.loader import LoadedSpec
 from rlenv.messages import Message, ParsedAction
 from rlenv.policies.base import PolicyContext
 from rlenv.secrets import resolve
 from rlenv.testing import check_environment, check_environment_async, check_trajectory, environments
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
+from tests.support.clock import run_skipping
 from tests.support.environments import BASE, Make
 from tests.support.laws import not_broken, rule_of
 
@@ -67,6 +73,47 @@ class Said:
         return self._action
 
     async def aclose(self) -> None: ...
+
+
+class Silent(Said):
+    async def act(self, messages: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+class FailsToClose(Said):
+    async def aclose(self) -> None:
+        raise OSError("it is gone")
+
+
+class LateEpisodes(Environment):
+    """One whose episodes do not end any more, from a certain one on."""
+
+    def __init__(self, loaded: LoadedSpec, first: int) -> None:
+        super().__init__(loaded)
+        self.count = itertools.count()
+        self.first = first
+
+    @asynccontextmanager
+    async def start(self, **where: Any) -> AsyncIterator[Episode]:  # type: ignore[override]
+        async with super().start(**where) as episode:
+            yield episode
+        if next(self.count) >= self.first:
+            await asyncio.Event().wait()
+
+
+class LateToClose(Environment):
+    async def aclose(self) -> None:
+        await asyncio.Event().wait()
+
+
+LATE: list[tuple[str, Callable[[LoadedSpec], Environment], type[Said]]] = [
+    ("a policy acts in time", Environment, Silent),
+    ("a policy closes without an error", Environment, FailsToClose),
+    ("an episode ends in time", lambda loaded: LateEpisodes(loaded, 0), Said),
+    ("episodes side by side end in time", lambda loaded: LateEpisodes(loaded, 1), Said),
+    ("records replay in time", lambda loaded: LateEpisodes(loaded, 3), Said),
+    ("an environment closes in time", LateToClose, Said),
+]
 
 
 def said(*args: Any) -> dict[str, Any]:
@@ -169,6 +216,16 @@ def test_each_law_is_broken_by_a_spec_that_breaks_it_alone(
     assert rule_of(found.value) == rule
 
 
+@pytest.mark.parametrize(("rule", "made", "policy"), LATE, ids=[row[0] for row in LATE])
+def test_what_hangs_in_an_environment_breaks_a_law(
+    rule: str, made: Callable[[LoadedSpec], Environment], policy: type[Said], make_environment: Make
+) -> None:
+    environment = made(make_environment().loaded)
+    with pytest.raises(AssertionError) as found:
+        run_skipping(check_environment_async(environment, tasks=1, policies=lambda environment: [policy()]))
+    assert rule_of(found.value) == rule
+
+
 @pytest.mark.parametrize(("rule", "trajectory"), BROKEN_RECORDS, ids=[row[0] for row in BROKEN_RECORDS])
 def test_each_law_of_records_is_broken_by_one_that_breaks_it_alone(rule: str, trajectory: Trajectory) -> None:
     check_trajectory(RECORD)
@@ -178,5 +235,5 @@ def test_each_law_of_records_is_broken_by_one_that_breaks_it_alone(rule: str, tr
 
 
 def test_every_law_of_environments_has_something_that_breaks_it() -> None:
-    broken = {*(row[0] for row in BROKEN), *(row[0] for row in BROKEN_RECORDS)}
+    broken = {*(row[0] for row in BROKEN), *(row[0] for row in LATE), *(row[0] for row in BROKEN_RECORDS)}
     assert not_broken(environments, broken | KEPT_BY_THE_FRAMEWORK) == []
