@@ -61,3 +61,21 @@ def test_no_floor_of_coverage_is_promised_that_is_not_held() -> None:
     floor = PROJECT["tool"]["coverage"]["report"].get("fail_under")
     said = "no `fail_under`" if floor is None else f"{floor:g} %"
     assert said in (ROOT / "RELEASING.md").read_text(encoding="utf-8")
+
+
+def test_every_dependency_has_a_reason() -> None:
+    page = (ROOT / "docs" / "extend" / "dependencies.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line[:2] == "| "]
+    project = PROJECT["project"]
+    core = {row[0] for row in rows if len(row) == 2 and row[1]}
+    assert [one for one in map(name_of, project["dependencies"]) if one not in core] == []
+    extras = project["optional-dependencies"]
+    written = {
+        (extra, name_of(name))
+        for extra, names, why in ([row[0].strip("`"), *row[1:]] for row in rows if len(row) == 3)
+        for name in re.split(", | and ", names)
+        if why and extra in extras
+    }
+    brought = {(extra, name_of(one)) for extra, listed in extras.items() for one in listed}
+    assert written == brought
+    assert [one for one in map(name_of, PROJECT["build-system"]["requires"]) if one not in page] == []
