@@ -10,7 +10,7 @@ __all__ = ["all_known", "did_you_mean", "nearest"]
 
 # Comparing words takes the product of their lengths, and some of them are a policy's.
 _MAX_WORD: Final = 100
-_MAX_KNOWN: Final = 1_000
+_MAX_KNOWN: Final = 5_000  # the programs on a path are over a thousand
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
