@@ -86,13 +86,26 @@ def loaded_of(document: SourceDocument) -> LoadedSpec:
     return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
 
 
+class _Faults(list[Fault]):
+    """Faults as they are found; `cause` is the first of pydantic's errors that one came of."""
+
+    cause: ValidationError | None = None
+
+    def take(
+        self, error: ValidationError, document: SourceDocument, base: tuple[str | int, ...], model: type[Spec]
+    ) -> None:
+        """Adds those behind an error in the mapping at `base`, which should have been a `model`."""
+        self.cause = self.cause or error
+        self.extend(from_pydantic(error, document, base, model))
+
+
 def type_document(document: SourceDocument) -> EnvSpec:
     """A document to a typed spec.
 
     Raises:
         SpecError: with every fault, in order of place.
     """
-    faults: list[Fault] = []
+    faults = _Faults()
     data = dict(document.data)
     for group, placeholder in _BASES.items():
         section = data.get(group)
@@ -115,13 +128,13 @@ def type_document(document: SourceDocument) -> EnvSpec:
     try:
         spec = EnvSpec.model_validate(data)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, (), EnvSpec))
+        faults.take(error, document, (), EnvSpec)
     version = document.get("rlenv")
     if version == 1 and type(version) is not int:  # pydantic takes true for 1
         faults.append(document.fault("rlenv", f"found {found(version)}; expected 1", "write 1"))
     faults.extend(_task_sources(document))
     if faults or spec is None:
-        raise SpecError(in_order(faults, document))
+        raise SpecError(in_order(faults, document)) from faults.cause
     return spec
 
 
@@ -138,7 +151,7 @@ def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
     return sorted(unique, key=place)
 
 
-def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec:
+def _dialect(document: SourceDocument, faults: _Faults) -> str | DialectSpec:
     """The name of a dialect, or the mapping that defines one."""
     value = document.get("dialect")
     if isinstance(value, str):
@@ -159,11 +172,11 @@ def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec
     try:
         return DialectSpec.model_validate(data)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, ("dialect",), DialectSpec))
+        faults.take(error, document, ("dialect",), DialectSpec)
         return "hermes"
 
 
-def _chat_template(document: SourceDocument, faults: list[Fault]) -> str | ChatTemplateSpec | None:
+def _chat_template(document: SourceDocument, faults: _Faults) -> str | ChatTemplateSpec | None:
     """The template's file, or the mapping that names it."""
     path = ("dialect", "chat_template")
     value = document.get(path)
@@ -176,11 +189,11 @@ def _chat_template(document: SourceDocument, faults: list[Fault]) -> str | ChatT
     try:
         return ChatTemplateSpec.model_validate(value)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, ChatTemplateSpec))
+        faults.take(error, document, path, ChatTemplateSpec)
         return None
 
 
-def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> CallSpec:
+def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: _Faults) -> CallSpec:
     value = document.get(path)
     if not isinstance(value, Mapping):
         message = f"found {found(value)}; expected a mapping that says how a call is written"
@@ -189,11 +202,11 @@ def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: li
     try:
         return CallSpec.model_validate(value)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, CallSpec))
+        faults.take(error, document, path, CallSpec)
         return CallSpec()
 
 
-def _entry(document: SourceDocument, group: registry.Group, name: str, faults: list[Fault]) -> Spec | None:
+def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _Faults) -> Spec | None:
     path = (group, name)
     value = document.get(path)
     if not isinstance(value, Mapping):
@@ -207,11 +220,11 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: l
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, model))
+        faults.take(error, document, path, model)
         return None
 
 
-def _user(document: SourceDocument, faults: list[Fault]) -> Spec | None:
+def _user(document: SourceDocument, faults: _Faults) -> Spec | None:
     value = document.get("user")
     kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
     if kind is None:
@@ -219,7 +232,7 @@ def _user(document: SourceDocument, faults: list[Fault]) -> Spec | None:
     try:
         return kind.spec.model_validate(value)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, ("user",), kind.spec))
+        faults.take(error, document, ("user",), kind.spec)
         return None
 
 
@@ -276,7 +289,7 @@ def _named(
     return None
 
 
-def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> Spec | None:
+def _oracle_step(document: SourceDocument, index: int, faults: _Faults) -> Spec | None:
     path = ("oracle", index)
     step = document.get(path)
     if not isinstance(step, Mapping):
@@ -306,7 +319,7 @@ def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> S
     try:
         return model.model_validate(step)
     except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, model))
+        faults.take(error, document, path, model)
         return None
 
 
