@@ -190,6 +190,8 @@ REAL_RUNS = {"verl_runs/test_judge.py", "verl_runs/test_sft.py", "vllm_serve/tes
 """Suites of their own, which start real trainers and servers and look at how long those take."""
 _CLOCK = re.compile(r"time\.(monotonic|time|perf_counter)(_ns)?|.*loop(\(\))?\.time|.*datetime\.now")
 _SLEEPS = {"time.sleep", "asyncio.sleep", "anyio.sleep"}
+
+
 def _calls(node: ast.AST, names: set[str]) -> list[ast.Call]:
     return [one for one in ast.walk(node) if isinstance(one, ast.Call) and ast.unparse(one.func) in names]
 
