@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from rlenv._base.bounded import drop_oldest
 from rlenv.dialects.control_tokens import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
@@ -24,7 +25,6 @@ from rlenv.tokens.vocabulary import Signs, Vocabulary, encode
 
 __all__ = ["CHECKS", "PromptIds", "call_id"]
 
-_CACHED = 256
 _MARK = "\ue000c0\ue000"
 CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
 """Harmless contents that bring out what a tokenizer merges."""
@@ -94,9 +94,8 @@ class PromptIds:
         program = self.kept.get(key)
         if program is None:
             program = self._program(prompt)
-            while len(self.kept) >= _CACHED:
-                self.kept.pop(next(iter(self.kept)), None)
             self.kept[key[0], self.template.stamp(now)] = program
+            drop_oldest(self.kept, most=256)
         if not program.pieces:
             return self.encode(prompt)
         return program.encode(lambda slot: slot.transform(content), self._plain)
