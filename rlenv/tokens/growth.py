@@ -25,7 +25,7 @@ from rlenv.tokens.dummies import (
     shared_marks,
     turn_message,
 )
-from rlenv.tokens.grown import Finding, Grown, Voice, words_of
+from rlenv.tokens.grown import Finding, Grown, Voice
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter
 from rlenv.tokens.thoughts import thinking_of
@@ -177,7 +177,7 @@ class Growth:
             text = self._voice.render(story, [*story.messages, said], add_generation_prompt=False)
         except UnsupportedTemplate:
             return ""
-        places = [text.rfind(word) + len(word) for word in words_of(turn, 0) if word in text]
+        places = [text.rfind(word) + len(word) for word in turn.words(0) if word in text]
         found = [(text.find(mark, max(places, default=len(text))), mark) for mark in ends]
         return min((one for one in found if one[0] >= 0), default=(-1, ""))[1]
 
@@ -188,7 +188,7 @@ class Growth:
         for thinking in ("none", "some"):
             for turn in (Turn(thinking, "before", ("user",)), Turn(thinking, "", ("tool",))):
                 grown = self._grown(turn)
-                words = [place for word in words_of(turn, 0) if (place := grown.find(word)) >= 0]
+                words = [place for word in turn.words(0) if (place := grown.find(word)) >= 0]
                 found = self._marks.find(grown[: max(words)]) if words else []
                 if thinking == "none":
                     begins |= {mark for at, mark in found if not grown[:at].strip()}
