@@ -22,19 +22,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term
-from rlenv.testing.laws import (
-    LIMIT_S,
-    BrokenLaw,
-    broken,
-    compiled,
-    difference,
-    ends_when_cancelled,
-    in_own_loop,
-    in_time,
-    kept_as_json,
-    law,
-    short,
-)
+from rlenv.testing import laws
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn
 
@@ -92,7 +80,7 @@ def compile_term(
     """
     if kind == "rule":
         keys.setdefault("rule", "python")
-    term = compiled("rewards", {"kind": kind, **keys}, name=name, base=base, tools=tools or {})
+    term = laws.compiled("rewards", {"kind": kind, **keys}, name=name, base=base, tools=tools or {})
     assert isinstance(term, Term)
     return term
 
@@ -125,7 +113,7 @@ async def check_reward_async(
     invalid: Sequence[RewardContext] | Sequence[Sequence[Trajectory]] = (),
     within: tuple[float, float] | None = None,
     base: Path = Path(),
-    limit_s: float = LIMIT_S,
+    limit_s: float = laws.LIMIT_S,
     **parts: Any,
 ) -> None:
     """Runs the laws of reward terms on `term`; a law that is broken is an AssertionError that states it.
@@ -146,11 +134,11 @@ async def check_reward_async(
         AssertionError: a law is broken.
         UsageError: there is nothing to measure, or it is not of the kind that the term measures.
     """
-    term = compiled("rewards", term, name="term", base=base, **parts)
+    term = laws.compiled("rewards", term, name="term", base=base, **parts)
     assert isinstance(term, Term)
     ways = [one for one in (term.measure, term.measure_async, term.measure_group) if one is not None]
-    law("exactly one of measure, measure_async and measure_group is set", len(ways) == 1, f"{len(ways)} are")
-    law("a term has a name", bool(term.name), repr(term.name))
+    laws.law("exactly one of measure, measure_async and measure_group is set", len(ways) == 1, f"{len(ways)} are")
+    laws.law("a term has a name", bool(term.name), repr(term.name))
     _check_material(term, contexts, groups, invalid)
     declared = term.spec.range if term.spec.clip is None else None
     bounds = [one for one in (declared, within) if one is not None]
@@ -166,7 +154,7 @@ async def check_reward_async(
         await scope.aclose()
 
 
-check_reward = in_own_loop(check_reward_async)
+check_reward = laws.in_own_loop(check_reward_async)
 
 
 def _check_material(term: Term, contexts: Sized, groups: Sized, invalid: Sequence[object]) -> None:
@@ -194,13 +182,13 @@ async def _check_alone(term: Term, contexts: Sequence[RewardContext], bounds: _B
     again = [await _value(term, context, limit_s) for context in reversed(contexts)][::-1]
     for context, before, after in zip(contexts, first, again, strict=True):
         rule = "equal episodes are measured equally, whatever was measured in between"
-        law(rule, _is_same(before, after), f"{_shown(context)}: {short(before)}, then {short(after)}")
+        laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
     together = await asyncio.gather(*(_value(term, context, limit_s) for context in contexts))
     for context, before, after in zip(contexts, first, together, strict=True):
         rule = "terms that are measured at once do not disturb each other"
-        law(rule, _is_same(before, after), f"{_shown(context)}: {short(before)}, then {short(after)}")
+        laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
     if term.measure_async is not None:
-        await ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
+        await laws.ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
 
 
 async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
@@ -211,16 +199,16 @@ async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limi
     if term.measure is not None:
         return term.measure(what)
     assert term.measure_async is not None
-    return await in_time(term.measure_async(what), "a term measures in time", limit_s)
+    return await laws.in_time(term.measure_async(what), "a term measures in time", limit_s)
 
 
 async def _value(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
     try:
         return await _measured(term, what, limit_s)
-    except BrokenLaw:
+    except laws.BrokenLaw:
         raise
     except Exception as error:
-        raise broken("what can be measured is", f"{_shown(what)}: it raised {short(error)}") from error
+        raise laws.broken("what can be measured is", f"{_shown(what)}: it raised {laws.short(error)}") from error
 
 
 async def _measured_once(term: Term, context: RewardContext, bounds: _Bounds, limit_s: float) -> Measured:
@@ -232,54 +220,60 @@ async def _measured_once(term: Term, context: RewardContext, bounds: _Bounds, li
 
 def _checked(found: object, bounds: _Bounds, where: str) -> Measured:
     if not isinstance(found, Measured):
-        raise broken("a term gives a Measured", f"{where}: {short(found)}")
-    law("evidence is a text", isinstance(found.evidence, str), f"{where}: {short(found.evidence)}")
+        raise laws.broken("a term gives a Measured", f"{where}: {laws.short(found)}")
+    laws.law("evidence is a text", isinstance(found.evidence, str), f"{where}: {laws.short(found.evidence)}")
     try:
         json.dumps(dict(found.details), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise broken("details are JSON, so that trajectories can keep them", f"{where}: {error}") from error
+        raise laws.broken("details are JSON, so that trajectories can keep them", f"{where}: {error}") from error
     value = found.value
     if value is None:
         return found
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    law("a value is a number, or None where there is nothing to measure", is_number, f"{where}: {short(value)}")
-    law("a value is finite", math.isfinite(value), f"{where}: {value}")
+    laws.law(
+        "a value is a number, or None where there is nothing to measure", is_number, f"{where}: {laws.short(value)}"
+    )
+    laws.law("a value is finite", math.isfinite(value), f"{where}: {value}")
     for least, most in bounds:
-        law(f"a value is within {least:g} and {most:g}", least <= value <= most, f"{where}: {value}")
+        laws.law(f"a value is within {least:g} and {most:g}", least <= value <= most, f"{where}: {value}")
     return found
 
 
 def _check_unchanged(before: str, after: str, where: str) -> None:
-    law("measuring leaves the episode as it is", after == before, f"{where}: {difference(before, after)}")
+    laws.law("measuring leaves the episode as it is", after == before, f"{where}: {laws.difference(before, after)}")
 
 
 async def _check_invalid(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> None:
     rule = "what cannot be measured raises RewardError, and is no number"
     try:
         found = await _measured(term, what, limit_s)
-    except BrokenLaw:
+    except laws.BrokenLaw:
         raise
     except RewardError:
         return
     except Exception as error:
-        raise broken(rule, f"{_shown(what)}: it raised {short(error)}") from error
-    raise broken(rule, f"{_shown(what)}: {short(found)}")
+        raise laws.broken(rule, f"{_shown(what)}: it raised {laws.short(error)}") from error
+    raise laws.broken(rule, f"{_shown(what)}: {laws.short(found)}")
 
 
 async def _check_group(term: Term, group: Sequence[Trajectory], bounds: _Bounds, limit_s: float) -> None:
-    before = kept_as_json(group)
+    before = laws.kept_as_json(group)
     given = await _value(term, group, limit_s)
-    law("a group's term gives one Measured for each answer", len(given) == len(group), f"{len(given)} of {len(group)}")
+    laws.law(
+        "a group's term gives one Measured for each answer", len(given) == len(group), f"{len(given)} of {len(group)}"
+    )
     found = [_checked(one, bounds, f"answer {index}") for index, one in enumerate(given)]
-    _check_unchanged(before, kept_as_json(group), _shown(group))
+    _check_unchanged(before, laws.kept_as_json(group), _shown(group))
     turned = (await _value(term, group[::-1], limit_s))[::-1]
     for index, (one, other) in enumerate(zip(found, turned, strict=True)):
         rule = "an answer's value does not hang on its place in the group"
-        law(rule, one.value == other.value, f"answer {index}: {one.value}, from behind {other.value}")
+        laws.law(rule, one.value == other.value, f"answer {index}: {one.value}, from behind {other.value}")
 
 
 def _read(context: RewardContext) -> str:
-    return kept_as_json([context.task, context.messages, context.turns, context.answer, context.vars, context.reason])
+    return laws.kept_as_json(
+        [context.task, context.messages, context.turns, context.answer, context.vars, context.reason]
+    )
 
 
 def _is_same(one: Measured, other: Measured) -> bool:
@@ -288,5 +282,5 @@ def _is_same(one: Measured, other: Measured) -> bool:
 
 def _shown(what: RewardContext | Sequence[Trajectory]) -> str:
     if not isinstance(what, RewardContext):
-        return f"answers {short([one.answer for one in what])}"
-    return f"answer {short(what.answer)} to task {short(dict(what.task))}"
+        return f"answers {laws.short([one.answer for one in what])}"
+    return f"answer {laws.short(what.answer)} to task {laws.short(dict(what.task))}"
