@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import mimetypes
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from rlenv import __version__
 from rlenv.web import api, figures, files, live
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION
 from rlenv.web.episode import Blobs
-from rlenv.web.guard import Guard, refusal
+from rlenv.web.guard import NONCE, Guard, refusal
 from rlenv.web.shelf import Shelf
 
 __all__ = ["DIST", "application", "serve"]
@@ -50,11 +50,11 @@ def application(roots: Sequence[Path], *, guard: Guard, read_only: bool = False,
     return app
 
 
-def _page(dist: Path) -> Callable[[web.Request], object]:
+def _page(dist: Path) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The front end's files, read once; every other path is the page itself, which reads it."""
     files = {path.relative_to(dist).as_posix(): path for path in sorted(dist.rglob("*")) if path.is_file()}
 
-    async def page(request: web.Request) -> web.Response:
+    async def page(request: web.Request) -> web.StreamResponse:
         name = request.match_info["path"]
         if name.startswith(("api/", "blob/")):
             return refusal(404, f"there is no {request.path}")
@@ -63,7 +63,7 @@ def _page(dist: Path) -> Callable[[web.Request], object]:
             headers = {"Cache-Control": "no-cache"}
             return web.Response(body=files[name].read_bytes(), content_type=kind, headers=headers)
         whole = files["index.html"].read_text(encoding="utf-8") if "index.html" in files else _UNBUILT
-        return web.Response(text=whole.replace("__NONCE__", request["nonce"]), content_type="text/html")
+        return web.Response(text=whole.replace("__NONCE__", NONCE.get()), content_type="text/html")
 
     return page
 
