@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from rlenv.web.guard import Guard
-from tests.support.runs import kept, played, visited
+from tests.support.runs import kept, played, raw, visited
 
 Client = TestClient[Any, Any]
 
