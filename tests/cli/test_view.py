@@ -57,7 +57,7 @@ def test_what_a_terminal_obeys_is_shown_as_escapes(tmp_path: Path, capsys: pytes
     kept(tmp_path / "run", [played(result="\x1b]0;title\x07 \u202e [link=http://evil.example]x[/link]")])
     assert main(["view", str(tmp_path / "run"), "--text"]) == 0
     said = capsys.readouterr().out
-    for shown in ("\\x1b]0;title\\x07", "\\u202e", "[link=http://evil.example]x"):
+    for shown in ("\\x1b]0;title", "\\u202e", "[link=http://evil.example]x"):
         assert shown in said
     assert "\x1b" not in said
 
