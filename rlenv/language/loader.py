@@ -52,13 +52,18 @@ class LoadedSpec:
         return tuple(self.base_of(f"roots.{index}") / root for index, root in enumerate(self.spec.roots))
 
 
-def load_document(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
+def load_document(
+    path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None, text: str | None = None
+) -> SourceDocument:
     """Reads a spec file, what it extends and the overrides in `set` (values by dotted path).
+
+    Args:
+        text: what stands at `path` in an editor that has not saved it, in place of the file's content.
 
     Raises:
         SpecError: the text cannot be read; see `rlenv.language.document`.
     """
-    return read_source(path, set=set)
+    return read_source(path, set=set, text=text)
 
 
 def load_spec(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> LoadedSpec:
