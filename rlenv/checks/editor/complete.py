@@ -64,9 +64,11 @@ def content(text: str, own: Mapping[str, Any], *, path: str | os.PathLike[str]) 
     if not isinstance(own.get("extends"), str):
         return own
     try:
-        return _merged(load_document(path, text=json.dumps({"extends": own["extends"]})).data, own)
+        below = load_document(path, text=json.dumps({"extends": own["extends"]})).data
     except (SpecError, ValueError):
         return own
+    both: Mapping[str, Any] = _merged(below, own)
+    return both
 
 
 def _merged(below: Any, above: Any) -> Any:

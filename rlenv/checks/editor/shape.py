@@ -85,7 +85,7 @@ def type_of(shape: Shape) -> str:
         elif "$ref" not in flat and "type" in flat and flat["type"] != "null":
             named = flat["type"] if isinstance(flat["type"], list) else [flat["type"]]
             bounds = " ".join(f"{sign} {flat[key]}" for key, sign in _BOUNDS.items() if key in flat)
-            word = " or ".join(_TYPES.get(one, one) for one in named if one != "null")
+            word = " or ".join(_TYPES.get(str(one), str(one)) for one in named if one != "null")
             words[f"{word} {bounds}".rstrip()] = None
     if len(words) > 1 and any("|" in word for word in words):
         words.pop("text", None)  # names that plug-ins bring

@@ -60,7 +60,7 @@ def read_tree(text: str) -> Node:
     merged: dict[str, Node] = {}
     for start, end in _sections(text):
         part = _standing(text, start, end)
-        if part is not None:
+        if part is not None and isinstance(part.value, dict):
             merged.update(part.value)
     span = parse_text("a: 1", file="", base=Path()).span
     return Node(merged, span)

@@ -77,8 +77,9 @@ def test_a_fault_of_an_extended_file_is_marked_where_that_is_named(tmp_path: Pat
 
 # Text that is broken in the ways of somebody who types: pieces of a spec, cut and joined anywhere.
 _PIECES = st.sampled_from(
-    [SPEC, SPEC[:70], "tools:\n  a: {kind: python", "- ", "{", "}", '"', "'", ": ", "\n", "  ", "*a", "&a ", "<<: ", "|",
-     "\t", "\u2028", "\U0001f600", "\x00", "\ufeff", "!!int ", "---\n", "extends: x.yaml\n", "kind: sql\n", "\ud800"]
+    [SPEC, SPEC[:70], "tools:\n  a: {kind: python", "- ", "{", "}", '"', "'", ": ", "\n", "  ", "*a", "&a ", "<<: ",
+     "|", "\t", "\u2028", "\U0001f600", "\x00", "\ufeff", "!!int ", "---\n", "extends: x.yaml\n",
+     "kind: sql\n", "\ud800"]
 )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_a_newer_text_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
         try:
             async with asyncio.timeout(60):
                 first = asyncio.create_task(validator.validate(SPEC, path=path))
-                while not (tmp_path / "seen").exists():
+                while not (tmp_path / "seen").exists():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 _author(tmp_path, "")
                 assert await validator.validate(SPEC, path=path) == ()
