@@ -10,7 +10,7 @@ import bisect
 import re
 from typing import Final
 
-__all__ = ["Lines", "from_utf16", "to_utf16"]
+__all__ = ["Lines", "Places", "from_utf16", "to_utf16"]
 
 YAML_BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _LSP_BREAK: Final = re.compile("\r\n|[\n\r]")
@@ -60,3 +60,24 @@ def from_utf16(text: str, units: int) -> int:
         if seen > units:
             return index + 1
     return len(text) + 1
+
+
+class Places:
+    """Positions as editors count them (lines and units of UTF-16, both from 0) to those of faults, over one text."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = Lines(text)
+        self._own = Lines(text, is_lsp=True)
+
+    def offset(self, line: int, character: int) -> int:
+        """The character of the text at an editor's position; the nearest where there is none."""
+        return self._own.offset(line + 1, from_utf16(self._own.line(line + 1), character))
+
+    def given(self, line: int, character: int) -> tuple[int, int]:
+        """The line and column, from 1, of an editor's position."""
+        return self.lines.place(self.offset(line, character))
+
+    def at(self, line: int, column: int) -> tuple[int, int]:
+        """An editor's position of a line and column, from 1."""
+        number, own_column = self._own.place(self.lines.offset(line, column))
+        return number - 1, to_utf16(self._own.line(number), own_column)

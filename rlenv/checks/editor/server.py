@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from rlenv.checks.editor import wire
 from rlenv.checks.editor.complete import complete
 from rlenv.checks.editor.faults import Mark, diagnose, marks
 from rlenv.checks.editor.hover import Symbol, hover, outline
-from rlenv.checks.editor.lines import Lines, from_utf16, to_utf16
+from rlenv.checks.editor.lines import Places
 from rlenv.checks.editor.validator import Validator
 
 __all__ = ["Server"]
@@ -179,21 +179,20 @@ class Server:
         await asyncio.sleep(pause_s)
         text, path = document.text, str(document.path)
         quick = await asyncio.to_thread(lambda: marks(diagnose(text, path=path), text, path=path))
-        lines = Lines(text)
+        places = Places(text)
         # What the last validation found stays until the next one, where its line still reads the same.
-        kept = [mark for mark in document.full if mark.quote == lines.line(mark.line) and mark not in quick]
-        self._publish(uri, document, [*quick, *kept], lines)
+        kept = [mark for mark in document.full if mark.quote == places.lines.line(mark.line) and mark not in quick]
+        self._publish(uri, document, [*quick, *kept], places)
         await asyncio.sleep(max(full_s - pause_s, 0.0))
         found = await self._validator.validate(text, path=path)
         if found is not None:
             document.full = marks(found, text, path=path)
-            self._publish(uri, document, document.full, lines)
+            self._publish(uri, document, document.full, places)
 
-    def _publish(self, uri: str, document: _Document, found: list[Mark] | tuple[Mark, ...], lines: Lines) -> None:
-        places = _Places(lines)
+    def _publish(self, uri: str, document: _Document, found: Sequence[Mark], places: Places) -> None:
         diagnostics = [
             {
-                "range": places.range(mark.line, mark.column, mark.end_line, mark.end_column),
+                "range": _range(places, mark.line, mark.column, mark.end_line, mark.end_column),
                 "severity": 1,
                 "source": "rlenv",
                 "message": f"{mark.message}; {mark.hint}" if mark.hint else mark.message,
@@ -210,10 +209,10 @@ class Server:
 
     async def _complete(self, params: dict[str, Any]) -> dict[str, Any]:
         document = self._documents[params["textDocument"]["uri"]]
-        places = _Places(Lines(document.text))
-        line, column = places.given(params["position"])
+        places = Places(document.text)
+        line, column = places.given(*_position(params["position"]))
         found = await asyncio.to_thread(complete, document.text, line, column, path=document.path)
-        replaced = places.range(found.line, found.column, line, column)
+        replaced = _range(places, found.line, found.column, line, column)
         items = [
             {
                 "label": item.label,
@@ -229,17 +228,17 @@ class Server:
 
     async def _hover(self, params: dict[str, Any]) -> dict[str, Any] | None:
         document = self._documents[params["textDocument"]["uri"]]
-        places = _Places(Lines(document.text))
-        line, column = places.given(params["position"])
+        places = Places(document.text)
+        line, column = places.given(*_position(params["position"]))
         found = await asyncio.to_thread(hover, document.text, line, column, path=document.path)
         if found is None:
             return None
-        where = places.range(found.line, found.column, found.line, found.end_column)
+        where = _range(places, found.line, found.column, found.line, found.end_column)
         return {"contents": {"kind": "markdown", "value": found.markdown}, "range": where}
 
     async def _outline(self, params: dict[str, Any]) -> list[dict[str, Any]]:
         document = self._documents[params["textDocument"]["uri"]]
-        places = _Places(Lines(document.text))
+        places = Places(document.text)
         return [_symbol(one, places, 0) for one in await asyncio.to_thread(outline, document.text)]
 
 
@@ -247,32 +246,19 @@ class _Unknown(Exception):
     """A method that this server does not have."""
 
 
-@dataclass(slots=True)
-class _Places:
-    """Positions of the protocol to those of faults and back, over one text."""
-
-    lines: Lines
-    own: Lines = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.own = Lines(self.lines.text, is_lsp=True)
-
-    def given(self, position: dict[str, Any]) -> tuple[int, int]:
-        return self.lines.place(_offset(self.own, position))
-
-    def range(self, line: int, column: int, end_line: int, end_column: int) -> dict[str, Any]:
-        return {"start": self._at(line, column), "end": self._at(end_line, end_column)}
-
-    def _at(self, line: int, column: int) -> dict[str, int]:
-        number, own_column = self.own.place(self.lines.offset(line, column))
-        return {"line": number - 1, "character": to_utf16(self.own.line(number), own_column)}
-
-
-def _offset(lines: Lines, position: dict[str, Any]) -> int:
+def _position(position: dict[str, Any]) -> tuple[int, int]:
     line, character = position["line"], position["character"]
     if type(line) is not int or type(character) is not int:
         raise _Refused("a position has a line and a character")
-    return lines.offset(line + 1, from_utf16(lines.line(line + 1), character))
+    return line, character
+
+
+def _range(places: Places, line: int, column: int, end_line: int, end_column: int) -> dict[str, Any]:
+    start, end = places.at(line, column), places.at(end_line, end_column)
+    return {
+        "start": {"line": start[0], "character": start[1]},
+        "end": {"line": end[0], "character": end[1]},
+    }
 
 
 def _after(text: str, change: dict[str, Any]) -> str:
@@ -282,18 +268,18 @@ def _after(text: str, change: dict[str, Any]) -> str:
         raise _Refused("a change has a text")
     if change.get("range") is None:
         return new
-    lines = Lines(text, is_lsp=True)
-    start, end = (_offset(lines, change["range"][key]) for key in ("start", "end"))
+    places = Places(text)
+    start, end = (places.offset(*_position(change["range"][key])) for key in ("start", "end"))
     return text[:start] + new + text[max(start, end) :]
 
 
-def _symbol(symbol: Symbol, places: _Places, depth: int) -> dict[str, Any]:
+def _symbol(symbol: Symbol, places: Places, depth: int) -> dict[str, Any]:
     return {
         "name": symbol.name,
         "detail": symbol.detail,
         "kind": _SYMBOLS[min(depth, len(_SYMBOLS) - 1)],
-        "range": places.range(symbol.line, symbol.column, symbol.end_line, symbol.end_column),
-        "selectionRange": places.range(symbol.line, symbol.column, symbol.line, symbol.name_end),
+        "range": _range(places, symbol.line, symbol.column, symbol.end_line, symbol.end_column),
+        "selectionRange": _range(places, symbol.line, symbol.column, symbol.line, symbol.name_end),
         "children": [_symbol(child, places, depth + 1) for child in symbol.children],
     }
 
