@@ -31,9 +31,9 @@ from rlenv.checks.editor.validator import Validator
 from rlenv.errors import RlenvError, SpecError, UsageError
 from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
-from rlenv.web.files import below, read_spec, save_spec, spec_at, specs_below
 from rlenv.web.jobs import Jobs
 from rlenv.web.play import Endpoint, Plays
+from rlenv.web.specs import below, read_spec, save_spec, spec_at, specs_below
 
 __all__ = ["JOBS", "PLAYS", "ROOTS", "VALIDATOR", "add_routes"]
 

@@ -47,15 +47,13 @@ def messages(read_line: Callable[[int], bytes], read: Callable[[int], bytes]) ->
     """
     while True:
         length: int | None = None
-        is_end = True
         while line := read_line(_MAX_HEADER):
-            is_end = False
             name, _, value = line.partition(b":")
             if name.strip().lower() == b"content-length":
                 length = int(value) if value.strip().isdigit() and len(value) < 20 else None
             if not line.strip():
                 break
-        if is_end:
+        else:
             return
         if length is None:
             yield Unreadable("a header without a Content-Length", code=PARSE)

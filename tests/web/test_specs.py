@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.web.files import below, read_spec, save_spec, spec_at, specs_below
+from rlenv.web.specs import below, read_spec, save_spec, spec_at, specs_below
 
 
 @pytest.fixture
