@@ -111,27 +111,27 @@ def test_lines_that_only_yaml_breaks_are_one_line_of_the_editor(tmp_path: Path) 
         assert found["range"]["start"] == {"line": 0, "character": 11}
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (b"Content-Length: 3\r\n\r\n{{{", -32700),
-        (b"Content-Length: x\r\n\r\n", -32700),
-        (b"Content-Length: 2\r\n\r\n[]", -32600),
-        (b'Content-Length: 8\r\n\r\n{"id":1}', -32600),
-        (frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/unknown"}), -32601),
-        (frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/hover", "params": {}}), -32602),
-        (frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/hover", "params": [1]}), -32602),
-        (
-            frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/completion",
-                   "params": {"textDocument": {"uri": "file:///nowhere"}, "position": {"line": 0, "character": 0}}}),
-            -32602,
-        ),
-    ],
+_BAD = (
+    (b"Content-Length: 3\r\n\r\n{{{", -32700),
+    (b"Content-Length: x\r\n\r\n", -32700),
+    (b"Content-Length: 2\r\n\r\n[]", -32600),
+    (b'Content-Length: 8\r\n\r\n{"id":1}', -32600),
+    (frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/unknown"}), -32601),
+    (frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/hover", "params": {}}), -32602),
+    (frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/hover", "params": [1]}), -32602),
+    (
+        frame({"jsonrpc": "2.0", "id": 1, "method": "textDocument/completion",
+               "params": {"textDocument": {"uri": "file:///nowhere"}, "position": {"line": 0, "character": 0}}}),
+        -32602,
+    ),
 )  # fmt: skip
-def test_a_message_that_is_none_is_told_and_the_session_goes_on(sent: bytes, code: int, tmp_path: Path) -> None:
+
+
+def test_messages_that_are_none_are_told_and_the_session_goes_on(tmp_path: Path) -> None:
     with client(tmp_path) as one:
-        one.raw(sent)
-        assert one.wait(lambda message: "error" in message)["error"]["code"] == code
+        for sent, code in _BAD:
+            one.raw(sent)
+            assert one.wait(lambda message: "error" in message)["error"]["code"] == code
         assert labels(one, tmp_path / "a.yaml", "succ‸")
 
 
@@ -162,9 +162,12 @@ def test_a_file_that_prints_does_not_reach_the_client(tmp_path: Path) -> None:
 
 def test_requests_before_the_start_and_after_the_end_are_refused(tmp_path: Path) -> None:
     with client(tmp_path, starts=False) as one:
-        assert "initialize" in one.ask("textDocument/hover")["error"]["message"]
+        assert one.ask("textDocument/hover")["error"]["code"] == -32002
         one.notify("exit")
         assert one.process.wait(timeout=60) == 1
+    with client(tmp_path) as one:
+        assert one.ask("shutdown")["result"] is None
+        assert one.ask("textDocument/hover")["error"]["code"] == -32600
 
 
 def test_a_client_that_goes_away_ends_the_server(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rlenv.checks.editor.complete import complete
 from rlenv.checks.editor.faults import Mark, diagnose, marks
 from rlenv.checks.editor.hover import Symbol, hover, outline
 from rlenv.checks.editor.lines import Places
+from rlenv.checks.editor.shape import shapes_at
 from rlenv.checks.editor.validator import Validator
 
 __all__ = ["Server"]
@@ -51,6 +52,14 @@ class _Refused(ValueError):
     """A request whose parameters are not those of its method."""
 
 
+class _Unknown(Exception):
+    """A method that this server does not have."""
+
+
+class _OutOfOrder(Exception):
+    """A request before the session's start or after its end."""
+
+
 @dataclass(slots=True)
 class Server:
     """One client's server. `send` takes each message for it.
@@ -70,6 +79,7 @@ class Server:
     _validator: Validator = field(default_factory=Validator)
     _is_initialised: bool = False
     _is_shut: bool = False
+    _warming: asyncio.Task[Any] | None = None
 
     async def take(self, message: dict[str, Any] | wire.Unreadable) -> None:
         """Answers one message; never raises for what a client sends."""
@@ -88,6 +98,10 @@ class Server:
             if "id" in message:
                 self._fail(number, wire.NOT_FOUND, f"no method '{method}'")
             return
+        except _OutOfOrder:
+            code = wire.INVALID_REQUEST if self._is_shut else wire.NOT_INITIALISED
+            self._fail(number, code, "'initialize' comes first, and nothing after 'shutdown'")
+            return
         except (_Refused, KeyError, TypeError, IndexError, AttributeError) as error:
             self._fail(number, wire.INVALID_PARAMS, f"{method}: {error!r}", is_told="id" in message)
             return
@@ -102,6 +116,7 @@ class Server:
         """Ends all that still runs."""
         for document in self._documents.values():
             await _cancelled(document.waiting)
+        await _cancelled(self._warming)
         self._documents.clear()
         await self._validator.aclose()
 
@@ -117,7 +132,7 @@ class Server:
             self._is_initialised = True
             return {"capabilities": _CAPABILITIES, "serverInfo": {"name": "rlenv", "version": self.version}}
         if is_request and (not self._is_initialised or self._is_shut):
-            raise _Refused("'initialize' comes first, and nothing after 'shutdown'")
+            raise _OutOfOrder
         if method == "shutdown":
             self._is_shut = True
             return None
@@ -133,7 +148,10 @@ class Server:
         if handler is not None:
             called: Callable[[dict[str, Any]], Awaitable[Any]] = handler
             return await called(params)
-        if is_request or not (method == "initialized" or method.startswith("$/")):
+        if method == "initialized":
+            # The first completion would wait for the schema.
+            self._warming = asyncio.create_task(asyncio.to_thread(shapes_at, {}, ()))
+        elif is_request:
             raise _Unknown
         return None
 
@@ -242,10 +260,6 @@ class Server:
         return [_symbol(one, places, 0) for one in await asyncio.to_thread(outline, document.text)]
 
 
-class _Unknown(Exception):
-    """A method that this server does not have."""
-
-
 def _position(position: dict[str, Any]) -> tuple[int, int]:
     line, character = position["line"], position["character"]
     if type(line) is not int or type(character) is not int:
@@ -293,7 +307,7 @@ def _path_of(uri: str) -> Path:
     return Path(f"{Path(unquote(parts.path)).name or 'untitled'}")
 
 
-async def _cancelled(task: asyncio.Task[None] | None) -> None:
+async def _cancelled(task: asyncio.Task[Any] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["INTERNAL", "INVALID_PARAMS", "INVALID_REQUEST", "MAX_BYTES", "NOT_FOUND", "PARSE", "Unreadable", "frame",
-           "messages"]  # fmt: skip
+__all__ = ["INTERNAL", "INVALID_PARAMS", "INVALID_REQUEST", "MAX_BYTES", "NOT_FOUND", "NOT_INITIALISED", "PARSE",
+           "Unreadable", "frame", "messages"]  # fmt: skip
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 """A longer message is passed over."""
@@ -17,6 +17,7 @@ INVALID_REQUEST: Final = -32600
 NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL: Final = -32603
+NOT_INITIALISED: Final = -32002
 
 _MAX_HEADER: Final = 8192
 
