@@ -16,7 +16,7 @@ def read(content: bytes) -> list:
 
 
 def test_a_message_comes_back_as_it_was_sent() -> None:
-    sent = [{"id": 1, "text": "ä😀"}, {"text": "\ud800"}, {}]
+    sent: list[dict] = [{"id": 1, "text": "ä😀"}, {"text": "\ud800"}, {}]
     assert read(b"".join(map(frame, sent))) == sent
 
 
