@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal
 
 from rlenv._base.jsonable import plain
 from rlenv._base.nearest import did_you_mean
+from rlenv._base.neighbours import forget_files
 from rlenv.episodes.drive import advance, started
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
@@ -30,6 +32,8 @@ MOST: Final = 8
 """Sessions at once."""
 IDLE_S: Final = 600.0
 """Seconds after its last step that a session is closed."""
+
+_COMPILES_S: Final = 60.0
 
 Who = Literal["you", "oracle", "openai"]
 _WHO: Final = ("you", "oracle", "openai")
@@ -242,11 +246,20 @@ class Plays:
             await self.close(id)
 
 
+_compiling = threading.Lock()
+
+
 def _compiled(path: Path, text: str | None) -> Environment:
+    """The spec, with its author's files as they are now: they are edited while the server runs."""
+    if not _compiling.acquire(timeout=_COMPILES_S):
+        raise UsageError("another spec is still being compiled", hint="a file that it imports may hang: restart")
     try:
+        forget_files()
         return Environment(loaded_of(load_document(path, text=text)))
     except SystemExit as error:
         raise UsageError(f"a function of the spec ended the program (SystemExit: {error})") from error
+    finally:
+        _compiling.release()
 
 
 def _policy(who: str, environment: Environment, endpoint: Endpoint | None) -> Policy | None:

@@ -174,6 +174,22 @@ def test_a_file_that_ends_the_program_does_not_end_the_server(spec: Path) -> Non
     playing(play)
 
 
+def test_an_edit_of_a_file_is_played_at_once_and_not_in_sessions_before(spec: Path) -> None:
+    file = spec.parent / "said.py"
+    text = TOY.replace("{kind: calculator}", '{kind: python, function: "said.py:run"}').partition("oracle:")[0]
+    call = '<tool_call>\n{"name": "calculate", "arguments": {}}\n</tool_call>'
+
+    async def play(plays: Plays) -> None:
+        file.write_text("def run() -> str:\n    'Says.'\n    return 'before'\n", encoding="utf-8")
+        first = await plays.start(spec, text=text)
+        file.write_text("def run() -> str:\n    'Says.'\n    return 'afterwards'\n", encoding="utf-8")
+        second = await plays.start(spec, text=text)
+        assert "before" in (await plays.step(first.id, call)).state()["observation"]
+        assert "afterwards" in (await plays.step(second.id, call)).state()["observation"]
+
+    playing(play)
+
+
 def test_so_many_sessions_and_no_more(spec: Path) -> None:
     async def play(plays: Plays) -> None:
         first = await plays.start(spec)
