@@ -38,6 +38,7 @@ _COMMANDS = {
     "dialects": ("rlenv.cli.dialects", "list the dialects, or show a conversation in the words of one"),
     "tokens": ("rlenv.cli.tokens", "prove that token ids are exact for a model, or show a trajectory's"),
     "schema": ("rlenv.cli.schema", "write the JSON Schema that editors complete specs with"),
+    "lsp": ("rlenv.cli.lsp", "serve editors: faults, completion, hovers and an outline of specs"),
 }
 
 
