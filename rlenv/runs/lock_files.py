@@ -167,7 +167,7 @@ def _stated(value: Any) -> Any:
         return dict(value)
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
-    kind = type(value)
+    kind: Any = type(value)
     if kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__:
         return f"<{kind.__qualname__}>"  # its own text names an address
     return str(value)

@@ -21,7 +21,7 @@ from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
-from rlenv.rewards.judge import JudgeSpec
+from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
 from rlenv.runs.lock_files import Say, digest_of, entry_files, file_sha256, rows_sha256, tree_sha256
 from rlenv.secrets import names_in, resolve
 from rlenv.tasks.rows import Tasks
@@ -216,18 +216,15 @@ def rewards(environment: Environment) -> dict[str, Any]:
 
 
 def _judges(environment: Environment, entry: JudgeSpec) -> dict[str, Any]:
-    members = entry.judges or ((entry.endpoint, None, None),)
+    members = entry.judges or (JudgeMemberSpec(endpoint=entry.endpoint or ""),)
     found = {}
     for index, member in enumerate(members):
-        name, prompt, sampling = (
-            member if isinstance(member, tuple) else (member.endpoint, member.prompt, member.sampling)
-        )
-        endpoint = environment.spec.endpoints[name or ""]
+        endpoint = environment.spec.endpoints[member.endpoint]
         found[str(index)] = {
-            "endpoint": name,
+            "endpoint": member.endpoint,
             "model": endpoint.model,
-            "prompt": text_sha256(prompt or entry.prompt),
-            "sampling": _over(endpoint.sampling, sampling or entry.sampling),
+            "prompt": text_sha256(member.prompt or entry.prompt),
+            "sampling": _over(endpoint.sampling, member.sampling or entry.sampling),
         }
     return found
 
@@ -250,7 +247,8 @@ def dialect(environment: Environment) -> dict[str, Any]:
     """The dialect's name, its whole row, and the chat template that the spec gives it."""
     given, made = environment.spec.dialect, environment.parts.dialect
     row = getattr(made, "spec", None)
-    found = {"name": given if isinstance(given, str) else "inline", "digest": digest_of(row) if row is not None else ""}
+    found: dict[str, Any] = {"name": given if isinstance(given, str) else "inline"}
+    found["digest"] = digest_of(row) if row is not None else None
     if isinstance(given, DialectSpec):
         found |= {"entry": digest_of(given), "files": entry_files(environment.loaded, "dialect", given)}
     return found
