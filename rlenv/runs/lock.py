@@ -139,11 +139,25 @@ def lock_of(
         UsageError: no such split.
         SpecError: the rows of a split cannot be read.
     """
-    code = Code()
     splits = tuple(environment.spec.tasks if splits is None else splits)
-    data, resources = parts.data_and_resources(environment, splits, say=say)
     python, system = machine()
-    sections: dict[str, Any] = {
+    with Code() as code:
+        sections = _sections(environment, splits, say)
+        sections["rlenv"] = code.section()
+    sections |= {
+        "tokenizer": parts.tokenizer(tokenizer),
+        "policy": kept(policy or {}, hides=True),
+        "play": {"seed": seed, "k": k, **parts.limits(environment, splits)},
+        "machine": {"python": python, "platform": system},
+        "trainer": kept(trainer or {}, hides=True),
+    }
+    host = {"name": socket.gethostname(), "spec": str(environment.loaded.path), "cwd": os.getcwd()}
+    return Lock(**{name: kept(section) for name, section in sections.items()}, host=kept(host), started=time.time())
+
+
+def _sections(environment: Environment, splits: Sequence[str], say: Say | None) -> dict[str, Any]:
+    data, resources = parts.data_and_resources(environment, splits, say=say)
+    return {
         "spec": parts.spec(environment),
         "data": data,
         "prompts": parts.prompts(environment, splits),
@@ -152,17 +166,9 @@ def lock_of(
         "user": parts.user(environment),
         "rewards": parts.rewards(environment),
         "dialect": parts.dialect(environment),
-        "tokenizer": parts.tokenizer(tokenizer),
-        "policy": policy or {},
         "endpoints": parts.endpoints(environment),
-        "play": {"seed": seed, "k": k, **parts.limits(environment, splits)},
         "packages": packages(parts.plug_ins(environment)),
-        "machine": {"python": python, "platform": system},
-        "trainer": trainer or {},
-        "rlenv": code.section(),
     }
-    host = {"name": socket.gethostname(), "spec": str(environment.loaded.path), "cwd": os.getcwd()}
-    return Lock(**{name: kept(section) for name, section in sections.items()}, host=kept(host), started=time.time())
 
 
 def entries(lock: Lock) -> dict[tuple[str, str], Any]:

@@ -55,13 +55,16 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical(_tidy(value))).hexdigest()
 
 
-def kept(value: Any) -> Any:
+def kept(value: Any, *, hides: bool = False) -> Any:
     """A value as a lock holds it: JSON without nulls and empty mappings, and without anything that looks like a secret.
 
-    Values that were given out for `${env:NAME}` stand by name; credentials and queries of addresses are cut; what
-    stands under a key that holds secrets (`api_key`, `headers`, `env`) and names no variable is not shown.
+    Values that were given out for `${env:NAME}` stand by name; credentials and queries of addresses are cut.
+
+    Args:
+        hides: what stands under a key that holds secrets (`api_key`, `headers`, `env`) and names no variable is not
+            shown; for what others wrote, since a tool or a term may well be called `token`.
     """
-    return _filled(_without_secrets(redact_value(_tidy(value)), is_hidden=False))
+    return _filled(_without_secrets(redact_value(_tidy(value)), hides=hides, is_hidden=False))
 
 
 def _filled(value: Any) -> Any:
@@ -84,20 +87,20 @@ def _tidy(value: Any) -> Any:
     return plain(value)
 
 
-def _without_secrets(value: Any, *, is_hidden: bool) -> Any:
+def _without_secrets(value: Any, *, hides: bool, is_hidden: bool) -> Any:
     if isinstance(value, str):
         if is_hidden and "${env:" not in value:
             return _NOT_SHOWN
         return LITERAL.sub(_NOT_SHOWN, _QUERY.sub(r"\1", _CREDENTIALS.sub("", value)))
     if isinstance(value, Mapping):
-        return {
-            _without_secrets(key, is_hidden=False): _without_secrets(
-                item, is_hidden=is_hidden or not _HIDDEN.isdisjoint(key.lower().split("."))
-            )
-            for key, item in value.items()
-        }
+        found = {}
+        for key, item in value.items():
+            is_below = is_hidden or (hides and not _HIDDEN.isdisjoint(key.lower().split(".")))
+            shown = _without_secrets(key, hides=False, is_hidden=False)
+            found[shown] = _without_secrets(item, hides=hides, is_hidden=is_below)
+        return found
     if isinstance(value, list):
-        return [_without_secrets(item, is_hidden=is_hidden) for item in value]
+        return [_without_secrets(item, hides=hides, is_hidden=is_hidden) for item in value]
     return _NOT_SHOWN if is_hidden and value is not None and not isinstance(value, bool) else value
 
 

@@ -30,6 +30,8 @@ _NOT_AN_EXTRA: Final = "dev"
 class Code:
     """rlenv's own code. Git is asked when it is made, and heard in `section`: meanwhile others work.
 
+    Leaving it ends a git that was not heard.
+
     Args:
         root: the folder that holds the package, which is a checkout where it has a `.git`: a package that was
             installed into a folder of somebody's own repository is none.
@@ -49,6 +51,14 @@ class Code:
                 )
             except OSError:  # there is no git
                 self._git = None
+
+    def __enter__(self) -> Code:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._git is not None and self._git.returncode is None:
+            self._git.kill()
+            self._git.communicate()
 
     def section(self) -> dict[str, Any]:
         """Version, commit, and `changes`: a digest over what differs from that commit, left out where nothing does.

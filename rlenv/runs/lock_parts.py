@@ -22,7 +22,7 @@ from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
-from rlenv.runs.lock_files import Say, digest_of, entry_files, file_sha256, rows_sha256, tree_sha256
+from rlenv.runs.lock_files import Say, digest_of, entry_files, file_sha256, kept, rows_sha256, tree_sha256
 from rlenv.secrets import names_in, resolve
 from rlenv.tasks.rows import Tasks
 
@@ -68,7 +68,7 @@ def spec(environment: Environment) -> dict[str, Any]:
     # Told as text where nothing is set: a lock holds no nulls.
     given = {key: loaded.document.get(key) for key in loaded.document.overridden}
     shown = {key: "null" if value is None else value for key, value in given.items()}
-    return {"id": environment.id, "digest": loaded.digest, "sources": sources, "set": shown}
+    return {"id": environment.id, "digest": loaded.digest, "sources": sources, "set": kept(shown, hides=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,9 @@ def _judges(environment: Environment, entry: JudgeSpec) -> dict[str, Any]:
 
 
 def _over(below: SamplingSpec, above: SamplingSpec) -> dict[str, Any]:
-    return {**below.model_dump(exclude_none=True), **above.model_dump(exclude_none=True, exclude_unset=True)}
+    both = {**below.model_dump(exclude_none=True), **above.model_dump(exclude_none=True, exclude_unset=True)}
+    found: dict[str, Any] = kept(both, hides=True)
+    return found
 
 
 def user(environment: Environment) -> dict[str, Any]:
@@ -263,7 +265,7 @@ def endpoints(environment: Environment) -> dict[str, Any]:
         name: {
             "model": entry.model,
             "host": host_of(entry.base_url),
-            "sampling": entry.sampling.model_dump(exclude_none=True),
+            "sampling": kept(entry.sampling, hides=True),
             **_resolved(entry),
         }
         for name, entry in environment.spec.endpoints.items()

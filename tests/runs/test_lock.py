@@ -1,4 +1,4 @@
-"""The lock of a run: whatever makes an episode changes its hash, each thing in its own section, and nothing else does."""
+"""The lock of a run: whatever makes an episode changes its hash, each in its own section, and nothing else does."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.lock import SECTIONS, Lock, diff, lock_of, locks_of, read_lock
 from rlenv.runs.schema import Facts
 from rlenv.tokens.load import LoadedTokenizer
+from rlenv.tools._mcp.listing import ListedTool, Listing, write_pin
 
 BASE = """
 rlenv: 1
@@ -163,7 +164,7 @@ def test_a_file_that_changes_is_named_and_nothing_beside_it(
         ),
         ("name: locked", "name: locked\ncalls: {timeout_s: 3}", {"play: calls"}),
         ("name: locked", "name: locked\nsuccess: correct >= 1", {"play: success"}),
-        ("{path: rows.jsonl}", "{path: rows.jsonl, shuffle: 3}", {"play: shuffle.train", "data: train.sha256"}),
+        ("{path: rows.jsonl}", "{path: rows.jsonl, shuffle: 3}", {"play: shuffle.train", "data: train.sha256", "prompts: rendered.train"}),
         ("name: locked", "name: locked\ndialect: qwen3_coder", {"dialect: name", "dialect: digest"}),
         ("reply\"}", "reply\", stop: END}", {"user: digest"}),
     ],
@@ -237,6 +238,26 @@ def test_any_change_of_a_section_changes_the_hash_and_is_found_there_alone(
     assert {one.section for one in diff(lock, other)} == (set() if is_equal else {section})
     backwards = dict(reversed(held.items()))
     assert dataclasses.replace(lock, **{section: backwards}).hash12 == lock.hash12
+
+
+def test_a_pinned_server_is_named_with_its_tools(folder: Path) -> None:
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    text = BASE + "  more: {kind: rule, rule: answered}\n"
+    entry = "tools:\n  far: {kind: mcp, url: 'http://far.example/mcp', pin: tools.lock.json}"
+    (folder / "base.yaml").write_text(text.replace("tools:", entry), encoding="utf-8")
+
+    def pinned(version: str, description: str) -> Lock:
+        listed = ListedTool("look", description, {"type": "object", "properties": {}})
+        write_pin(folder / "tools.lock.json", {"far": Listing("far server", version, (listed,))})
+        return locked(folder)
+
+    lock = pinned("1.0", "Looks.")
+    assert lock.tools["look"]["server"] == "far server"
+    file = "tools: look.files.tools.lock.json"
+    assert differences(lock, pinned("1.1", "Looks.")) == {"tools: look.version", file}
+    assert differences(lock, pinned("1.0", "Looks on.")) == {
+        "tools: look.pin", "tools: look.schema", "prompts: tools", file,
+    }  # fmt: skip
 
 
 # What does not

@@ -90,7 +90,7 @@ def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() 
         "set": {3, 1, 2},
         "inf": float("inf"),
     }
-    assert kept(value) == {
+    assert kept(value, hides=True) == {
         "headers": {"X-Key": "(not shown)", "Y": "${env:NAME}", "n": "(not shown)"},
         "endpoints.judge.api_key": "(not shown)",
         "address": "http://host:1/x",
@@ -98,3 +98,7 @@ def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() 
         "set": [1, 2, 3],
         "inf": "inf",
     }
+
+
+def test_a_name_of_the_spec_that_sounds_like_a_secret_hides_nothing() -> None:
+    assert kept({"token": {"weight": 1.0, "env": "x"}}) == {"token": {"weight": 1.0, "env": "x"}}
