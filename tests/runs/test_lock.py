@@ -88,6 +88,11 @@ def locked(folder: Path, *, set: dict[str, Any] | None = None, **more: Any) -> L
     return lock_of(load(folder / "spec.yaml", set=set), **more)
 
 
+def with_section(lock: Lock, section: str, held: Any) -> Lock:
+    fields: dict[str, Any] = {section: held}
+    return dataclasses.replace(lock, **fields)
+
+
 def differences(a: Lock, b: Lock) -> set[str]:
     assert (a.hash12 == b.hash12) is (diff(a, b) == ())
     return {f"{one.section}: {one.key}" for one in diff(a, b)}
@@ -164,7 +169,11 @@ def test_a_file_that_changes_is_named_and_nothing_beside_it(
         ),
         ("name: locked", "name: locked\ncalls: {timeout_s: 3}", {"play: calls"}),
         ("name: locked", "name: locked\nsuccess: correct >= 1", {"play: success"}),
-        ("{path: rows.jsonl}", "{path: rows.jsonl, shuffle: 3}", {"play: shuffle.train", "data: train.sha256", "prompts: rendered.train"}),
+        (
+            "{path: rows.jsonl}",
+            "{path: rows.jsonl, shuffle: 3}",
+            {"play: shuffle.train", "data: train.sha256", "prompts: rendered.train"},
+        ),
         ("name: locked", "name: locked\ndialect: qwen3_coder", {"dialect: name", "dialect: digest"}),
         ("reply\"}", "reply\", stop: END}", {"user: digest"}),
     ],
@@ -231,13 +240,13 @@ _JSON = st.recursive(
 def test_any_change_of_a_section_changes_the_hash_and_is_found_there_alone(
     section: str, held: dict[str, Any], key: str, value: Any
 ) -> None:
-    lock = dataclasses.replace(Lock(), **{section: held})
-    other = dataclasses.replace(lock, **{section: {**held, key: value}})
+    lock = with_section(Lock(), section, held)
+    other = with_section(lock, section, {**held, key: value})
     is_equal = json.dumps(held, sort_keys=True) == json.dumps({**held, key: value}, sort_keys=True)
     assert (lock.hash12 == other.hash12) is is_equal
     assert {one.section for one in diff(lock, other)} == (set() if is_equal else {section})
     backwards = dict(reversed(held.items()))
-    assert dataclasses.replace(lock, **{section: backwards}).hash12 == lock.hash12
+    assert with_section(lock, section, backwards).hash12 == lock.hash12
 
 
 def test_a_pinned_server_is_named_with_its_tools(folder: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_folder_counts_by_names_and_contents(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() -> None:
-    value = {
+    value: dict[str, Any] = {
         "a": None,
         "b": {"c": {}},
         "headers": {"X-Key": "plain", "Y": "${env:NAME}", "n": 7},
