@@ -27,6 +27,7 @@ _COMMANDS = {
     "view": ("rlenv.cli.view", "show recorded episodes: turns, calls, results and the reward's terms"),
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
+    "lock": ("rlenv.cli.lock", "show what made a run's episodes, by content, or what differs between two"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
     "preflight": ("rlenv.cli.preflight", "say before a run whether lengths and memory fit, and whether it is exact"),
     "collect": ("rlenv.cli.collect", "make supervised data out of episodes, as the tokens that training reads"),

@@ -26,6 +26,7 @@ PathLike = str | tuple[str | int, ...]
 
 _MAX_EXTENDS = 64
 _MAX_WORDS = 2_000
+_OVERRIDE = "--set "
 _LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
 
 
@@ -58,6 +59,12 @@ class SourceDocument:
         for key in keys:
             value = value[key]
         return value
+
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """The dotted paths that overrides have replaced, sorted; one under another that came later is not told."""
+        files = {span.file for span in self._values.values() if span.line == 0 and span.file.startswith(_OVERRIDE)}
+        return tuple(sorted(file.removeprefix(_OVERRIDE) for file in files))
 
     def key_span(self, path: PathLike) -> Span:
         """Where the key at `path` stands; the nearest parent that exists otherwise."""
@@ -310,7 +317,7 @@ def _merge(below: Node, above: Node) -> Node:
 
 
 def _override(root: Node, path: str, value: Any) -> None:
-    span = Span(f"--set {path}", 0, 0, Path.cwd())
+    span = Span(f"{_OVERRIDE}{path}", 0, 0, Path.cwd())
 
     def refuse(message: str, hint: str = "") -> SpecError:
         return SpecError([Fault(span.file, 0, 0, path, message, hint)])
