@@ -27,10 +27,23 @@ from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Tokens
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["GROUP", "Sealed", "arrow", "late_schema", "part_of", "row_schema", "rows_table", "seal", "write_part"]
+__all__ = [
+    "GROUP",
+    "PACKED",
+    "Sealed",
+    "arrow",
+    "late_schema",
+    "part_of",
+    "row_schema",
+    "rows_table",
+    "seal",
+    "write_part",
+]
 
 GROUP: Final = 8
 """Episodes a row group of bodies."""
+PACKED: Final = b"rlenv.segments"
+"""The key of a packed part's metadata: JSON of [segment, first row, first body], in order; see `rlenv.runs.pack`."""
 
 
 def arrow() -> Any:

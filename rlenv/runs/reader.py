@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
-from rlenv.runs.parts import Sealed, arrow, late_schema, part_of, row_schema, rows_table
+from rlenv.runs.parts import PACKED, Sealed, arrow, late_schema, part_of, row_schema, rows_table
 from rlenv.runs.schema import LATE, Tokens
 from rlenv.trajectory import Trajectory
 
@@ -73,6 +75,8 @@ class RunReader:
         """Grows whenever a refresh found something new."""
         self._parts: dict[str, pa.Table] = {}
         self._bodies: dict[str, Sealed] = {}
+        self._packed: dict[str, tuple[str, int, int]] = {}
+        """By segment: the packed part that holds it, its first row there, and its first body."""
         self._open: dict[str, _Open] = {}
         self._late_parts: dict[str, pa.Table] = {}
         self._late_open: dict[str, _Open] = {}
@@ -90,9 +94,10 @@ class RunReader:
             ("late", self._late_parts, self._late_open),
         ):
             for segment in self._listed(kind):
-                self._take(kind, segment, known, opened)
-            for segment in journals:
-                if segment not in known:
+                if segment not in self._packed:
+                    self._take(kind, segment, known, opened)
+            for segment in sorted(journals):
+                if segment not in known and segment not in self._packed:
                     self._follow(kind, segment, known, opened)
         if self.version != before:
             self._table = None
@@ -100,7 +105,11 @@ class RunReader:
 
     def _listed(self, kind: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.run / kind) as entries:
-            return sorted(entry.name[:-8] for entry in entries if entry.name.endswith(".parquet"))
+            # Packed parts first: what they hold is not taken from the parts that they were made of.
+            return sorted(
+                (entry.name[:-8] for entry in entries if entry.name.endswith(".parquet")),
+                key=lambda name: (not name.startswith("P-"), name),
+            )
         return []
 
     def _take(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
@@ -111,8 +120,16 @@ class RunReader:
         import pyarrow.parquet as pq
 
         columns = row_schema(is_nested=False).names if kind == "episodes" else None
-        known[segment] = pq.ParquetFile(part_of(self.run, kind, segment)).read(columns=columns, use_threads=False)
+        try:
+            part = pq.ParquetFile(part_of(self.run, kind, segment))
+        except FileNotFoundError:  # packed since it was listed; the next look finds it there
+            return
+        known[segment] = part.read(columns=columns, use_threads=False)
         opened.pop(segment, None)
+        for inside, row, body in orjson.loads((part.schema_arrow.metadata or {}).get(PACKED, b"[]")):
+            self._packed[inside] = (segment, row, body)
+            known.pop(inside, None)
+            opened.pop(inside, None)
         self.version += 1
 
     def _follow(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
@@ -265,9 +282,10 @@ class RunReader:
                 return self._open_body(id, segment, int(number))
             self._take("episodes", segment, self._parts, self._open)
             self._table = None
-        if segment not in self._parts:
+        part, row, first = self._packed.get(segment, (segment, 0, 0))
+        if part not in self._parts:
             raise UsageError(f"'{id}' is no episode of {self.run}")
-        return self._sealed_body(id, segment, int(number))
+        return self._sealed_body(id, part, row, int(number), first)
 
     def _open_body(self, id: str, segment: str, number: int) -> Body:
         rows = self._open[segment].rows
@@ -279,15 +297,15 @@ class RunReader:
         with path_of(self.run, segment, "bodies").open("rb") as file:
             return Body(id, *read_body(file.fileno(), row), self._ending(id))
 
-    def _sealed_body(self, id: str, segment: str, number: int) -> Body:
-        table = self._parts[segment]
-        if number >= len(table):
+    def _sealed_body(self, id: str, part: str, row: int, number: int, first: int) -> Body:
+        table, at = self._parts[part], row + number
+        if at >= len(table) or table["id"][at].as_py() != id:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         kept = table["has_body"]
-        if not kept[number].as_py():
+        if not kept[at].as_py():
             raise UsageError(f"the body of '{id}' was not kept")
-        index = int(kept.slice(0, number).to_numpy().sum()) if number else 0
-        sealed = self._bodies.setdefault(segment, Sealed(part_of(self.run, "bodies", segment)))
+        index = first + (int(kept.slice(row, number).to_numpy().sum()) if number else 0)
+        sealed = self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part)))
         return Body(id, *sealed.body(index), self._ending(id))
 
     def records(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
