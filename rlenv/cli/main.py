@@ -25,6 +25,7 @@ _COMMANDS = {
     "bench": ("rlenv.cli.bench", "measure how fast an environment steps on this machine, without a model"),
     "runs": ("rlenv.cli.runs", "list, show, pack, export and remove runs that were kept"),
     "view": ("rlenv.cli.view", "show recorded episodes: turns, calls, results and the reward's terms"),
+    "report": ("rlenv.cli.report", "write runs as one HTML file for papers and reviews"),
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "lock": ("rlenv.cli.lock", "show what made a run's episodes, by content, or what differs between two"),

@@ -37,7 +37,7 @@ def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock |
     """
     info = RunInfo(
         kind=args.command,
-        command=tuple(sys.argv),
+        command=("rlenv", *sys.argv[1:]),
         spec=str(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -262,3 +262,13 @@ class Sealed:
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
         return table["record"][0].as_py(), rows
+
+    def records(self) -> Iterator[tuple[str, bytes]]:
+        """The records of all bodies with their ids, a row group at a time."""
+        arrow()
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=["id", "record"], use_threads=False)
+                yield from zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,13 +217,17 @@ class RunReader:
 
         pa = arrow()
         schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
+        # An id names its segment: a page of a list reads the parts of its own rows.
+        asked = None if ids is None else {id.rpartition("-")[0] for id in ids}
         tables = []
         for segment in self._parts:
             import pyarrow.parquet as pq
 
-            read = pq.ParquetFile(part_of(self.run, "episodes", segment))
-            tables.append(read.read(columns=["id", column], use_threads=False))
-        tables.append(rows_table([row for one in self._open.values() for row in one.rows], schema))
+            if asked is None or segment in asked:
+                read = pq.ParquetFile(part_of(self.run, "episodes", segment))
+                tables.append(read.read(columns=["id", column], use_threads=False))
+        live = [one for segment, one in self._open.items() if asked is None or segment in asked]
+        tables.append(rows_table([row for one in live for row in one.rows], schema))
         table = pa.concat_tables(tables).combine_chunks()
         wanted = self.table["id"] if ids is None else pa.array(list(ids), pa.string())
         table = table.filter(pc.is_in(table["id"], value_set=wanted))
@@ -303,6 +307,24 @@ class RunReader:
         index = first + (int(kept.slice(row, number).to_numpy().sum()) if number else 0)
         sealed = self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part)))
         return Body(id, *sealed.body(index), self._ending(id))
+
+    def records(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
+        """Every record that was kept (of `ids`, where given) as JSON, with its id, a segment after the other.
+
+        A few episodes are in memory at a time; tokens are not read.
+        """
+        counted = None if ids is None else set(ids)
+        asked = None if counted is None else {id.rpartition("-")[0] for id in counted}
+        for segment in sorted({*self._parts, *self._open} if asked is None else asked):
+            if segment in self._open:
+                for row in list(self._open[segment].rows):
+                    if row["has_body"] and (counted is None or row["id"] in counted):
+                        with contextlib.suppress(UsageError, FileNotFoundError):
+                            yield row["id"], self.body(row["id"]).record
+            elif segment in self._parts and part_of(self.run, "bodies", segment).exists():
+                for id, record in Sealed(part_of(self.run, "bodies", segment)).records():
+                    if counted is None or id in counted:
+                        yield id, record
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         """Every episode whose body was kept, with its row, in the order of segments."""
