@@ -13,6 +13,7 @@ export const count = (value: number | null | undefined): string => value === nul
 export const percent = (value: number | null | undefined, digits = 0): string => value === null || value === undefined ? DASH : `${num(100 * value, digits)} %`;
 export function seconds(value: number | null | undefined): string {
   if (value === null || value === undefined) return DASH;
+  if (value === 0) return "0 s";
   if (value < 0.0995) return `${num(value * 1e3, value < 0.00995 ? 1 : 0)} ms`;
   if (value < 99.5) return `${num(value, value < 9.95 ? 2 : 1)} s`;
   return value < 5400 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : `${num(value / 3600, 1)} h`;

@@ -1,6 +1,6 @@
 /** Curves, sparks and scatters as SVG. The server has thinned the series; a table stands behind every curve. */
 import { useMemo, useRef, useState } from "preact/hooks";
-import { num, percent, Table } from "./bits";
+import { count, num, percent, Table } from "./bits";
 import { useWidth } from "./core";
 import { Untrusted } from "./text";
 import type { Curve } from "./types";
@@ -56,7 +56,7 @@ export function Chart({ title, steps, lines, share = false, height = 150 }: { ti
     event.preventDefault();
     setAt(Math.max(0, Math.min(steps.length - 1, (at ?? (by > 0 ? -1 : steps.length)) + by)));
   };
-  const show = (value: Point) => typeof value === "number" ? (share ? percent(value, 1) : num(value)) : "–";
+  const show = (value: Point) => typeof value === "number" ? (share ? percent(value, 1) : Number.isInteger(value) && Math.abs(value) > 1 ? count(value) : num(value)) : "–";
   const shownAt = at ?? steps.length - 1;
   const reading = drawn.map((line, i) => <span key={line.name} class={`series s${i % 4}`}><i aria-hidden="true" /><Untrusted text={line.name} most={30} /> <b class="num">{show(line.curve.mean[shownAt])}</b></span>);
   return <figure class="chart">

@@ -73,15 +73,16 @@ export function Grid<R>(options: Options<R>) {
       {columns.map(column => <span role="gridcell" key={column.key} class={column.right ? "num" : ""}>{row ? column.draw(row) : <i class="ghost" />}</span>)}
     </div>;
   };
+  const least = columns.reduce((sum, column) => sum + parseFloat(/[\d.]+/.exec(column.width)![0]), 0);
   const lines = [];
   for (let i = first; i < last; i++) lines.push(i);
   const current = Math.min(active, total - 1);
   if (total > 0 && (current < first || current >= last)) lines.push(current);
   const way = (column: Column<R>) => sort === column.key ? "ascending" : sort === "-" + column.key ? "descending" : "none";
   return <div class="grid" role="grid" aria-label={options.label} aria-rowcount={total + 1} aria-colcount={columns.length} ref={box} tabIndex={-1} onScroll={event => setTop((event.target as HTMLElement).scrollTop)} onKeyDown={key}
-    style={{ "--columns": columns.map(column => column.width).join(" ") } as never}>
+    style={{ "--columns": columns.map(column => column.width).join(" "), "--least": `calc(${least}rem + ${10 * columns.length + 18}px)` } as never}>
     <div class="row head" role="row" aria-rowindex={1}>{columns.map(column => <span role="columnheader" key={column.key} class={column.right ? "num" : ""} aria-sort={way(column)}>
-      {column.sortable === false ? column.label : <button onClick={() => options.onSort(sort === "-" + column.key ? column.key : "-" + column.key)}>{column.label}<i aria-hidden="true">{({ ascending: "↑", descending: "↓", none: "" })[way(column)]}</i></button>}</span>)}</div>
+      {column.sortable === false ? column.label : <button onClick={() => options.onSort(sort === "-" + column.key ? column.key : "-" + column.key)}>{column.label}{way(column) !== "none" && <i aria-hidden="true">{way(column) === "ascending" ? "↑" : "↓"}</i>}</button>}</span>)}</div>
     <div class="spacer" role="presentation" style={{ height: `${tall}px` }} />
     {lines.map(line)}
   </div>;

@@ -53,6 +53,9 @@ export function Untrusted({ text, most = 300 }: { text: unknown; most?: number }
   return <bdi>{pieces(whole.length > most ? whole.slice(0, most - 1) + "…" : whole)}</bdi>;
 }
 
+/** The name of an episode where there is little room: its end tells it from the others of its run. */
+export const ShortId = ({ id }: { id: string }) => <bdi title={id}>{pieces(id.length > 16 ? "…" + id.slice(-14) : id)}</bdi>;
+
 interface BlockOptions { text: string; full?: string; marks?: Mark[]; find?: string; label?: string; plain?: boolean }
 /** A text of a run as a block. `full` is where the whole text is asked for where the server has cut it. */
 export function UntrustedBlock({ text, full, marks = [], find = "", label, plain = false }: BlockOptions) {

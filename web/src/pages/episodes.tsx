@@ -3,14 +3,14 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, Empty, Fault, Key, names, num, Outcome, plural, seconds, signed, Verdict } from "../bits";
 import { ask, go, lines, param, query, useData, useKept, useKeys, usePlace, type Refusal } from "../core";
 import { Grid, type Column } from "../grid";
-import { Untrusted } from "../text";
+import { ShortId, Untrusted } from "../text";
 import type { Facet, Hit, Live, Page, Row, RunPage } from "../types";
 import { Peek } from "./peek";
 import { quoted } from "./overview";
 
 const reward = (row: Row) => <span class={names(row.reward === null ? "hatched" : row.success ? "good" : row.success === false ? "bad" : "")}>{row.reward === null ? "invalid" : num(row.reward)}</span>;
 const COLUMNS: Column<Row>[] = [
-  { key: "id", label: "episode", width: "7.5rem", draw: row => <Untrusted text={row.id} /> },
+  { key: "id", label: "episode", width: "7.5rem", draw: row => <ShortId id={row.id} /> },
   { key: "success", label: "result", width: "6.5rem", draw: row => <Verdict row={row} /> },
   { key: "reward", label: "reward", width: "4.5rem", right: true, draw: reward },
   { key: "step", label: "step", width: "3.5rem", right: true, draw: row => row.step },

@@ -53,11 +53,11 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
       <div><span>invalid</span><b class={data.invalid ? "bad" : ""}>{count(data.invalid)}</b><small>{data.invalid ? <a href={list("invalid:true")}>masked, never a number</a> : "all rewards count"}</small></div>
       <div><span>started</span><b class="small">{when(data.started)}</b><small>{data.ended ? `ended ${when(data.ended)}` : "not ended"}</small></div>
     </div>
-    <div class={running ? "live on" : "live"} aria-live="off">
-      <b>{running ? "live" : live?.state ?? data.state}</b>
-      {running && <span>{live?.waits?.length ? <>waits for {live.waits.map(wait => <span class="wait" key={wait.tool ?? wait.what}><Untrusted text={wait.tool ?? wait.what} most={40} /> <span class="num">{seconds(wait.seconds)}</span>{wait.n > 1 ? ` ×${wait.n}` : ""}</span>)}</> : "waits for nothing"}</span>}
-      {running && <button class="end" onClick={stop}>Stop the run</button>}
-    </div>
+    {running && <div class="live on" aria-live="off">
+      <b>live</b>
+      <span>{live?.waits?.length ? <>waits for {live.waits.map(wait => <span class="wait" key={wait.tool ?? wait.what}><Untrusted text={wait.tool ?? wait.what} most={40} /> <span class="num">{seconds(wait.seconds)}</span>{wait.n > 1 ? ` ×${wait.n}` : ""}</span>)}</> : "waits for nothing"}</span>
+      <button class="end" onClick={stop}>Stop the run</button>
+    </div>}
     <Fault fault={stopped} /><Fault fault={fault} />
     <div class="columns">
       <div>

@@ -1,11 +1,10 @@
 /** All runs below the given folders; two of them can be compared. */
 import { useState } from "preact/hooks";
-import { count, Empty, Fault, Loading, Num, Outcome, percent, when } from "../bits";
+import { count, Empty, Fault, Loading, num, Num, Outcome, percent, useNow, when } from "../bits";
 import { Spark } from "../charts";
 import { go, useData, useKeys } from "../core";
 import { Untrusted } from "../text";
 import type { Run } from "../types";
-import { useNow } from "../bits";
 
 export function Runs({ roots }: { roots: string[] }) {
   const tick = useNow(5000), asked = useData<{ runs: Run[] }>("/api/runs", tick), [chosen, setChosen] = useState<string[]>([]), [find, setFind] = useState("");
@@ -27,8 +26,8 @@ export function Runs({ roots }: { roots: string[] }) {
           <td><label class="tick"><input type="checkbox" checked={chosen.includes(run.key)} onChange={() => choose(run.key)} aria-label={`Compare ${run.name}`} /></label></td>
           <td><a class="name" href={`/r/${run.key}`}><Untrusted text={run.name} most={60} /></a><div class="dim"><span class="tag">{run.kind}</span> <Untrusted text={run.spec || run.environment} most={60} /></div></td>
           <td><Outcome word={run.state} /></td><td><Untrusted text={run.policy} most={40} /></td><td class="r"><Num>{count(run.step)}</Num></td><td class="r"><Num>{count(run.episodes)}</Num></td>
-          <td class="r"><Num><b>{percent(run.success, 1)}</b></Num>{run.success_low !== null && <div class="dim num">{percent(run.success_low, 0)} to {percent(run.success_high, 0)}</div>}</td>
+          <td class="r"><Num><b>{percent(run.success, 1)}</b></Num>{run.success_low !== null && <div class="dim num nowrap">{`${num(100 * run.success_low, 0)} to ${percent(run.success_high, 0)}`}</div>}</td>
           <td>{run.spark.length > 1 ? <Spark values={run.spark} label="success over steps" /> : <span class="dim">–</span>}</td>
-          <td class="r"><Num class={run.invalid ? "bad" : "dim"}>{count(run.invalid)}</Num></td><td class="dim nowrap">{when(run.started)}</td><td><code class="dim"><Untrusted text={run.lock?.slice(0, 12)} /></code></td></tr>)}</tbody></table></div>}
+          <td class="r"><Num class={run.invalid ? "bad" : "dim"}>{count(run.invalid)}</Num></td><td class="dim nowrap">{when(run.started)}</td><td><code class="dim nowrap"><Untrusted text={run.lock?.slice(0, 12)} /></code></td></tr>)}</tbody></table></div>}
   </main>;
 }

@@ -16,17 +16,18 @@ const MOST = 8000;
 interface One { n: number; kind: string; id: number; piece: string; trained: boolean; logprob: number | null }
 const visible = (text: string): string => text.replace(/ /g, "·").replace(/\t/g, "→").replace(/\n/g, "⏎\n");
 
-function Line({ row, by, white, advantage, all, onAll }: { row: TokenRow; by: By; white: boolean; advantage: number | null; all: boolean; onAll: () => void }) {
+function Line({ row, by, white, spaced, advantage, all, onAll }: { row: TokenRow; by: By; white: boolean; spaced: boolean; advantage: number | null; all: boolean; onAll: () => void }) {
   const [at, setAt] = useState<number | null>(null), box = useRef<HTMLDivElement>(null), sampled = useMemo(() => row.mask.split("").map((m, i) => m === "1" ? i : -1).filter(i => i >= 0), [row]);
   const kindOf = (i: number) => row.runs.find(run => i >= run.start && i < run.end)?.kind ?? "sampled";
   const end = all ? row.pieces.length : Math.min(row.pieces.length, MOST), drawn = [];
+  const gap = spaced ? [" "] : [];
   const show = (text: string) => pieces(white ? visible(text) : text);
   const style = (i: number) => by === "mask" ? "trained" : by === "advantage" ? names("trained", advantage === null || advantage === 0 ? "even" : advantage > 0 ? "plus" : "minus") : `trained lp${bin(row.logprobs?.[i])}`;
   for (let i = 0; i < end;) {
-    if (row.mask[i] === "1") { drawn.push(<span key={i} data-i={i} class={names("tok", style(i), i === at && "at")}>{show(row.pieces[i]!)}</span>); i++; continue; }
+    if (row.mask[i] === "1") { drawn.push(<span key={i} data-i={i} class={names("tok", style(i), i === at && "at")}>{show(row.pieces[i]!)}</span>, ...gap); i++; continue; }
     const from = i, kind = kindOf(i);
     while (i < end && row.mask[i] !== "1" && kindOf(i) === kind) i++;
-    drawn.push(<span key={from} data-i={from} class={names("masked", kind)} title={`${kind}, masked: tokens ${from} to ${i - 1}`}>{show(row.pieces.slice(from, i).join(""))}</span>);
+    drawn.push(<span key={from} data-i={from} class={names("masked", kind)} title={`${kind}, masked: tokens ${from} to ${i - 1}`}>{show(row.pieces.slice(from, i).join(spaced ? " " : ""))}</span>, ...gap);
   }
   const seen = at === null ? null : { id: row.ids[at], piece: row.pieces[at] ?? "", p: row.logprobs?.[at], trained: row.mask[at] === "1" };
   const over = (event: Event) => { const i = (event.target as HTMLElement).closest<HTMLElement>("[data-i]")?.dataset.i; if (i !== undefined) setAt(Number(i)); };
@@ -65,6 +66,6 @@ export function TokensTab({ base }: { base: string }) {
       {rows.length > 1 && <label>row <select value={which} onChange={event => setWhich(Number(event.currentTarget.value))}>{rows.map((r, i) => <option key={i} value={i}>{`${i + 1} of ${rows.length}, ${r.ids.length} tokens`}</option>)}</select></label>}
       <span class="end dim num">{count(trained)} of {count(row.ids.length)} tokens are trained on ({percent(trained / Math.max(1, row.ids.length), 1)})</span></div>
     <div class="legend" aria-label="legend" role="group">{legend.map(([kind, word]) => <span key={word}><span class={"tok " + kind}>abc</span> {word}</span>)}<span><span class="masked observation">abc</span> observation, masked</span><span><span class="masked prompt">abc</span> prompt, masked</span>{!tokenizer && <span class="tag">no tokenizer: ids are shown</span>}</div>
-    {table ? <AsTable row={row} /> : <Line row={row} by={by} white={white} advantage={advantage} all={all} onAll={() => setAll(true)} />}
+    {table ? <AsTable row={row} /> : <Line row={row} by={by} white={white} spaced={!tokenizer} advantage={advantage} all={all} onAll={() => setAll(true)} />}
   </div>;
 }

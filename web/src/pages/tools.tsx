@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { count, Counts, Empty, Fault, Loading, names, Num, Panel, percent, seconds } from "../bits";
 import { Chart } from "../charts";
 import { go, param, query, useData, usePlace } from "../core";
-import { Untrusted } from "../text";
+import { ShortId, Untrusted } from "../text";
 import type { Live, ToolFacts } from "../types";
 import { quoted } from "./overview";
 
@@ -22,8 +22,8 @@ export function Tools({ run, live }: { run: string; live: Live | null }) {
       <div class="columns"><div><Panel title={at.tool} note="by step">
         {at.by_step.length > 1 ? <div class="small-charts"><Chart title="calls" steps={at.by_step.map(s => s.step)} lines={[{ name: "calls", curve: { mean: at.by_step.map(s => s.calls) } }, { name: "errors", curve: { mean: at.by_step.map(s => s.errors) } }]} height={120} /><Chart title="p90, seconds" steps={at.by_step.map(s => s.step)} lines={[{ name: "p90", curve: { mean: at.by_step.map(s => s.p90) } }]} height={120} /></div> : <Empty>one step only</Empty>}</Panel>
         <Panel title="Outcomes"><Counts label="Outcomes" items={Object.entries(at.outcomes).map(([word, n]) => ({ word, n, href: `/r/${run}/episodes${query({ q: `tool:${quoted(at.tool)} outcome:${quoted(word)}` })}` }))} /></Panel></div>
-        <div><Panel title="Slowest"><ul class="links">{at.slowest.map((place, i) => <li key={i}><a href={link(place)}><Untrusted text={place.id} /> <span class="dim">turn {place.turn + 1}</span><Num>{seconds(place.seconds)}</Num></a></li>)}</ul></Panel>
-          <Panel title="Failing">{at.failing.length ? <ul class="links">{at.failing.map((place, i) => <li key={i}><a href={link(place)}><Untrusted text={place.id} /> <span class="dim">turn {place.turn + 1}, call {place.index + 1}</span></a></li>)}</ul> : <Empty>none</Empty>}</Panel></div></div>
+        <div><Panel title="Slowest"><ul class="links">{at.slowest.map((place, i) => <li key={i}><a href={link(place)}><ShortId id={place.id} /> <span class="dim">turn {place.turn + 1}</span><Num>{seconds(place.seconds)}</Num></a></li>)}</ul></Panel>
+          <Panel title="Failing">{at.failing.length ? <ul class="links">{at.failing.map((place, i) => <li key={i}><a href={link(place)}><ShortId id={place.id} /> <span class="dim">turn {place.turn + 1}, call {place.index + 1}</span></a></li>)}</ul> : <Empty>none</Empty>}</Panel></div></div>
     </>}
   </main>;
 }
