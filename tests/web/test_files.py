@@ -1,0 +1,77 @@
+"""A run's own files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import asked, kept, played
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "secret.txt").write_text("secret")
+    run = tmp_path / "runs" / "run"
+    kept(run, [played()], attempts=[{"lock": "abc"}])
+    (run / "logs").mkdir()
+    (run / "logs" / "out.txt").write_text("a" * 100_000 + "the end")
+    (run / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (run / "away").symlink_to(tmp_path)
+    (run / "locks").mkdir()
+    (run / "locks" / "abc.json").write_text(json.dumps({"spec": {"digest": "1"}}))
+    (run / "locks" / "torn.json").write_text("{")
+    (run / "locks" / "link.json").symlink_to(tmp_path / "secret.txt")
+    return run
+
+
+def test_files_are_listed_without_parts_and_links(run: Path) -> None:
+    names = {one["name"]: one["size"] for one in asked("/api/runs/run/files", run)["files"]}
+    assert names["logs/out.txt"] == 100_007
+    assert set(names) == {"run.json", "logs/out.txt", "locks/abc.json", "locks/torn.json"}
+
+
+def test_the_tail_of_a_file_is_given(run: Path) -> None:
+    found = asked("/api/runs/run/file?name=logs/out.txt", run)
+    assert found["size"] == 100_007
+    assert found["text"].endswith("the end")
+    assert len(found["text"]) == 64_000
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../secret.txt", "/etc/passwd", "logs/../../../secret.txt", "link.txt", "away/secret.txt", "", ".", "logs",
+        "journal/../run.json", "run.json%00", "./run.json",
+    ],
+)  # fmt: skip
+def test_no_name_leads_out_of_the_run(run: Path, name: str) -> None:
+    found = asked(f"/api/runs/run/file?name={name}", run, status=404)
+    assert "the run has no file" in found["error"]
+
+
+@pytest.mark.parametrize("key", ["..", "%2e%2e", "..%2f..%2fsecret.txt", "%2Fetc", "run%2F..", "run%00", "~"])
+def test_no_key_leads_out_of_the_roots(run: Path, key: str) -> None:
+    for path in (f"/api/runs/{key}/files", f"/api/runs/{key}/e/x-1", f"/blob/{key}/{'0' * 64}"):
+        assert "there is no" in asked(path, run.parent, status=404)["error"]
+
+
+def test_locks_are_given_by_their_hashes(run: Path) -> None:
+    found = asked("/api/runs/run/lock", run)
+    assert found["current"] == "abc"
+    assert found["locks"]["abc"] == {"spec": {"digest": "1"}}
+    assert "is not JSON" in found["locks"]["torn"]["error"]
+    assert "link" not in found["locks"]
+
+
+def test_locks_that_differ_are_told_by_section(run: Path) -> None:
+    other = run.parent / "other"
+    kept(other, [played()], attempts=[{"lock": "xyz"}])
+    (other / "locks").mkdir()
+    (other / "locks" / "xyz.json").write_text(json.dumps({"spec": {"digest": "2"}, "seeds": 3}))
+    found = asked("/api/compare?a=run&b=other", run.parent)
+    assert found["lock"] == [
+        {"section": "seeds", "key": "", "a": None, "b": 3},
+        {"section": "spec", "key": "digest", "a": "1", "b": "2"},
+    ]
