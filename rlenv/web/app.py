@@ -15,7 +15,7 @@ from rlenv import __version__
 from rlenv.web import api, figures, files, live
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION
 from rlenv.web.episode import Blobs
-from rlenv.web.guard import Guard, refusal
+from rlenv.web.guard import NONCE, Guard, refusal
 from rlenv.web.shelf import Shelf
 
 __all__ = ["DIST", "application", "serve"]
@@ -63,7 +63,7 @@ def _page(dist: Path) -> Callable[[web.Request], object]:
             headers = {"Cache-Control": "no-cache"}
             return web.Response(body=files[name].read_bytes(), content_type=kind, headers=headers)
         whole = files["index.html"].read_text(encoding="utf-8") if "index.html" in files else _UNBUILT
-        return web.Response(text=whole.replace("__NONCE__", request["nonce"]), content_type="text/html")
+        return web.Response(text=whole.replace("__NONCE__", NONCE.get()), content_type="text/html")
 
     return page
 

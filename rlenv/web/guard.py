@@ -10,18 +10,22 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
 
-__all__ = ["CSP", "Guard", "refusal"]
+__all__ = ["CSP", "NONCE", "Guard", "refusal"]
 
 CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'nonce-{nonce}'; img-src 'self'; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 """The policy of every answer; `nonce` is new for each page."""
+
+NONCE: Final = ContextVar("NONCE", default="")
+"""The nonce of the page that is being answered. A request's own storage has keys that differ between aiohttp's versions."""
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS: Final = {
@@ -65,7 +69,8 @@ class Guard:
 
         @web.middleware
         async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            nonce = request["nonce"] = secrets.token_urlsafe(16)
+            nonce = secrets.token_urlsafe(16)
+            NONCE.set(nonce)
             refused = self._entered(request) or self._refused(request)
             try:
                 answer = await handler(request) if refused is None else refused
@@ -86,7 +91,7 @@ class Guard:
 
     async def mark(self, request: web.Request, answer: web.StreamResponse) -> None:
         """For `on_response_prepare`: answers that are streamed are prepared before they come back here."""
-        self._marked(answer, request.get("nonce", secrets.token_urlsafe(16)))
+        self._marked(answer, NONCE.get())
 
     def _entered(self, request: web.Request) -> web.Response | None:
         """The way in: the printed link gives the cookie and leads on without the token."""

@@ -138,6 +138,15 @@ def text(page: Any, selector: str) -> str:
     return str(page.locator(selector).first.inner_text())
 
 
+def until(page: Any, expression: str) -> None:
+    """Waits until an expression holds. Playwright's own wait evaluates text in the page, which the policy forbids."""
+    for _ in range(WAIT_MS // 50):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never became true: {expression}")
+
+
 # What a reader does
 
 
@@ -149,7 +158,7 @@ def test_a_run_is_opened_filtered_and_an_episode_with_an_image_and_a_failed_call
     page.click("nav a >> text=episodes")
     page.wait_for_selector(".grid .row:not(.head) .outcome")
     page.click(".facet >> text=timeout")
-    page.wait_for_function("document.querySelector('.matched').textContent.includes(' of ')")
+    until(page, "document.querySelector('.matched').textContent.includes(' of ')")
     assert "outcome:timeout" in page.input_value("#query")
     page.click(".grid .row:not(.head) >> nth=1")
     page.wait_for_selector(".peek .waterfall")
@@ -158,7 +167,7 @@ def test_a_run_is_opened_filtered_and_an_episode_with_an_image_and_a_failed_call
     assert "timeout" in text(page, ".call.failed .outcome")
     image = page.wait_for_selector(".pictures img")
     image.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelector('.pictures img').naturalWidth === 240")
+    until(page, "document.querySelector('.pictures img').naturalWidth === 240")
 
 
 def test_the_reward_shows_its_evidence_in_the_text(watched: Watched) -> None:
@@ -184,7 +193,7 @@ def test_tokens_tell_what_is_trained_in_text_as_well_as_in_colour(watched: Watch
 def test_every_part_of_an_episode_has_an_address(watched: Watched) -> None:
     (id, *_) = ids(watched, "a", "outcome:malformed")
     page = watched.go(f"/r/a/e/{id}#t3c1", "#t3c1")
-    page.wait_for_function("document.activeElement.id === 't3c1'")
+    until(page, "document.activeElement.id === 't3c1'")
     for tab in ("tokens", "reward", "timing", "raw", "lock"):
         watched.go(f"/r/a/e/{id}?tab={tab}", f"#tab-{tab}[aria-selected=true]")
 
@@ -238,10 +247,10 @@ def test_a_live_list_does_not_jump_and_keeps_the_focus(browser: Any, tmp_path: P
         assert text(page, ".row.selected") == before
         assert page.evaluate("document.activeElement.classList.contains('row')")
         page.click(".fresh")
-        page.wait_for_function("document.querySelector('.matched').textContent === '52 episodes'")
+        until(page, "document.querySelector('.matched').textContent === '52 episodes'")
         page = watched.go("/r/live", ".live.on")
         shown_runs.append_group(run, 2, 4)
-        page.wait_for_function("[...document.querySelectorAll('.figures b')].some(b => b.textContent === '56')")
+        until(page, "[...document.querySelectorAll('.figures b')].some(b => b.textContent === '56')")
         page.context.close()
         assert watched.wrong == []
     finally:
@@ -282,7 +291,7 @@ def test_an_episode_is_found_and_read_by_keyboard_alone(watched: Watched) -> Non
     press("/")
     page.keyboard.type("outcome:timeout")
     press("Enter")
-    page.wait_for_function("document.querySelector('.matched').textContent.includes(' of ')")
+    until(page, "document.querySelector('.matched').textContent.includes(' of ')")
     press("Escape")
     press("j")
     press("j")
@@ -290,11 +299,11 @@ def test_an_episode_is_found_and_read_by_keyboard_alone(watched: Watched) -> Non
     press("Enter")
     page.wait_for_selector(".card.turn")
     press("j")
-    page.wait_for_function("document.activeElement.id === 't1'")
+    until(page, "document.activeElement.id === 't1'")
     press("]")
-    page.wait_for_function("document.activeElement.id === 't2'")
+    until(page, "document.activeElement.id === 't2'")
     press("e")
-    page.wait_for_function("document.activeElement.classList.contains('failed')")
+    until(page, "document.activeElement.classList.contains('failed')")
     for key, tab in (("t", "tokens"), ("r", "reward"), ("w", "timing"), ("v", "conversation")):
         press(key)
         page.wait_for_selector(f"#tab-{tab}[aria-selected=true]")
@@ -306,9 +315,10 @@ def test_an_episode_is_found_and_read_by_keyboard_alone(watched: Watched) -> Non
     press("m")
     before = page.url
     press("n")
-    press("p")
-    press("p")
-    page.wait_for_function(f"location.href !== {before!r}")
+    page.wait_for_timeout(200)
+    if page.url == before:  # it was the last sample
+        press("p")
+    until(page, f"location.href !== {before!r}")
     press("f")
     page.keyboard.type("census")
     press("Enter")
@@ -334,13 +344,13 @@ def test_no_page_breaks_a_rule_of_access_or_is_wider_than_the_window(
     (id, *_) = ids(watched, "a", "outcome:malformed")
     episode = f"/r/a/e/{id}"
     paths = ["/", "/r/a", f"/r/a/episodes?id={id}", episode, *(f"{episode}?tab={tab}" for tab in ("tokens", "reward"))]
-    paths += [f"{episode}?tab=timing", "/r/a/g/1/g1", "/r/a/tools", "/r/a/rewards", "/r/a/files", "/compare?a=a&b=b"]
+    paths += [f"{episode}?tab=timing", "/r/a/g/0/g1", "/r/a/tools", "/r/a/rewards", "/r/a/files", "/compare?a=a&b=b"]
     paths += ["/w", "/jobs"] if watched.page.evaluate("fetch('/api/specs').then(r => r.ok)") else []
     broken = []
     for path in paths:
         page = watched.go(path)
         page.wait_for_load_state("networkidle" if path in ("/", "/w", "/jobs") else "load")
-        page.wait_for_selector(".panel, .grid, .card, table, .stack, .editor, .empty", timeout=WAIT_MS)
+        page.wait_for_selector(":is(.panel, .grid, .card, table, .stack, .editor, .empty) >> visible=true", timeout=WAIT_MS)
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         if wide > 0:
             broken.append(f"{path}: {wide} pixels too wide")
@@ -374,7 +384,7 @@ def test_a_text_of_a_megabyte_is_cut_and_shown_whole_on_demand(watched: Watched)
     (id, *_) = ids(watched, "hostile", "title:xxxx")
     page = watched.go(f"/r/hostile/e/{id}", ".card.turn")
     page.click(".card.user .more")
-    page.wait_for_function("document.querySelector('.card.user .text').textContent.length > 1000000")
+    until(page, "document.querySelector('.card.user .text').textContent.length > 1000000")
 
 
 def test_only_the_printed_link_lets_in(browser: Any, served: Served) -> None:

@@ -38,13 +38,13 @@ class Guard extends Component<{ children: ComponentChildren; at: string }, { fau
   override state = { fault: null as Error | null };
   static override getDerivedStateFromError(fault: Error) { return { fault }; }
   override componentDidUpdate(before: { at: string }) { if (before.at !== this.props.at && this.state.fault) this.setState({ fault: null }); }
-  override render() { return this.state.fault ? <main class="page"><Fault fault={new Refusal(`This page could not be drawn: ${this.state.fault.message}`, 0)} /></main> : this.props.children; }
+  override render() { return this.state.fault ? <main id="main" class="page"><Fault fault={new Refusal(`This page could not be drawn: ${this.state.fault.message}`, 0)} /></main> : this.props.children; }
 }
 
 const PAGES = ["overview", "episodes", "tools", "rewards", "files"] as const;
 function RunShell({ run, rest }: { run: string; rest: string[] }) {
   const live = useLive(run), asked = useData<RunPage>(`/api/runs/${run}`, live?.version), data = asked.data, at = rest[0] ?? "overview";
-  if (!data) return <main class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
+  if (!data) return <main id="main" class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
   const on = at === "e" || at === "g" ? "episodes" : at;
   return <>
     <nav class="subnav" aria-label="this run"><span class="where"><a href="/">Runs</a><i aria-hidden="true">/</i><b><Untrusted text={data.name} most={60} /></b></span>
@@ -60,7 +60,7 @@ function RunShell({ run, rest }: { run: string; rest: string[] }) {
       : <NotFound />}
   </>;
 }
-const NotFound = () => <main class="page"><h1>No such page</h1><p><a href="/">All runs</a></p></main>;
+const NotFound = () => <main id="main" class="page"><h1>No such page</h1><p><a href="/">All runs</a></p></main>;
 
 function App() {
   const place = usePlace(), [help, setHelp] = useState(false), config = useData<Config>("/api/config"), [top, ...rest] = place.path;
@@ -72,8 +72,7 @@ function App() {
   useEffect(() => { document.title = [rest.length > 1 ? rest.slice(1).join(" ") : "", top === "r" ? decodeURIComponent(rest[0] ?? "") : top === "w" ? "workbench" : top ?? "runs", "rlenv"].filter(Boolean).join(" · "); }, [place]);
   const writes = config.data ? !config.data.readOnly : false;
   return <>
-    <a class="skip" href="#main" data-plain="" onClick={event => { event.preventDefault(); document.querySelector<HTMLElement>("main")?.focus(); }}>Skip to the content</a>
-    <header class="bar"><a class="logo" href="/">rlenv</a>
+    <header class="bar"><a class="skip" href="#main" data-plain="" onClick={event => { event.preventDefault(); document.querySelector<HTMLElement>("main")?.focus(); }}>Skip to the content</a><a class="logo" href="/">rlenv</a>
       <nav aria-label="pages"><a href="/" aria-current={!top ? "page" : undefined}>Runs</a>{writes && <><a href="/w" aria-current={top === "w" ? "page" : undefined}>Workbench</a><a href="/jobs" aria-current={top === "jobs" ? "page" : undefined}>Jobs</a></>}</nav>
       <span class="end"><span class="dim version">{config.data?.version}</span><button class="quiet" aria-label="Keys" onClick={() => setHelp(true)}><Key>?</Key></button></span></header>
     <Fault fault={config.fault} />

@@ -11,7 +11,8 @@ const NAMES: Record<number, string> = {
   0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xfeff: "BOM",
 };
 const MOST_BADGES = 500;
-export const DRAWN = 20_000;
+/** A little more than the server sends of a text, so that one that it has cut is not cut again. */
+export const DRAWN = 20_100;
 
 /** The text in pieces: strings as they are, and a badge for each stretch of one hidden character. */
 export function pieces(text: string): ComponentChildren[] {
@@ -66,8 +67,10 @@ export function UntrustedBlock({ text, full, marks = [], find = "", label, plain
     const found = find ? places(shown, find).map(start => ({ start, end: start + find.length, class: "found" })) : [];
     return found.length || marks.length ? marked(shown, found.length ? found : marks) : pieces(shown);
   }, [shown, find, JSON.stringify(marks)]);
+  // What scrolls has to be reachable by keyboard.
+  const long = shown.length > 1000 || shown.split("\n", 18).length > 16;
   const fetchAll = () => ask<{ text: string }>(full!).then(d => { setWhole(d.text); setMost(Math.max(DRAWN, d.text.length)); }, error => setWhole(`${text}\n(${error.message})`));
-  return <div class={plain ? "text prose" : "text"} dir="auto" role={label ? "group" : undefined} aria-label={label}>
+  return <div class={plain ? "text prose" : "text"} dir="auto" role={label || long ? "group" : undefined} aria-label={label ?? (long ? "text" : undefined)} tabIndex={long ? 0 : undefined}>
     {drawn}
     {all.length > shown.length && <button class="more" onClick={() => setMost(all.length)}>{`${(all.length - shown.length).toLocaleString("en")} more characters`}</button>}
     {full && whole === null && <button class="more" onClick={fetchAll}>Show the whole text</button>}

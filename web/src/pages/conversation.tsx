@@ -44,8 +44,8 @@ function CallCard({ turn, index, call, result, row, shown, message, last }: { tu
   const open = found || (mine ?? !shown.folded), name = result?.name || call?.name || "unreadable call", path = `turns.${turn}.results.${index}.text`;
   const late = row?.waited ? <> · waited {seconds(row.waited)}</> : null;
   return <section class={names("call", bad && "failed")} id={`t${turn + 1}c${index + 1}`} tabIndex={-1} data-error={bad ? "" : undefined}>
-    <h4><button class="fold" aria-expanded={open} onClick={() => setMine(!open)}><b><Untrusted text={name} most={60} /></b>{!open && <span class="brief"><Untrusted text={brief(call)} most={100} /></span>}</button>
-      <span class="end">{result && <Outcome word={result.outcome} bare={result.outcome === "ok"} />}{row?.cached && <span class="tag">cached</span>}{row && row.attempts > 1 && <span class="tag">{row.attempts} attempts</span>}<Num class="dim">{result ? seconds(result.seconds) : ""}{late}</Num><a class="anchor" href={`#t${turn + 1}c${index + 1}`} aria-label={`Link to turn ${turn + 1}, call ${index + 1}`}>#</a></span></h4>
+    <h3><button class="fold" aria-expanded={open} onClick={() => setMine(!open)}><b><Untrusted text={name} most={60} /></b>{!open && <span class="brief"><Untrusted text={brief(call)} most={100} /></span>}</button>
+      <span class="end">{result && <Outcome word={result.outcome} bare={result.outcome === "ok"} />}{row?.cached && <span class="tag">cached</span>}{row && row.attempts > 1 && <span class="tag">{row.attempts} attempts</span>}<Num class="dim">{result ? seconds(result.seconds) : ""}{late}</Num><a class="anchor" href={`#t${turn + 1}c${index + 1}`} aria-label={`Link to turn ${turn + 1}, call ${index + 1}`}>#</a></span></h3>
     {open && <div class="call-body">
       {call?.arguments ? <Arguments value={call.arguments} /> : call && <><p class="bad"><Untrusted text={call.reason} most={400} /></p><UntrustedBlock text={call.text ?? ""} find={shown.find} /></>}
       {result?.reason && <p class="why"><b><Untrusted text={result.reason} /></b>{result.whose && <span class="dim"> the <Untrusted text={result.whose} />'s doing</span>}</p>}
@@ -74,7 +74,7 @@ export function spanOf(calls: CallRow[]): [number, number] {
 }
 
 export function MessageCard({ message, path, shown, index }: { message: Message; path: string; shown: Shown; index: number }) {
-  return <article class={names("card", message.role === "system" && "system", message.role === "user" && "user")} aria-label={message.role}><header><h3>{message.role}{message.name && <> <Untrusted text={message.name} /></>}</h3></header>
+  return <article class={names("card", message.role === "system" && "system", message.role === "user" && "user")} aria-label={message.role}><header><h2>{message.role}{message.name && <> <Untrusted text={message.name} /></>}</h2></header>
     {message.thinking ? <Thinking text={message.thinking} shown={shown} path={path.replace(/content$/, "thinking")} open={false} /> : null}
     <Pictures run={shown.run} images={message.images} />
     <UntrustedBlock text={message.content} find={shown.find} marks={marksIn(shown, message.content, index, index)} full={shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined} plain={message.role !== "tool"} label={message.role} /></article>;
@@ -84,12 +84,12 @@ export function TurnCard({ turn, calls, reward, shown, message, current }: { tur
   const parsed = turn.parsed, n = Math.max(parsed.calls.length, turn.results.length), i = turn.index, path = `turns.${i}.parsed`, replies = turn.observation?.messages ?? [], last = message + replies.length;
   const [origin, end] = calls.length ? spanOf(calls) : [0, 1], errors = turn.results.filter(r => r.outcome !== "ok").length;
   return <article class={names("card turn", current && "current")} id={`t${i + 1}`} tabIndex={-1} aria-label={`turn ${i + 1}`}>
-    <header><h3><a href={`#t${i + 1}`}>{`Turn ${i + 1}`}</a></h3>{n > 0 && <span class="dim">{plural(n, "call")}</span>}{errors > 0 && <span class="bad">▲ {plural(errors, "error")}</span>}{parsed.is_cut && <span class="tag warn">cut open</span>}{turn.finish_reason === "length" && <span class="tag warn">token limit</span>}{parsed.leniencies.map(word => <span class="tag" key={word}><Untrusted text={word} most={40} /></span>)}
+    <header><h2><a href={`#t${i + 1}`}>{`Turn ${i + 1}`}</a></h2>{n > 0 && <span class="dim">{plural(n, "call")}</span>}{errors > 0 && <span class="bad">▲ {plural(errors, "error")}</span>}{parsed.is_cut && <span class="tag warn">cut open</span>}{turn.finish_reason === "length" && <span class="tag warn">token limit</span>}{parsed.leniencies.map(word => <span class="tag" key={word}><Untrusted text={word} most={40} /></span>)}
       <span class="end">{!!reward && <Num class={reward > 0 ? "good" : "bad"}>{signed(reward)}</Num>}<Num class="dim">{seconds(turn.seconds)}</Num></span></header>
     {parsed.thinking && <Thinking text={parsed.thinking} shown={shown} path={`${path}.thinking`} open={!!shown.find && places(parsed.thinking, shown.find).length > 0} />}
     {parsed.content.trim() && <UntrustedBlock text={parsed.content} find={shown.find} marks={marksIn(shown, parsed.content, message, message)} full={shown.cuts[`${path}.content`] ? `${shown.base}/text?path=${path}.content` : undefined} plain label={`what turn ${i + 1} said`} />}
     {Array.from({ length: n }, (_, c) => <CallCard key={c} turn={i} index={c} call={parsed.calls[c]} result={turn.results[c]} row={calls.find(row => row.index === c)} shown={shown} message={message} last={last} />)}
     {calls.length > 0 && calls.some(c => c.seconds > 0) && (calls.length > 1 || calls[0]!.waited > 0 || calls[0]!.outcome !== "ok") && <Bars calls={calls} origin={origin} end={end} label={`calls of turn ${i + 1} in time`} />}
-    {replies.filter(reply => reply.role !== "tool").map((reply, r) => !(reply.role === "user" && turn.results.some(result => result.text && reply.content.includes(result.text.slice(0, 60)))) && <div class="reply" key={r}><h4>{reply.role}</h4><UntrustedBlock text={reply.content} find={shown.find} marks={marksIn(shown, reply.content, message + 1 + r, last)} plain label={`${reply.role} after turn ${i + 1}`} /><Pictures run={shown.run} images={reply.images} /></div>)}
+    {replies.filter(reply => reply.role !== "tool").map((reply, r) => !(reply.role === "user" && turn.results.some(result => result.text && reply.content.includes(result.text.slice(0, 60)))) && <div class="reply" key={r}><h3>{reply.role}</h3><UntrustedBlock text={reply.content} find={shown.find} marks={marksIn(shown, reply.content, message + 1 + r, last)} plain label={`${reply.role} after turn ${i + 1}`} /><Pictures run={shown.run} images={reply.images} /></div>)}
   </article>;
 }

@@ -20,7 +20,7 @@ function Timing({ data, record }: { data: Whole; record: Trajectory }) {
   return <div class="stack">
     <div class="figures small"><div><span>episode</span><b>{seconds(record.seconds)}</b></div><div><span>in calls, added up</span><b>{seconds(inCalls)}</b></div><div><span>of it waited</span><b>{seconds(waited)}</b></div><div><span>calls</span><b>{data.calls.length}</b></div></div>
     <div class="legend" role="group" aria-label="legend"><span><i class="swatch wait" /> waited</span><span><i class="swatch run" /> running</span><span><i class="swatch run failed" /> failed</span><span><i class="swatch run timeout" /> timeout</span>{!known && data.calls.length > 0 && <span class="dim">when calls began was not recorded: bars start with their turn</span>}</div>
-    {data.calls.length === 0 ? <Empty>No calls.</Empty> : turns.map(turn => { const calls = data.calls.filter(c => c.turn === turn), [a, b] = known ? [origin, end] : [0, longest]; return <section key={turn} class="timed"><h3><a href={`#t${turn + 1}`}>{`Turn ${turn + 1}`}</a> <Num class="dim">{seconds(record.turns[turn]?.seconds)}</Num></h3><Bars calls={calls} origin={a} end={b} label={`calls of turn ${turn + 1}`} /></section>; })}
+    {data.calls.length === 0 ? <Empty>No calls.</Empty> : turns.map(turn => { const calls = data.calls.filter(c => c.turn === turn), [a, b] = known ? [origin, end] : [0, longest]; return <section key={turn} class="timed"><h2><a href={`#t${turn + 1}`}>{`Turn ${turn + 1}`}</a> <Num class="dim">{seconds(record.turns[turn]?.seconds)}</Num></h2><Bars calls={calls} origin={a} end={b} label={`calls of turn ${turn + 1}`} /></section>; })}
     {data.calls.length > 0 && <details class="as-table"><summary>Table</summary><Table label="Calls" head={[["turn", "r"], ["call", "r"], ["tool"], ["outcome"], ["began", "r"], ["waited", "r"], ["time", "r"], ["attempts", "r"]]} rows={data.calls.map(c => [c.turn + 1, c.index + 1, <Untrusted text={c.tool} />, <Outcome word={c.outcome} />, c.started === null ? "–" : seconds(c.started), seconds(c.waited), seconds(c.seconds), c.attempts])} /></details>}
   </div>;
 }
@@ -76,11 +76,11 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     f: () => { if (tab !== "conversation") onTab("conversation"); setFinding(true); requestAnimationFrame(() => box.current?.focus()); }, "/": () => go(`/r/${run}/episodes`),
   });
   const marksOf = useMemo(() => data ? snippets(data) : [], [data]);
-  if (!data) return <main class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
+  if (!data) return <main id="main" class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
   const row = data.row, shown: Shown = { run, base, cuts: data.cuts ?? {}, folded, find: find.length > 1 ? find : "", hot, marks: marksOf };
   let message = record?.messages.length ?? 0;
   const starts = record?.turns.map(t => { const mine = message; message += 1 + (t.observation?.messages.length ?? 0); return mine; }) ?? [];
-  return <main class="page episode" tabIndex={-1} aria-busy={asked.busy}>
+  return <main id="main" class="page episode" tabIndex={-1} aria-busy={asked.busy}>
     <div class="headline"><div><h1><Untrusted text={row.title || name} most={160} /></h1>
       <p class="line dim"><code><Untrusted text={name} /></code><Fact name="step">{count(row.step)}</Fact><Fact name={row.split}>{row.task}</Fact><Fact name="sample">{row.sample}</Fact><Fact name="seed">{row.seed}</Fact><Fact name="mode">{row.mode}</Fact><Fact name="ended by"><Untrusted text={row.reason} most={40} /></Fact><Fact name="took">{seconds(row.seconds)}</Fact>{row.tokens > 0 && <Fact name="tokens">{count(row.tokens)}</Fact>}{row.fate && <Outcome word={row.fate} />}{row.advantage !== null && row.advantage !== undefined && <Fact name="advantage">{signed(row.advantage, 3)}</Fact>}</p></div>
       <div class="score"><b class={names("num", row.reward === null ? "bad" : row.success ? "good" : "")}>{row.reward === null ? "invalid" : signed(row.reward)}</b><Verdict row={row} /></div></div>

@@ -81,7 +81,8 @@ export function Episodes({ run, live }: { run: string; data: RunPage; live: Live
     Escape: () => selected && to({ id: "" }),
   });
   const place = head.fault?.column;
-  return <main class={names("episodes", selected && "with-peek", side && "with-side")} tabIndex={-1}>
+  return <main id="main" class={names("episodes", selected && "with-peek", side && "with-side")} tabIndex={-1}>
+    <h1 class="sr">Episodes</h1>
     <div class="querybar">
       <button class="only-narrow" aria-expanded={side} onClick={() => setSide(!side)}>Filters</button>
       <form role="search" onSubmit={event => { event.preventDefault(); to({ q: typed.trim(), id: "" }, false); }}>

@@ -12,10 +12,10 @@ export function Group({ run, step, group }: { run: string; step: string; group: 
   const columns = data?.episodes.filter(e => chosen.includes(e.row.id)).slice(0, 4) ?? [], depth = Math.max(0, ...columns.map(c => c.turns.length));
   const turn = (to: number) => { const next = Math.max(0, Math.min(depth - 1, to)); setAt(next); document.getElementById(`a${next + 1}`)?.scrollIntoView({ block: "nearest" }); document.getElementById(`a${next + 1}`)?.focus({ preventScroll: true }); };
   useKeys({ j: () => turn(at + 1), "]": () => turn(at + 1), k: () => turn(at - 1), "[": () => turn(at - 1), Enter: () => columns[0] && go(`/r/${run}/e/${encodeURIComponent(columns[0].row.id)}`) });
-  if (!data) return <main class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
+  if (!data) return <main id="main" class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
   const lead = data.episodes[0]?.row;
   const toggle = (id: string) => setChosen(chosen.includes(id) ? chosen.filter(c => c !== id) : [...chosen, id].slice(-4));
-  return <main class="page group" tabIndex={-1}>
+  return <main id="main" class="page group" tabIndex={-1}>
     <div class="headline"><div><h1><Untrusted text={lead?.title || decodeURIComponent(group)} most={160} /></h1><p class="line dim"><code><Untrusted text={decodeURIComponent(group)} /></code><Fact name="step">{step}</Fact><Fact name="samples">{data.episodes.length}</Fact><Fact name="mean">{num(data.mean)}</Fact><Fact name="spread">{num(data.spread)}</Fact></p></div></div>
     <div class="split"><fieldset class="samples"><legend>Samples by reward, up to four side by side</legend>{data.episodes.map(({ row }) => <label class="check" key={row.id}><input type="checkbox" checked={chosen.includes(row.id)} onChange={() => toggle(row.id)} /><span class="num">{row.reward === null ? "invalid" : signed(row.reward)}</span><Verdict row={row} /><span class="dim num">{row.advantage !== null && row.advantage !== undefined ? `advantage ${signed(row.advantage, 2)}` : `sample ${row.sample}`}</span></label>)}</fieldset>
       {data.over_steps.length > 1 && <Chart title="this task over steps" steps={data.over_steps.map(p => p.step)} lines={[{ name: "mean reward", curve: { mean: data.over_steps.map(p => p.mean) } }]} height={110} />}</div>

@@ -33,7 +33,7 @@ export function Jobs() {
   const now = useNow(2000), asked = useData<{ jobs: Job[] }>("/api/jobs", now), [chosen, setChosen] = useState(""), jobs = asked.data?.jobs, at = jobs?.find(job => job.id === chosen) ?? jobs?.[0];
   const move = (by: number) => { const all = [...document.querySelectorAll<HTMLElement>(".jobs button.link")], i = all.indexOf(document.activeElement as HTMLElement); all[Math.max(0, Math.min(all.length - 1, i + by))]?.focus(); };
   useKeys({ j: () => move(1), k: () => move(-1) });
-  return <main class="page" tabIndex={-1}><div class="title"><h1>Jobs</h1></div><Fault fault={asked.fault} />
+  return <main id="main" class="page" tabIndex={-1}><div class="title"><h1>Jobs</h1></div><Fault fault={asked.fault} />
     {!jobs ? !asked.fault && <Loading /> : !at ? <Empty>Nothing was started here. The workbench's checks start jobs.</Empty> : <div class="columns wide-right"><div class="scroll" role="region" aria-label="Jobs" tabIndex={0}><table class="jobs"><thead><tr><th scope="col">job</th><th scope="col">state</th><th scope="col">started</th></tr></thead><tbody>{jobs.map(job => <tr key={job.id} class={names(job === at && "current")}><td><button class="link" aria-pressed={job === at} onClick={() => setChosen(job.id)}><b>{job.kind}</b> <Num class="dim">{job.id}</Num></button></td><td><Outcome word={job.state} />{job.code !== null && <span class="dim num"> {job.code}</span>}</td><td class="dim nowrap">{when(job.started)}</td></tr>)}</tbody></table></div>
       <div><p class="argv"><code><Untrusted text={at.argv.join(" ")} most={600} /></code></p>{at.run && <p><a href={`/r/${at.run}`}>Open its run</a></p>}<JobLog key={at.id} id={at.id} /></div></div>}
   </main>;

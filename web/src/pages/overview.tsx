@@ -45,7 +45,8 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
   const running = (live?.state ?? data.state) === "running";
   const stop = () => { if (confirm("Stop this run after its current step?")) post(`/api/runs/${run}/stop`).then(() => say("The run was asked to stop."), setStopped); };
   const list = (q: string) => `/r/${run}/episodes${query({ q })}`;
-  return <main class="page overview" tabIndex={-1}>
+  return <main id="main" class="page overview" tabIndex={-1}>
+    <h1 class="sr">Overview</h1>
     <div class="figures">
       <div><span>success</span><b>{percent(data.success, 1)}</b><small>{data.success_low !== null ? `${percent(data.success_low, 1)} to ${percent(data.success_high, 1)}` : "no interval"}</small></div>
       <div><span>episodes</span><b>{count(live?.rows ?? data.episodes)}</b><small>{data.splits.join(", ")}</small></div>

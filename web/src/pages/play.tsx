@@ -39,12 +39,12 @@ function Shown({ state }: { state: PlayState }) {
   const open = useRef<HTMLDivElement>(null);
   useEffect(() => { open.current?.lastElementChild?.scrollIntoView({ block: "nearest" }); }, [state]);
   return <div class="cards" ref={open}>
-    {state.messages.map((m, i) => <article key={i} class={names("card", m.role)}><header><h3>{m.role}</h3></header><UntrustedBlock text={m.content} plain={m.role !== "tool"} /></article>)}
-    {state.turns.map(turn => <article key={turn.index} class="card turn"><header><h3>Turn {turn.index + 1}</h3><span class="end"><Num class="dim">{seconds(turn.seconds)}</Num></span></header><UntrustedBlock text={turn.action} />{turn.results.map((result, i) => <section key={i} class={names("call", result.outcome !== "ok" && "failed")}><h4><b><Untrusted text={result.name} /></b><span class="end"><Outcome word={result.outcome} bare /></span></h4><UntrustedBlock text={result.text} /></section>)}</article>)}
-    {parse && <section class="parsed"><h3>Parse</h3><p>{plural(parse.calls.length, "call")}{parse.thinking ? ", thinking" : ""}{parse.is_cut ? ", cut open" : ""}{parse.leniencies?.length ? `, ${parse.leniencies.join(", ")}` : ""}</p>{parse.calls.map((call, i) => <p key={i} class={call.arguments ? "used" : "used failed"}><code><Untrusted text={call.arguments ? `${call.name}(${JSON.stringify(call.arguments)})` : call.reason} most={300} /></code></p>)}</section>}
-    {calls.length > 0 && <section><h3>Schedule</h3><Bars calls={calls} origin={origin} end={end} label="calls in time" /></section>}
-    {seen && <section><h3>Observation</h3><UntrustedBlock text={seen} /></section>}
-    {state.reward && <section><h3>Reward {state.ended ? "" : "so far"}</h3><Waterfall reward={state.reward} /></section>}
+    {state.messages.map((m, i) => <article key={i} class={names("card", m.role)}><header><h2>{m.role}</h2></header><UntrustedBlock text={m.content} plain={m.role !== "tool"} /></article>)}
+    {state.turns.map(turn => <article key={turn.index} class="card turn"><header><h2>Turn {turn.index + 1}</h2><span class="end"><Num class="dim">{seconds(turn.seconds)}</Num></span></header><UntrustedBlock text={turn.action} />{turn.results.map((result, i) => <section key={i} class={names("call", result.outcome !== "ok" && "failed")}><h3><b><Untrusted text={result.name} /></b><span class="end"><Outcome word={result.outcome} bare /></span></h3><UntrustedBlock text={result.text} /></section>)}</article>)}
+    {parse && <section class="parsed"><h2>Parse</h2><p>{plural(parse.calls.length, "call")}{parse.thinking ? ", thinking" : ""}{parse.is_cut ? ", cut open" : ""}{parse.leniencies?.length ? `, ${parse.leniencies.join(", ")}` : ""}</p>{parse.calls.map((call, i) => <p key={i} class={call.arguments ? "used" : "used failed"}><code><Untrusted text={call.arguments ? `${call.name}(${JSON.stringify(call.arguments)})` : call.reason} most={300} /></code></p>)}</section>}
+    {calls.length > 0 && <section><h2>Schedule</h2><Bars calls={calls} origin={origin} end={end} label="calls in time" /></section>}
+    {seen && <section><h2>Observation</h2><UntrustedBlock text={seen} /></section>}
+    {state.reward && <section><h2>Reward {state.ended ? "" : "so far"}</h2><Waterfall reward={state.reward} /></section>}
     {state.ended && <p class="ending"><b>Ended</b> <span class="dim">by</span> <Untrusted text={state.reason} /></p>}
   </div>;
 }

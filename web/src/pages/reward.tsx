@@ -34,8 +34,8 @@ export function RewardTab({ reward, where, onShow, base }: { reward: Reward; whe
   const most = Math.max(1e-9, ...reward.turn_rewards.map(Math.abs));
   return <div class="stack">
     <Waterfall reward={reward} where={where} onShow={onShow} />
-    {reward.turn_rewards.length > 1 && <section><h3>By turn</h3><ol class="turn-rewards">{reward.turn_rewards.map((value, i) => <li key={i}><a href={`#t${i + 1}`}><span>{`turn ${i + 1}`}</span><span class="meter" aria-hidden="true"><i class={value < 0 ? "minus" : ""} style={{ width: `${100 * Math.abs(value) / most}%` }} /></span><Num>{signed(value)}</Num></a></li>)}</ol></section>}
-    {termsOf(reward.terms).map(term => <section key={term.name} class="evidence"><h3><Untrusted text={term.name} /> <Outcome word={term.status} /><span class="dim num">{seconds(term.seconds)}</span></h3>
+    {reward.turn_rewards.length > 1 && <section><h2>By turn</h2><ol class="turn-rewards">{reward.turn_rewards.map((value, i) => <li key={i}><a href={`#t${i + 1}`}><span>{`turn ${i + 1}`}</span><span class="meter" aria-hidden="true"><i class={value < 0 ? "minus" : ""} style={{ width: `${100 * Math.abs(value) / most}%` }} /></span><Num>{signed(value)}</Num></a></li>)}</ol></section>}
+    {termsOf(reward.terms).map(term => <section key={term.name} class="evidence"><h2><Untrusted text={term.name} /> <Outcome word={term.status} /><span class="dim num">{seconds(term.seconds)}</span></h2>
       {term.error && <UntrustedBlock text={term.error} label="error" />}
       {term.evidence ? <UntrustedBlock text={term.evidence} label="evidence" full={term.evidence.length > 20000 ? `${base}/text?path=reward.terms.${encodeURIComponent(term.name)}.evidence` : undefined} /> : <p class="dim">no evidence was recorded</p>}
       {term.evidence && <p class="dim">{where[term.name]?.length ? <button class="link" onClick={() => onShow(term.name)}>Show it in the conversation</button> : "not located in the conversation"}</p>}

@@ -15,7 +15,7 @@ export function Runs({ roots }: { roots: string[] }) {
   };
   useKeys({ j: () => move(1), k: () => move(-1), "/": () => document.querySelector<HTMLElement>("#find-run")?.focus() });
   const choose = (key: string) => setChosen(chosen.includes(key) ? chosen.filter(k => k !== key) : [...chosen, key].slice(-2));
-  return <main class="page" tabIndex={-1}>
+  return <main id="main" class="page" tabIndex={-1}>
     <div class="title"><h1>Runs</h1><span class="dim">{runs && count(runs.length)}</span>
       <span class="end"><input id="find-run" type="search" placeholder="Find a run  /" aria-label="Find a run" value={find} onInput={e => setFind(e.currentTarget.value)} />
         <button class="primary" disabled={chosen.length !== 2} onClick={() => go(`/compare?a=${chosen[0]}&b=${chosen[1]}`)}>Compare{chosen.length ? ` ${chosen.length} of 2` : ""}</button></span></div>

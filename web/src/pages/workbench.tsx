@@ -14,7 +14,7 @@ const nonce = (): string => document.querySelector<HTMLMetaElement>("meta[name=r
 export function Workbench({ search }: { search: string }) {
   const specs = useData<{ specs: { path: string; name: string }[] }>("/api/specs"), path = param(search, "spec"), [tab, setTab] = useState<string>("compiled");
   useEffect(() => { const first = specs.data?.specs[0]; if (!path && first) go(`/w${query({ spec: first.path })}`, { replace: true }); }, [specs.data, path]);
-  return <main class="workbench" tabIndex={-1}>{path ? <Bench key={path} path={path} specs={specs.data?.specs ?? []} tab={tab} onTab={setTab} /> : <div class="page"><h1>Workbench</h1><Fault fault={specs.fault} />{specs.data ? <Empty>No specs below the folders that the viewer was given.</Empty> : !specs.fault && <Loading />}</div>}</main>;
+  return <main id="main" class="workbench" tabIndex={-1}>{path ? <Bench key={path} path={path} specs={specs.data?.specs ?? []} tab={tab} onTab={setTab} /> : <div class="page"><h1>Workbench</h1><Fault fault={specs.fault} />{specs.data ? <Empty>No specs below the folders that the viewer was given.</Empty> : !specs.fault && <Loading />}</div>}</main>;
 }
 
 function Bench({ path, specs, tab, onTab }: { path: string; specs: { path: string; name: string }[]; tab: string; onTab: (tab: string) => void }) {
@@ -53,6 +53,7 @@ function Bench({ path, specs, tab, onTab }: { path: string; specs: { path: strin
   const step = (by: number) => { const i = faults.length ? (by + faults.length) % faults.length : -1; if (i >= 0) editor.current?.go(faults[i]!.line, faults[i]!.column); };
   useKeys({ e: () => step(0), "/": () => editor.current?.focus() });
   return <>
+    <h1 class="sr">Workbench</h1>
     <div class="toolbar bench-bar"><label class="pick">spec <select value={path} onChange={event => { if (!dirty || confirm("Leave without saving?")) go(`/w${query({ spec: event.currentTarget.value })}`); }}>{specs.some(s => s.path === path) ? null : <option value={path}>{path}</option>}{specs.map(spec => <option key={spec.path} value={spec.path}>{spec.name}</option>)}</select></label>
       <span class="faults-state" role="status">{faults.length ? <span class="bad">▲ {plural(faults.length, "fault")}</span> : state === "checked" ? <span class="good">● no fault</span> : <span class="dim">checking…</span>}</span>
       <span class="end"><span class="dim">{dirty ? "not saved" : ""}</span><button class="primary" disabled={!dirty} onClick={save}>Save</button></span></div>
