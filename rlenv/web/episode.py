@@ -133,9 +133,13 @@ def shown(run: OpenRun, id: str, record: Any, blobs: Blobs) -> tuple[Any, dict[s
 def evidence_places(record: Mapping[str, Any]) -> dict[str, list[dict[str, int]] | None]:
     """By term, where its evidence stands: spans of characters in messages, by their index; None where it is not found.
 
-    What the term says itself counts (`where`); else the evidence is looked for, from the last message on.
+    Messages are counted as they were said: the prompt's, then of each turn its action and what was observed. What the
+    term says itself counts (`where`); else the evidence is looked for, from the last message on.
     """
     messages = [str(message.get("content", "")) for message in record.get("messages", ())]
+    for turn in record.get("turns", ()):
+        observed = (turn.get("observation") or {}).get("messages", ())
+        messages += [str(turn.get("action", "")), *(str(message.get("content", "")) for message in observed)]
     found: dict[str, list[dict[str, int]] | None] = {}
     for name, term in record["reward"]["terms"].items():
         if term.get("where"):
