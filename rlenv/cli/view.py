@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "behind a run also ids of its episodes",
     )
     parser.add_argument("--where", metavar="QUERY", help="only episodes that match: 'success:false errors>0'")
-    parser.add_argument("--sort", default="", metavar="COLUMNS", help="such as --sort=-reward,step: - begins with the largest")
+    parser.add_argument(
+        "--sort", default="", metavar="COLUMNS", help="such as --sort=-reward,step; - is the largest first"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--text", action="store_true", help="in the terminal; a .jsonl file always is, without --web")
     how.add_argument("--web", action="store_true", help="in the browser, a .jsonl file too")
@@ -94,7 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
         if not root.exists():
             raise UsageError(f"there is no run at {root}")
     found = Shelf(roots).found()
-    if not found:
+    if not found and args.read_only:
         raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")
     if args.host not in _LOOPBACK:
         write_error(f"rlenv: {args.host} is open to its network: whoever has the link sees and runs what you can\n")
