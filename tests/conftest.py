@@ -21,18 +21,24 @@ settings.register_profile("rlenv", deadline=None, derandomize=True)
 settings.load_profile("rlenv")
 
 
+_SUITES = {"real": "real_data", "verl_runs": "verl_runs", "vllm_runs": "vllm", "vllm_serve": "vllm"}
+"""Folders whose conftest imports what most environments lack, and the marks that ask for them."""
+
+
+def _marks(config: pytest.Config) -> set[str]:
+    """The marks that -m names."""
+    return set(re.findall(r"\w+", config.option.markexpr))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the suite of `make test-real`, which loads transformers and looks for packages, unless -m names it."""
-    return (
-        True
-        if collection_path == Path(__file__).parent / "real" and "real_data" not in config.option.markexpr
-        else None
-    )
+    """Leave out the suites of other make targets unless -m names them: to collect them is to import a trainer."""
+    is_suite = collection_path.parent == Path(__file__).parent and collection_path.name in _SUITES
+    return True if is_suite and _SUITES[collection_path.name] not in _marks(config) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the suites of other make targets out unless -m names them; of the rest, the long first."""
-    for mark in {"shared_data", "verl_runs", "vllm"} - set(re.findall(r"\w+", config.option.markexpr)):
+    for mark in {"shared_data", "verl_runs", "vllm"} - _marks(config):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
         items[:] = [item for item in items if not item.get_closest_marker(mark)]
     # The other worker does the rest meanwhile.

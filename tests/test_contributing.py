@@ -1,15 +1,15 @@
-"""What CONTRIBUTING.md names is there."""
+"""What CONTRIBUTING.md names is there, and what it has to name is named."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CHANGES = [line.strip("| ").split(" | ") for line in SECTIONS["Where a change goes"].splitlines() if line[:2] == "| "][
     1:
 ]
@@ -21,23 +21,22 @@ def paths(text: str) -> list[str]:
     return [path for path in named if not re.search("NAME|FILE", path)]
 
 
-def test_twenty_changes_have_their_place_and_their_test() -> None:
-    assert len(CHANGES) == 20
-    assert len({change for change, _, _ in CHANGES}) == 20
+def name_of(requirement: str) -> str:
+    return re.split(r"[\[<>=]", requirement)[0]
 
 
-@pytest.mark.parametrize(("change", "made", "tested"), CHANGES, ids=[row[0] for row in CHANGES])
-def test_the_places_of_a_change_are_there(change: str, made: str, tested: str) -> None:
-    assert paths(made) or made == "the module that finds it", change
-    assert paths(tested), change
-    assert all(path.startswith("tests/") for path in paths(tested))
-    for path in paths(made) + paths(tested):
-        assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file(), path
+def test_each_change_has_its_place_and_its_test() -> None:
+    assert len({change for change, _, _ in CHANGES}) == len(CHANGES) > 15
+    for change, made, tested in CHANGES:
+        assert paths(made) or made == "the module that finds it", change
+        assert paths(tested), change
+        assert all(path.startswith("tests/") for path in paths(tested)), change
 
 
 def test_every_path_of_the_page_is_there() -> None:
     assert len(paths(PAGE)) > 50
-    assert [path for path in paths(PAGE) if not (ROOT / path).exists()] == []
+    kept = {path: (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file() for path in paths(PAGE)}
+    assert [path for path, is_there in kept.items() if not is_there] == []
 
 
 def test_what_is_new_takes_five_steps() -> None:
@@ -46,10 +45,37 @@ def test_what_is_new_takes_five_steps() -> None:
         assert re.findall(r"^(\d)\. ", SECTIONS[heading], re.MULTILINE) == list("12345"), heading
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "RELEASING.md"])
-def test_the_commands_of_make_are_targets(page: str) -> None:
+def test_the_commands_of_make_are_targets_and_every_target_is_named() -> None:
+    """`demo` and `real` are for users; the README and the measurements have them."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = re.findall(r"(?:`|^)make ((?:[a-z-]+ ?)+)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
-    targets = {target for words in named for target in words.split()}
-    assert {"check", "coverage"} & targets
-    assert [target for target in sorted(targets) if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    pages = PAGE + (ROOT / "RELEASING.md").read_text(encoding="utf-8")
+    words = re.findall(r"(?:`|^)make ((?:[a-z-]+(?: |\b))+)", pages, re.MULTILINE)
+    named = {target for line in words for target in line.split()}
+    assert sorted(named - targets) == []
+    assert sorted(targets - named) == ["demo", "real"]
+
+
+def test_no_floor_of_coverage_is_promised_that_is_not_held() -> None:
+    """Either the configuration has one and the page names its figure, or the page says that there is none."""
+    floor = PROJECT["tool"]["coverage"]["report"].get("fail_under")
+    said = "no `fail_under`" if floor is None else f"{floor:g} %"
+    assert said in (ROOT / "RELEASING.md").read_text(encoding="utf-8")
+
+
+def test_every_dependency_has_a_reason() -> None:
+    page = (ROOT / "docs" / "extend" / "dependencies.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line[:2] == "| "]
+    project = PROJECT["project"]
+    core = {row[0] for row in rows if len(row) == 2 and row[1]}
+    assert [one for one in map(name_of, project["dependencies"]) if one not in core] == []
+    extras = project["optional-dependencies"]
+    written = {
+        (extra, name_of(name))
+        for extra, names, why in ([row[0].strip("`"), *row[1:]] for row in rows if len(row) == 3)
+        for name in re.split(", | and ", names)
+        if why and extra in extras
+    }
+    brought = {(extra, name_of(one)) for extra, listed in extras.items() for one in listed}
+    assert written == brought
+    assert [one for one in map(name_of, PROJECT["build-system"]["requires"]) if one not in page] == []

@@ -1,4 +1,4 @@
-"""What the README and the docs show works as it stands there; see tests/pages.py for how a block is run."""
+"""What the README and the docs show works as it stands there; see tests/support/pages.py for how a block is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, blocks_of, check_words, needs_of, prose_of, run_page, runner_of
+from tests.support.pages import PAGES, ROOT, blocks_of, check_words, needs_of, prose_of, run_page, runner_of
 
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -31,6 +31,12 @@ def _slugs(page: Path) -> set[str]:
     return slugs
 
 
+def without_verl(left: list[str]) -> None:
+    """The rest of a page was looked at; what was not is named."""
+    if left:
+        pytest.skip(f"veRL is not installed: {', '.join(dict.fromkeys(left))}")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in needs_of(page):
@@ -42,11 +48,12 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     loaded = set(sys.modules)
     try:
-        run_page(page)
+        left = run_page(page)
     finally:  # files of other pages have the same names
         for name in sys.modules.keys() - loaded:
             if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
                 del sys.modules[name]
+    without_verl(left)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +84,8 @@ def test_a_block_that_does_not_run_and_does_not_say_why_fails(
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_commands_in_the_text_have_the_options_that_it_names(page: Path) -> None:
-    for command in _COMMAND.findall(prose_of(page)):
-        check_words(f"{_name(page)}: `{command}`", command)
+    said = _COMMAND.findall(prose_of(page))
+    without_verl([left for one in said for left in check_words(f"{_name(page)}: `{one}`", one)])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

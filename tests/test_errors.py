@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import pickle
 import pkgutil
 import re
@@ -13,7 +14,7 @@ import pytest
 import rlenv
 from rlenv import errors
 from rlenv._base.nearest import all_known, did_you_mean
-from rlenv.errors import UnknownEntry, UsageError, under
+from rlenv.errors import Fault, UnknownEntry, UsageError, under
 
 _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+)\b")
 
@@ -29,8 +30,6 @@ _NODE = re.compile(r"^(?P<indent>[│├└─ ]*)(?P<name>[A-Z]\w+)\b")
 )
 def test_a_usage_error_reads_as_its_key_its_message_and_its_hint(error: UsageError, text: str) -> None:
     assert str(error) == text
-    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert (str(again), again.message, again.key, again.hint) == (text, error.message, error.key, error.hint)
 
 
 def test_a_key_is_put_before_that_of_an_error_from_within() -> None:
@@ -77,28 +76,33 @@ def drawn() -> dict[str, str]:
     return found
 
 
-def classes() -> dict[str, str]:
-    """Each exception that rlenv raises on purpose, wherever it is defined, with its base."""
+def classes() -> list[type[errors.RlenvError]]:
+    """Each exception that rlenv raises on purpose, wherever it is defined; the root first."""
     for module in pkgutil.walk_packages(rlenv.__path__, "rlenv."):
         if not module.name.startswith(("rlenv.testing.", "rlenv.__main__")):
             try:
                 importlib.import_module(module.name)
             except ImportError:  # an extra that is not installed
                 continue
-    found: dict[str, str] = {}
-
-    def add(kind: type[BaseException], base: str) -> None:
-        if kind.__module__.split(".")[0] == "rlenv":
-            found[kind.__name__] = base
-        for one in kind.__subclasses__():
-            add(one, kind.__name__)
-
-    add(errors.RlenvError, "")
+    found = [errors.RlenvError]
+    for kind in found:  # which grows below
+        found.extend(one for one in kind.__subclasses__() if one.__module__.split(".")[0] == "rlenv")
     return found
 
 
 def test_every_exception_stands_in_the_drawing_under_its_base() -> None:
-    assert drawn() == classes()
+    bases = {kind.__name__: getattr(kind.__base__, "__name__", "") for kind in classes()}
+    assert drawn() == {**bases, "RlenvError": ""}
+
+
+def test_every_exception_is_copied_and_pickled_with_what_it_carries() -> None:
+    of_its_kind = {"faults": [Fault("a.yaml", 1, 1, "", "it is wrong")], "known": ["a"], "line": 2, "position": 3}
+    for kind in classes():
+        takes = inspect.signature(kind.__init__).parameters.keys() - {"self", "args", "kwargs"}
+        error = kind(**{name: of_its_kind.get(name, name) for name in takes}) if takes else kind("said")
+        for again in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+            assert type(again) is kind
+            assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
 
 
 def test_the_module_gives_out_its_own_exceptions() -> None:

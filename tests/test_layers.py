@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import rlenv
+from tests.support.imports import circle, imports, modules
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlenv"
+MODULES = modules(PACKAGE)
 PAGE = ROOT / "docs" / "extend" / "architecture.md"
 
 # Each folder or module of the ground floor knows those before it. docs/extend/architecture.md has them as a table, made
-# of the first line of each one's docstring: `python tests/test_layers.py` writes it.
+# of the first line of each one's docstring.
 ORDER = (
     "_base",
     "errors",
@@ -52,44 +54,18 @@ ROOMS = 31
 FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_verl"}
 
 
-def _modules() -> list[tuple[str, Path]]:
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
-    return found
-
-
 def _room(module: str) -> str:
     """The folder or module of the ground floor that a module stands in; "" for the package itself."""
     return module.split(".")[1] if "." in module else ""
 
 
-def _imports(path: Path) -> list[str]:
-    """What a module imports at run time; a TYPE_CHECKING block is for readers and type checkers only."""
-    found: list[str] = []
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.Import):
-            found.extend(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            assert node.level == 0, f"{path}: relative import"
-            for alias in node.names:
-                inner = ROOT / f"{node.module}.{alias.name}".replace(".", "/")
-                is_module = inner.with_suffix(".py").is_file() or (inner / "__init__.py").is_file()
-                found.append(f"{node.module}.{alias.name}" if is_module else node.module)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(path.read_text(encoding="utf-8")))
-    return found
+def _imports(path: Path) -> set[str]:
+    return imports(path, MODULES, handed_out={f"rlenv.{name}": module for name, module in rlenv._LAZY.items()})
 
 
 def _inside() -> dict[str, set[str]]:
     """For each module of the package, those of the package that it imports."""
-    return {module: {name for name in _imports(path) if name.split(".")[0] == "rlenv"} for module, path in _modules()}
+    return {module: _imports(path) & MODULES.keys() for module, path in MODULES.items()}
 
 
 def table() -> str:
@@ -115,24 +91,25 @@ def test_imports_go_down_the_order_only() -> None:
 
 
 def test_the_order_names_every_room_of_the_ground_floor() -> None:
-    rooms = {_room(module) for module, _ in _modules()} - {""}
+    rooms = {_room(module) for module in MODULES} - {""}
     assert sorted(ORDER) == sorted(rooms)
     assert len(rooms) <= ROOMS
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    inside = _inside()
     # A package stands for its own file alone, which hands out names of its modules and is imported for these.
-    ways = {module: {name for name in names if name in inside} for module, names in inside.items()}
-    free: set[str] = set()
-    while len(free) < len(ways):
-        more = {module for module, names in ways.items() if module not in free and names <= free | {module}}
-        assert more, f"in a circle: {sorted(set(ways) - free)}"
-        free |= more
+    assert circle(_inside()) == ""
+
+
+def test_a_name_of_the_front_door_counts_as_an_import_of_where_it_comes_from(tmp_path: Path) -> None:
+    path = tmp_path / "low.py"
+    for text in ("def late():\n    from rlenv import load", "import rlenv\ndef late():\n    rlenv.load('x')"):
+        path.write_text(text, encoding="utf-8")
+        assert rlenv._LAZY["load"] in _imports(path)
 
 
 def test_the_page_has_the_order_as_its_table() -> None:
-    assert table() in PAGE.read_text(encoding="utf-8"), "python tests/test_layers.py writes it"
+    assert table() in PAGE.read_text(encoding="utf-8"), f"{PAGE.name} lacks\n{table()}"
 
 
 def test_the_package_hands_out_what_users_type() -> None:
@@ -150,7 +127,7 @@ def test_the_package_never_imports_a_trainer_or_torch() -> None:
     doors |= {f"rlenv.models.{name}" for name in ("architecture", "dequantised", "lacking")}
     wrong = [
         f"{module} imports {name}"
-        for module, path in _modules()
+        for module, path in MODULES.items()
         for name in _imports(path)
         if name.split(".")[0] in FORBIDDEN and module not in doors
     ]
@@ -177,15 +154,3 @@ def test_compiling_an_environment_loads_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def write() -> None:
-    """Writes the table into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    start = text.index("| part | what stands in it |")
-    end = text.index("\n\n", start)
-    PAGE.write_text(text[:start] + table() + text[end:], encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write()

@@ -20,6 +20,7 @@ import aiohttp
 import jinja2
 import jsonschema_rs
 import orjson
+import pydantic
 import pytest
 import yaml
 
@@ -225,17 +226,34 @@ def make_store(folder: Path) -> DiskStore:
     return DiskStore(folder / "kept.sqlite", owner="a", max_entries=10, ttl_s=None)
 
 
+DESCRIBE = {"op": "describe", "may_write": False, "max_bytes": 1_000_000}
+
+
 @pytest.mark.parametrize("kind", each("duckdb"))
-def test_what_duckdb_raises_is_a_failure_of_the_tool_or_the_resource(
+def test_what_duckdb_raises_as_it_opens_is_a_resource_error(
     kind: type[Exception], fails: Callable[..., None], tmp_path: Path
 ) -> None:
-    from rlenv.resources.sql import _duckdb_engine
+    from rlenv.resources.sql._duckdb_engine import Engine
 
-    error: Any = made(kind)
+    error = made(kind)
     (tmp_path / "toys.duckdb").touch()
     fails("duckdb", "connect", error)
-    comes_out(error, ResourceError, lambda: _duckdb_engine._connect(tmp_path / "toys.duckdb", may_write=False))
-    assert isinstance(_duckdb_engine._converted(error, "toys.duckdb"), (ToolFailed, ResourceError))
+    comes_out(error, ResourceError, lambda: Engine().run({**DESCRIBE, "file": str(tmp_path / "toys.duckdb")}, None))
+
+
+@pytest.mark.parametrize("kind", each("duckdb"))
+def test_what_duckdb_raises_in_a_statement_is_a_failure_of_the_tool_or_the_resource(
+    kind: type[Exception], fails: Callable[..., None], tmp_path: Path
+) -> None:
+    import duckdb
+
+    from rlenv.resources.sql._duckdb_engine import Engine
+
+    error = made(kind)
+    file = str(tmp_path / "toys.duckdb")
+    duckdb.connect(file).close()
+    fails("duckdb", "DuckDBPyConnection.execute", error)
+    comes_out(error, (ToolFailed, ResourceError), lambda: Engine().run({**DESCRIBE, "file": file}, None))
 
 
 # Jinja: templates of specs, and chat templates
@@ -334,14 +352,23 @@ def test_what_jsonschema_raises_says_that_a_schema_is_none(kind: type[Exception]
     comes_out(error, ValueError, lambda: BoundedValidator({"type": "object", "title": kind.__name__}))
 
 
-@pytest.mark.parametrize("kind", each("pydantic_core"))
-def test_what_pydantic_raises_is_a_fault_of_the_spec(kind: type[Exception], tmp_path: Path) -> None:
-    # A model raises ValidationError alone; the rest is raised as a class is made, which is at import.
-    (tmp_path / "env.yaml").write_text(BASE + "limits2: 3\n")
-    with pytest.raises(SpecError):
+# A model raises ValidationError alone; the rest of pydantic's is raised as a class is made, which is at import.
+
+
+@pytest.mark.parametrize(
+    "more", ["limits2: 3\n", "resources: {db: {kind: sqlite, access: 1}}\n", "dialect: {says: 1}\n"]
+)
+def test_what_pydantic_raises_is_a_fault_of_the_spec(more: str, tmp_path: Path) -> None:
+    (tmp_path / "env.yaml").write_text(BASE + more)
+    with pytest.raises(SpecError) as found:
         load_spec(tmp_path / "env.yaml")
-    with pytest.raises(UsageError):
+    assert isinstance(found.value.__cause__, pydantic.ValidationError)
+
+
+def test_what_pydantic_raises_says_that_a_line_is_no_record() -> None:
+    with pytest.raises(UsageError) as found:
         record.parse("{}")
+    assert isinstance(found.value.__cause__, pydantic.ValidationError)
 
 
 # MCP
@@ -368,32 +395,29 @@ def test_what_the_sdk_of_mcp_raises_is_a_failed_call_or_a_server_that_is_down(
 
 
 @pytest.mark.parametrize("kind", [*MCP, *each("httpx2"), *each("anyio")])
-def test_what_the_sdk_of_mcp_raises_in_a_call_is_the_servers_failure(kind: type[Exception]) -> None:
+def test_what_the_sdk_of_mcp_raises_in_a_call_is_the_servers_failure(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mcp")
+    from mcp.client import Client
+    from mcp.client.session import ClientSession
+    from mcp.server.mcpserver import MCPServer
+
     from rlenv.concurrency.deadline import Expired
-    from rlenv.tools._mcp.link import CallFailed, Link, ServerDied
+    from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
     from rlenv.tools._mcp.server import Connection, Server
 
     error = mcp_error(kind)
 
-    class Client:
-        async def list_tools(self) -> None: ...
-
-    class Broken(Connection):
-        async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-            raise error
-
     @asynccontextmanager
-    async def connect(server: Server, *, on_end: Any) -> AsyncIterator[Connection]:
-        client: Any = Client()
-        yield Broken(client, None)
+    async def connect(server: Server, **_: object) -> AsyncIterator[Connection]:
+        async with Client(MCPServer(server.name)) as client:
+            monkeypatch.setattr(ClientSession, "send_request", raising(error))
+            yield Connection(client, None)
 
     async def ask() -> None:
-        link = Link(Server(name="lab", command=("true",)), connect=connect)
-        try:
-            await link.call("echo", {}, deadline=time.monotonic() + 60)
-        finally:
-            await link.aclose()
+        async with open_pool(Server("lab"), size=1, connect=connect) as pool:
+            await pool.call("echo", {}, deadline=time.monotonic() + 60)
 
     comes_out(error, (CallFailed, ServerDied, Expired), lambda: asyncio.run(ask()))
 

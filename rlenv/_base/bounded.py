@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["abridged", "bounded", "cut_end", "cut_middle", "encodable", "size"]
+__all__ = ["abridged", "bounded", "cut_end", "cut_middle", "drop_oldest", "encodable", "size"]
 
 _PLAIN = (int, float, type(None))  # bool is an int
 _MAX_DEPTH = 100
@@ -135,3 +135,9 @@ class _Pruner:
             self.left -= 2
             kept.append(self.prune(item, depth + 1))
         return kept
+
+
+def drop_oldest(kept: dict[Any, Any], *, most: int) -> None:
+    """Takes out what was put in first until `most` entries are left; another thread may do the same meanwhile."""
+    while len(kept) > most:
+        kept.pop(next(iter(kept)), None)

@@ -1,16 +1,26 @@
-"""The option that a person most likely meant, and how a message offers it."""
+"""The option that was most likely meant, and how a message offers it."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
 __all__ = ["all_known", "did_you_mean", "nearest"]
 
+# Comparing words takes the product of their lengths, and some of them are a policy's.
+_MAX_WORD: Final = 100
+_MAX_KNOWN: Final = 5_000  # the programs on a path are over a thousand
+
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option that a person most likely meant by `word`, None where nothing is near."""
+    """The option that whoever wrote `word` most likely meant, None where nothing is near.
+
+    Words and lists that are too long to be compared are taken to be near nothing.
+    """
     known = list(dict.fromkeys(options))
+    if len(word) > _MAX_WORD or len(known) > _MAX_KNOWN:
+        return None
     folded = {option.lower().replace("-", "_"): option for option in reversed(known)}
     key = word.lower().replace("-", "_")
     if key in folded:

@@ -23,10 +23,6 @@ MAX_STEPS: Final = 300_000
 _MAX_WIDTH: Final = 10_000
 _MAX_DEPTH: Final = 100
 _MAX_PATTERNS: Final = 100
-# Below these a check is quick whatever the arguments are, and nothing is counted.
-_LIGHT_WEIGHT: Final = 100
-_LIGHT_PATTERNS: Final = 4
-_CHARS_PER_STEP: Final = 16
 
 _ONE: Final = ("if", "then", "else", "not")
 _LIST: Final = ("allOf", "anyOf", "oneOf")
@@ -251,7 +247,8 @@ class BoundedValidator:
                         "and back-references, and shorter"
                     ) from error
             raise ValueError(str(error)[:1_000]) from error
-        self._is_light = weight <= _LIGHT_WEIGHT and len(reader.patterns) <= _LIGHT_PATTERNS
+        # Below these a check is quick whatever the arguments are, and nothing is counted.
+        self._is_light = weight <= 100 and len(reader.patterns) <= 4
         self.is_valid = self._rust.is_valid if self._is_light else self._counted
         """Whether a value fits."""
 
@@ -285,7 +282,7 @@ class BoundedValidator:
             for node, times in applied.values():
                 total += node.width * times
                 if is_text and node.total_patterns:
-                    total += node.total_patterns * times * (len(item) // _CHARS_PER_STEP)
+                    total += node.total_patterns * times * (len(item) // 16)  # characters a step
             if total > MAX_STEPS:
                 break
             if (is_map or is_list) and item:

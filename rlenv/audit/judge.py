@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.audit.agreement import Estimate, accuracy, bootstrap, kappa, mean, spearman
+from rlenv.audit.report import ReportCard
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
 from rlenv.rewards.base import RewardContext, Term
 from rlenv.rewards.judge import JudgeSpec
-from rlenv.runs.files import plain
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 
@@ -42,7 +42,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeReport:
+class JudgeReport(ReportCard):
     """What a judge is worth. Scores are on its scale; None stands for an invalid judgement, which counts nowhere else.
 
     `accuracy` is over scores moved to the nearest step of the labels: whole numbers where all labels are, else the
@@ -65,16 +65,6 @@ class JudgeReport:
     drift: Estimate | None
     scores: tuple[float | None, ...]
     findings: tuple[str, ...]
-
-    @property
-    def passes(self) -> bool:
-        """True where nothing was found."""
-        return not self.findings
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
-        found: dict[str, Any] = plain(self)
-        return {"passes": self.passes, **found}
 
 
 def read_anchors(path: str | Path) -> list[Anchor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlenv.runs.files import plain
 
-__all__ = ["Attack", "Faults", "Finding", "Report", "Thresholds"]
+__all__ = ["Attack", "Faults", "Finding", "Report", "ReportCard", "Thresholds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,27 @@ class Faults:
     gave_up: int = 0
 
 
+class ReportCard:
+    """What all reports of an audit do; one passes where nothing was found."""
+
+    __slots__ = ()
+
+    findings: tuple[Any, ...]
+
+    @property
+    def passes(self) -> bool:
+        """True where nothing was found."""
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON can hold it."""
+        found: dict[str, Any] = plain(self)
+        return {"passes": self.passes, **found}
+
+
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A report card of one spec. It passes where nothing was found."""
+class Report(ReportCard):
+    """A report card of one spec."""
 
     environment: str
     digest: str
@@ -87,13 +105,3 @@ class Report:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     """What was not looked at, and why."""
-
-    @property
-    def passes(self) -> bool:
-        """True where nothing was found."""
-        return not self.findings
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
-        found: dict[str, Any] = plain(self)
-        return {"passes": self.passes, **found}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlenv._base.bounded import cut_middle
+from rlenv._base.nearest import all_known
 from rlenv.calls.cache import forget_episode
 from rlenv.calls.coercion import coerced
 from rlenv.calls.guard import Guard, Notes
@@ -27,7 +28,7 @@ from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
-from rlenv.tools.arguments import ArgumentCheck, nearest
+from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool, ToolContext
 from rlenv.tools.policy import policy_of
 
@@ -258,10 +259,8 @@ class Executor:
     def _unknown(self, call: ToolCall) -> ToolResult:
         known = list(self._entries)
         name = cut_middle(call.name, 100)
-        listed = f"available: {', '.join(known)}" if known else "no tools are available"
-        text = f"there is no tool '{name}'{nearest(name, known)}"
-        text = f"{text} {listed}" if text.endswith("?") else f"{text}; {listed}"
-        return refused(name, text, "unknown_tool", call.id)
+        listed = all_known(name, known, "available:") if known else "no tools are available"
+        return refused(name, f"there is no tool '{name}'; {listed}", "unknown_tool", call.id)
 
 
 def _hangs(entry: _Entry, call: ToolCall) -> EpisodeError:

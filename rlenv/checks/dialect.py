@@ -45,7 +45,7 @@ def _findings(subject: Subject, given: DialectSpec, row: DialectSpec) -> Iterato
 def _called(subject: Subject, row: DialectSpec) -> Iterator[Finding]:
     """Forms whose text is one argument of one tool: the tool is there, and so is the argument."""
     for index, form in enumerate(calls_of(row)):
-        if form.body != "text" or not form.tool or not subject.tools_are_known:
+        if form.body != "text" or not form.tool or subject.lacks("tools", form.tool):
             continue
         path = place_of_form(row, index)
         tool = subject.tools.get(form.tool)

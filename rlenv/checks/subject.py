@@ -66,11 +66,6 @@ class Subject:
         return tuple(dict.fromkeys((*self.tools, *self.loaded.spec.tools)))
 
     @property
-    def tools_are_known(self) -> bool:
-        """False where a tool does not compile, so that the names of all tools are not known."""
-        return not any(path.startswith("tools.") for path in self.compiled.broken)
-
-    @property
     def document(self) -> SourceDocument:
         """The document behind the spec."""
         return self.loaded.document

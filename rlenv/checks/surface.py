@@ -61,12 +61,9 @@ def _answer(subject: Subject) -> Iterator[Fault]:
 def _answer_tag(subject: Subject, tag: str) -> Iterator[Fault]:
     """A tag that the dialect reads as thinking or as a call never comes to the answer rule."""
     given = subject.loaded.spec.dialect
-    try:
-        if not isinstance(given, str) and dialects.findings_of(given):
-            return  # reported with the dialect
-        dialect = dialects.get(given) if isinstance(given, str) else dialects.inline(given)
-    except (KeyError, UsageError):
+    if "dialect" in subject.compiled.broken or (not isinstance(given, str) and dialects.findings_of(given)):
         return  # reported with the dialect
+    dialect = dialects.get(given) if isinstance(given, str) else dialects.inline(given)
     for text in (f"<{tag}>1</{tag}>", f'<{tag}>{{"name": "x", "arguments": {{}}}}</{tag}>'):
         read = dialect.parse(dialect.render_action(Message("assistant", text)), subject.tools)
         if answers.extract(subject.loaded.spec.answer, read) is None:

@@ -10,13 +10,13 @@ from rlenv.errors import MissingExtra
 __all__ = ["adapter"]
 
 
-def adapter(module: str, *, command: str) -> Any:
+def adapter(module: str, *, wanted_by: str) -> Any:
     """A module of `rlenv_verl`.
 
     Raises:
-        MissingExtra: the adapter or what it stands on is not installed; it names `command`.
+        MissingExtra: the adapter or what it stands on is not installed; it names `wanted_by`.
     """
     try:
         return importlib.import_module(f"rlenv_verl.{module}")
     except ModuleNotFoundError as error:
-        raise MissingExtra(f"rlenv {command} ({error.name} is missing)", extra="verl") from error
+        raise MissingExtra(f"{wanted_by} ({error.name} is missing)", extra="verl") from error

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 
 from rlenv._base.bounded import cut_end
 from rlenv.checks.diagnose import diagnose
+from rlenv.cli.call_tool import called
 from rlenv.cli.console import Console
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.messages import ToolCall
-from rlenv.tools.base import ToolContext
 
 __all__ = ["check"]
 
@@ -59,18 +58,7 @@ async def _check(args: argparse.Namespace, environment: Environment) -> list[_Ch
             if tool.example is None:
                 checked.append(_Checked(name, None, "has no example; add 'example: {…}' with arguments"))
                 continue
-            # A call that a reward would make: no faults are put into it.
-            deadline = time.monotonic() + environment.spec.limits.episode_s
-            context = ToolContext(
-                episode.task,
-                episode.resources,
-                deadline,
-                0,
-                episode.tools.scope,
-                environment.scope,
-                run_calls=environment.executor.run,
-            )
-            (result,) = await environment.executor.run((ToolCall(name, tool.example),), context)
+            result = await called(environment, episode, ToolCall(name, tool.example))
             first = result.text.strip().partition("\n")[0]
             shown = cut_end(first, _SHOWN)
             note = shown if not result.is_error else f"{result.outcome}: {shown}"

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
-from rlenv.cli.options import add_set, keywords, overrides
+from rlenv.cli.options import add_set, given, keywords, overrides
 from rlenv.cli.policies import OPTIONS, add_policy, check_options, make_policy
 from rlenv.cli.terminal import write_json
 from rlenv.collect import Keep, Report, Settings, collect, identity_of
@@ -103,13 +103,9 @@ def run(args: argparse.Namespace) -> int:
         jobs=() if args.records else _jobs(args, environment),
         samples=args.k,
         records=tuple(args.records),
-        split=args.split,
-        per_task=args.per_task,
-        balance=args.balance,
-        seed=args.seed,
-        concurrency=args.concurrency,
         set=overrides(args.set),
         template_kwargs=kwargs,
+        **given(args, "split", "per_task", "balance", "seed", "concurrency"),
     )
     policy = None if args.records else lambda: make_policy(_of_policy(args), environment)
     with Progress(
@@ -137,11 +133,11 @@ def _check_source(args: argparse.Namespace) -> None:
     """Recorded episodes are not played: what says how is refused beside them, and else filled in."""
     if args.records:
         own = ("policy_model" if name == "model" else name for name in OPTIONS)
-        given = [
+        named = [
             _option(name) for name in ("policy", "n", "k", "concurrency", *own) if getattr(args, name) not in (None, [])
         ]
-        if given:
-            raise UsageError("--from reads recorded episodes and plays none", hint=f"leave out {', '.join(given)}")
+        if named:
+            raise UsageError("--from reads recorded episodes and plays none", hint=f"leave out {', '.join(named)}")
     args.policy, args.k, args.concurrency = args.policy or "oracle", args.k or 1, args.concurrency or 64
     if args.policy == "openai" and not (args.base_url and args.policy_model):
         raise UsageError("--policy openai needs --base-url and --policy-model; --model is what trains on the data")

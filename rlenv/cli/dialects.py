@@ -14,8 +14,9 @@ from rlenv._base.nearest import nearest
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write, write_json
+from rlenv.dialects.aliases import row_name
 from rlenv.dialects.base import Dialect
-from rlenv.dialects.built_in import family_text, row_of, whole_row
+from rlenv.dialects.built_in import FAMILIES, family_text, row_of, whole_row
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.findings import calls_of
 from rlenv.dialects.json_body import marks_of
@@ -37,13 +38,18 @@ _VALUES: Final[Mapping[str, Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME|SPEC", help="a dialect, or a spec whose dialect is shown")
-    parser.add_argument("--json", action="store_true", help="print the texts as one JSON object")
-    parser.add_argument("--yaml", action="store_true", help="print what a built-in dialect is, for a spec's `dialect`")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the texts as one JSON object")
+    form.add_argument("--yaml", action="store_true", help="print what a built-in dialect is, for a spec's `dialect`")
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Lists the dialects, or shows a conversation in the words of one."""
+    if args.yaml and args.name is None:
+        raise UsageError("--yaml prints one dialect, and none is named", hint="rlenv dialects NAME --yaml")
+    if args.set and (args.yaml or args.name is None or _is_dialect(args.name)):
+        raise UsageError("--set replaces keys of a spec, and none is shown", hint="name a spec, or leave --set out")
     if args.name is None:
         return _list(as_json=args.json)
     if args.yaml:
@@ -80,13 +86,23 @@ def _print_yaml(name: str) -> int:
     try:
         write(family_text(name))
     except KeyError as error:
-        raise UsageError("; ".join(dialects.unknown(name, is_base=True))) from error
+        if name in registry.names("dialects"):
+            raise UsageError(
+                f"'{name}' is of a plug-in, whose code says what it is", hint="leave --yaml out"
+            ) from error
+        message, hint = dialects.unknown(name, is_base=True)
+        raise UsageError(message, hint=hint) from error
     return 0
+
+
+def _is_dialect(name: str) -> bool:
+    """True for the name of a dialect, by any name that people know a built-in one by, and False for a spec's."""
+    return name in registry.names("dialects") or row_name(name, FAMILIES) in FAMILIES
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Dialect, Sequence[Mapping[str, Any]], Dialect]:
     """The dialect, the tools that it is shown with, and what writes its calls."""
-    if args.name in registry.names("dialects"):
+    if _is_dialect(args.name):
         dialect = dialects.get(args.name)
         return dialect, [{"type": "function", "function": dict(tool)} for tool in TOOLS.values()], dialect
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.cli.adapter import adapter
+from rlenv.cli.options import given
 from rlenv.cli.terminal import write, write_json
 
 __all__ = ["add_arguments", "run"]
@@ -33,16 +34,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         MissingExtra: the adapter or what it stands on is not installed.
     """
-    exporting = adapter("export.command", command="export-policy")
-    report: dict[str, Any] = exporting.export(
-        args.run,
-        args.output,
-        step=args.step,
-        best=args.best,
-        dtype=args.dtype,
-        adapter=args.adapter,
-        check=args.check,
-    )
+    exporting = adapter("export.command", wanted_by="rlenv export-policy")
+    options = given(args, "step", "best", "dtype", "adapter", "check")
+    report: dict[str, Any] = exporting.export(args.run, args.output, **options)
     if args.json:
         write_json(report)
     else:

@@ -23,6 +23,7 @@ _COMMANDS = {
     "play": ("rlenv.cli.play", "play an episode by hand in the terminal"),
     "eval": ("rlenv.cli.eval", "play many episodes with a policy and report"),
     "bench": ("rlenv.cli.bench", "measure how fast an environment steps on this machine, without a model"),
+    "runs": ("rlenv.cli.runs", "list, show, pack, export and remove runs that were kept"),
     "view": ("rlenv.cli.view", "show recorded episodes: turns, calls, results and the reward's terms"),
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),

@@ -10,7 +10,7 @@ import orjson
 
 from rlenv.errors import UsageError
 
-__all__ = ["add_set", "fields", "keywords", "overrides"]
+__all__ = ["add_set", "fields", "given", "keywords", "overrides"]
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,11 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="replace a key of the spec, such as tasks.test.path=rows.jsonl; may be given several times",
     )
+
+
+def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The arguments of these names, for a function that takes them under the same names."""
+    return {name: getattr(args, name) for name in names}
 
 
 def overrides(items: list[str]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rlenv.cli.adapter import adapter
 from rlenv.cli.options import fields
 from rlenv.episodes.environment import Environment
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
 
 __all__ = ["OPTIONS", "add_policy", "check_options", "make_policy"]
@@ -130,10 +131,7 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
     if name == "hf":
         from rlenv.models import local_model
 
-        try:
-            from rlenv_verl.hf.policy import make
-        except ModuleNotFoundError as error:
-            raise MissingExtra("--policy hf:MODEL", extra="verl") from error
+        make = adapter("hf.policy", wanted_by="--policy hf:MODEL").make
         place = local_model(rest, chat_template=args.policy_chat_template)
         policy: Policy = make(place, environment, temperature=args.temperature, top_p=args.top_p)
         return policy

@@ -9,6 +9,7 @@ from typing import Final
 
 from rlenv.cli.adapter import adapter
 from rlenv.cli.console import Console
+from rlenv.cli.options import given
 from rlenv.cli.terminal import write_json
 from rlenv.preflight import Preflight, lines_of
 
@@ -68,16 +69,9 @@ def run_argv(argv: Sequence[str]) -> int:
         MissingExtra: the adapter or what it stands on is not installed.
     """
     args = _parser().parse_intermixed_args(list(argv))
-    report: Preflight = adapter("run.preflight_command", command="preflight").look(
+    report: Preflight = adapter("run.preflight_command", wanted_by="rlenv preflight").look(
         args.items,
-        model=args.model,
-        preset=args.preset,
-        algorithm=args.algorithm,
-        mode=args.mode,
-        set=args.set,
-        lora=args.lora,
-        chat_template=args.chat_template,
-        device_gb=args.device_gb,
+        **given(args, "model", "preset", "algorithm", "mode", "set", "lora", "chat_template", "device_gb"),
         **({} if args.sample is None else {"sample": args.sample}),
     )
     if args.json:

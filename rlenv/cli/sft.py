@@ -20,4 +20,4 @@ def run_argv(argv: Sequence[str]) -> int:
     Raises:
         MissingExtra: the adapter or veRL is not installed.
     """
-    return int(adapter("sft.command", command="sft").main(list(argv)))
+    return int(adapter("sft.command", wanted_by="rlenv sft").main(list(argv)))

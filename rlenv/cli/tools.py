@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from dataclasses import fields
 from typing import Any
 
 from rich.markup import escape
 
+from rlenv.cli.call_tool import called
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write, write_error, write_json
@@ -20,7 +20,7 @@ from rlenv.language.loader import load_spec
 from rlenv.language.shipped import find
 from rlenv.language.spec import Spec
 from rlenv.messages import ToolCall, ToolResult
-from rlenv.tools.base import Tool, ToolContext
+from rlenv.tools.base import Tool
 
 __all__ = ["add_arguments", "run"]
 
@@ -134,15 +134,4 @@ async def _run(args: argparse.Namespace, environment: Environment, call: ToolCal
     async with environment, environment.start(task=args.task, split=args.split) as episode:
         if episode.failure is not None:
             raise UsageError(episode.failure.message)
-        deadline = time.monotonic() + environment.spec.limits.episode_s
-        context = ToolContext(
-            episode.task,
-            episode.resources,
-            deadline,
-            0,
-            episode.tools.scope,
-            environment.scope,
-            run_calls=environment.executor.run,
-        )
-        (result,) = await environment.executor.run((call,), context)
-        return result
+        return await called(environment, episode, call)

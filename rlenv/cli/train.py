@@ -20,4 +20,4 @@ def run_argv(argv: Sequence[str]) -> int:
     Raises:
         MissingExtra: the adapter or veRL is not installed.
     """
-    return int(adapter("run.train", command="train").main(list(argv)))
+    return int(adapter("run.train", wanted_by="rlenv train").main(list(argv)))

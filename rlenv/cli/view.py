@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "behind a run also ids of its episodes",
     )
     parser.add_argument("--where", metavar="QUERY", help="only episodes that match: 'success:false errors>0'")
-    parser.add_argument("--sort", default="", metavar="COLUMNS", help="such as -reward,step; - is the largest first")
+    parser.add_argument("--sort", default="", metavar="COLUMNS", help="such as --sort=-reward,step: - begins with the largest")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--text", action="store_true", help="in the terminal; a .jsonl file always is, without --web")
     how.add_argument("--web", action="store_true", help="in the browser, a .jsonl file too")

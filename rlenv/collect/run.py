@@ -33,6 +33,8 @@ from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Report", "Settings", "collect"]
 
+_FIGURES = ("kept", "rows", "tokens", "tokens_trained", "longest", "turns_recorded", "turns_anew", "differences")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -153,7 +155,7 @@ def _finished(
     """
     folder = settings.folder
     rejected = pool.rejected + chosen.left_out + rows.rejected
-    if not rows.kept:
+    if not rows.figures["kept"]:
         (folder / f"{ROWS}.part").unlink()
         counts = ", ".join(f"{reason} {count}" for reason, count in rejected.most_common()) or "there were none"
         raise UsageError(f"no episode was kept of {pool.episodes}: {counts}{rows.example()}")
@@ -213,7 +215,7 @@ def _answers(turn: Turn) -> list[str]:
 
 
 class _Rows:
-    """Writes the rows of chosen episodes to a draft beside their place."""
+    """Writes the rows of chosen episodes to a draft beside their place, and counts them in the manifest's `figures`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{ROWS}.part"
@@ -221,8 +223,7 @@ class _Rows:
         self.rejected: Counter[str] = Counter()
         self._said = ""
         self.tasks: set[tuple[str, int]] = set()
-        self.kept = self.rows = self.tokens = self.trained = self.longest = 0
-        self.recorded = self.anew = self.differences = 0
+        self.figures = dict.fromkeys(_FIGURES, 0)
 
     def __enter__(self) -> _Rows:
         self._file: IO[bytes] = self._path.open("wb")
@@ -248,7 +249,7 @@ class _Rows:
         self._write(trajectory, encoded, source)
 
     def _write(self, trajectory: Trajectory, encoded: Encoded, source: str) -> None:
-        messages = _conversation(trajectory)
+        messages, figures = _conversation(trajectory), self.figures
         for number, row in enumerate(encoded.rows):
             line = {
                 "input_ids": row.input_ids,
@@ -266,14 +267,14 @@ class _Rows:
             written = json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n"
             self._digest.update(written)
             self._file.write(written)
-            self.tokens += len(row.input_ids)
-            self.trained += sum(row.loss_mask)
-            self.longest = max(self.longest, len(row.input_ids))
-        self.kept += 1
-        self.rows += len(encoded.rows)
-        self.recorded += encoded.recorded
-        self.anew += encoded.anew
-        self.differences += len(encoded.differences)
+            figures["tokens"] += len(row.input_ids)
+            figures["tokens_trained"] += sum(row.loss_mask)
+            figures["longest"] = max(figures["longest"], len(row.input_ids))
+        figures["kept"] += 1
+        figures["rows"] += len(encoded.rows)
+        figures["turns_recorded"] += encoded.recorded
+        figures["turns_anew"] += encoded.anew
+        figures["differences"] += len(encoded.differences)
         self.tasks.add((trajectory.split, trajectory.task_index))
 
 
@@ -322,19 +323,12 @@ def _manifest(
         history=encoder.history,
         template_kwargs=dict(settings.template_kwargs),
         episodes=pool.episodes,
-        kept=rows.kept,
         rejected=dict(sorted(rejected.items())),
         kinds=dict(sorted(chosen.kinds.items())) if settings.balance is not None else {},
         tasks=len(rows.tasks),
-        rows=rows.rows,
-        tokens=rows.tokens,
-        tokens_trained=rows.trained,
-        longest=rows.longest,
-        turns_recorded=rows.recorded,
-        turns_anew=rows.anew,
-        differences=rows.differences,
         rows_sha256=rows.sha256,
         versions={"rlenv": rlenv.__version__, "tokenizers": _version("tokenizers")},
+        **rows.figures,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rlenv.dialects.json_body import JsonForm, marks_of
 from rlenv.dialects.json_call import missing_brackets
-from rlenv.dialects.reading import Call, Outcome, Reading, malformed
+from rlenv.dialects.reading import Call, Outcome, Reading, malformed, skip_space
 from rlenv.language.dialect import CallSpec
 from rlenv.messages import MalformedCall
 
@@ -17,7 +17,6 @@ __all__ = ["AnywhereForm"]
 _DECODER: Final = json.JSONDecoder()
 _RAW_DECODER: Final = json.JSONDecoder(strict=False)
 _PART: Final = 4096
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 class AnywhereForm:
@@ -46,7 +45,7 @@ class AnywhereForm:
     def begins(self, text: str, begin: int) -> bool:
         if begin and text[begin - 1] == "{":
             return self._head.match(text, begin - 1) is not None
-        at = _skip(text, begin)
+        at = skip_space(text, begin)
         if self._head.match(text, at) is not None:
             return True
         if not self._inner.begins(text, begin):
@@ -57,7 +56,7 @@ class AnywhereForm:
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text = reading.text
         calls: list[Call] = []
-        at = start if text.startswith("{", start) else _skip(text, begin)
+        at = start if text.startswith("{", start) else skip_space(text, begin)
         while True:
             value, end = self._value(text, at)
             if value is None:
@@ -69,9 +68,9 @@ class AnywhereForm:
                 calls.append(malformed(text, reason, start, stop, self._inner._named(text, at, stop)))
                 return calls, stop, is_cut
             calls += self._inner._calls(reading, start, at, end, end)
-            after = _skip(text, end)
+            after = skip_space(text, end)
             if self._separator and text.startswith(self._separator, after):
-                after = _skip(text, after + len(self._separator))
+                after = skip_space(text, after + len(self._separator))
                 end = after if after >= len(text) else end
             # Behind a call another one begins as at the message's start.
             if isinstance(calls[-1], MalformedCall) or not self.begins(text, after):
@@ -97,8 +96,3 @@ class AnywhereForm:
             except (ValueError, RecursionError):
                 return None, len(text)
             size *= 4
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match is not None else at

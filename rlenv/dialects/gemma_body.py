@@ -9,19 +9,18 @@ from rlenv.dialects.json_body import marks_of
 from rlenv.dialects.json_call import MAX_DEPTH
 from rlenv.dialects.literals import Broken, literal
 from rlenv.dialects.quick import tool_call
-from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, typed
+from rlenv.dialects.reading import Outcome, Reading, Refused, malformed, skip_space, typed
 from rlenv.dialects.schema import Shape
 from rlenv.language.dialect import CallSpec
 
 __all__ = ["GemmaForm", "TextForm"]
 
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
 _BARE: Final = re.compile(r"[^,}\]]*")
 _NAME: Final = re.compile(r"[\w.\-]{1,256}")
 
 
-class GemmaForm:
-    """A name, then parameters in braces; strings stand between `quote` marks, all else is read as JSON or text."""
+class _Marked:
+    """What a form between marks has that begins wherever its opening mark stands."""
 
     def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
         self.opens = marks_of(spec.open)
@@ -33,12 +32,16 @@ class GemmaForm:
     def begins(self, text: str, begin: int) -> bool:
         return True
 
+
+class GemmaForm(_Marked):
+    """A name, then parameters in braces; strings stand between `quote` marks, all else is read as JSON or text."""
+
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text = reading.text
         name = ""
         arguments: dict[str, Any] = {}
         try:
-            at = _skip(text, begin)
+            at = skip_space(text, begin)
             prefix = self._spec.before_name
             if text.startswith(prefix, at):
                 at += len(prefix)
@@ -58,7 +61,7 @@ class GemmaForm:
                 if _NAME.fullmatch(name) is None:
                     raise Broken(f"{name[:40]!r} is no name; expected the name of a tool", at)
                 arguments, at = self._object(reading, name, brace)
-            at = _skip(text, at)
+            at = skip_space(text, at)
             close = next((mark for mark in self._closes if text.startswith(mark, at)), None)
             if close is None and not (at >= len(text) and reading.allows("open_calls")):
                 raise Broken(f"the call is not closed; expected {' or '.join(self._closes)}", at)
@@ -105,14 +108,14 @@ class GemmaForm:
         text, quote = reading.text, self._spec.quote
         stack: list[tuple[str, Any, str]] = []
         while True:
-            at = _skip(text, at)
+            at = skip_space(text, at)
             value: Any
             if text.startswith(("{", "["), at):
                 if len(stack) >= MAX_DEPTH:
                     raise Broken(f"the value is nested more than {MAX_DEPTH} levels deep", at)
                 is_dict = text[at] == "{"
                 stack.append(("}" if is_dict else "]", {} if is_dict else [], ""))
-                at = _skip(text, at + 1)
+                at = skip_space(text, at + 1)
                 if not text.startswith(stack[-1][0], at) and at < len(text):
                     at = self._key(reading, at, stack)
                     continue
@@ -130,10 +133,10 @@ class GemmaForm:
                     value, at = (text[at:end].strip(), False), end
                 self._put(stack, value)
             while True:
-                at = _skip(text, at)
+                at = skip_space(text, at)
                 close, inner, _ = stack[-1]
                 if text.startswith(",", at):
-                    at = _skip(text, at + 1)
+                    at = skip_space(text, at + 1)
                     if not text.startswith(close, at):
                         at = self._key(reading, at, stack)
                         break
@@ -155,7 +158,7 @@ class GemmaForm:
         if text.startswith(quote, at):
             end = reading.find(quote, at + len(quote))
             key = text[at + len(quote) : end] if end >= 0 else ""
-            colon = _skip(text, end + len(quote)) if end >= 0 else -1
+            colon = skip_space(text, end + len(quote)) if end >= 0 else -1
             if colon < 0 or not text.startswith(":", colon):
                 raise Broken("a key has no value; expected : after it", at)
             if key in inner:
@@ -181,18 +184,8 @@ class GemmaForm:
             inner.append(value)
 
 
-class TextForm:
+class TextForm(_Marked):
     """Everything between the marks is one argument of one tool, as in Search-R1."""
-
-    def __init__(self, spec: CallSpec, *, stops: tuple[str, ...], lenient: frozenset[str]) -> None:
-        self.opens = marks_of(spec.open)
-        self.at_start = False
-        self._spec = spec
-        self._closes = marks_of(spec.close)
-        self._stops = tuple(dict.fromkeys((*self.opens, *stops)))
-
-    def begins(self, text: str, begin: int) -> bool:
-        return True
 
     def read(self, reading: Reading, start: int, begin: int) -> Outcome:
         text, spec = reading.text, self._spec
@@ -216,8 +209,3 @@ class TextForm:
         except Refused as error:
             return [malformed(text, f"in the value of {key!r}: {error}", start, end, spec.tool)], end, False
         return [tool_call(spec.tool, {key: given}, None, start, end)], end, mark == ""
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match is not None else at

@@ -6,12 +6,11 @@ import re
 from typing import Any, Final
 
 from rlenv.dialects.json_call import MAX_DEPTH
-from rlenv.dialects.reading import Reading
+from rlenv.dialects.reading import Reading, skip_space
 
 __all__ = ["NAME", "Broken", "call_at", "literal", "missing_closes", "value_at"]
 
 NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
 _KEYWORD: Final = re.compile(r"([^\W\d]\w*)[ \t\r\n]*=(?!=)[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9][0-9_]*+(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.])")
 _MOST_DIGITS: Final = 400
@@ -58,11 +57,6 @@ class Broken(Exception):
         self.is_open = is_open
 
 
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match is not None else at
-
-
 def _near(text: str, at: int) -> str:
     return repr(text[at : at + 12]) if at < len(text) else "the end"
 
@@ -78,10 +72,10 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
     if match is None:
         raise Broken(f"expected a call such as f(x=1); found {_near(text, at)}", at)
     name = match[0]
-    at = _skip(text, match.end())
+    at = skip_space(text, match.end())
     if not text.startswith("(", at):
         raise Broken(f"expected ( after {name[:40]}; found {_near(text, at)}", at)
-    at = _skip(text, at + 1)
+    at = skip_space(text, at + 1)
     arguments: dict[str, Any] = {}
     while not text.startswith(")", at):
         if text.startswith("**", at):
@@ -93,11 +87,11 @@ def call_at(reading: Reading, at: int) -> tuple[str, dict[str, Any], int]:
         if keyword[1] in arguments:
             raise Broken(f"the argument {keyword[1][:40]} is given twice; expected it once", at)
         value, end = value_at(reading, keyword.end())
-        end = _skip(text, end)
+        end = skip_space(text, end)
         if not text.startswith((",", ")"), end):
             value, end = _inner(reading, keyword.end(), end)
         arguments[keyword[1]] = value
-        at = _skip(text, end + 1) if text.startswith(",", end) else end
+        at = skip_space(text, end + 1) if text.startswith(",", end) else end
     return name, arguments, at + 1
 
 
@@ -110,10 +104,10 @@ def _named_by_dict(reading: Reading, at: int, arguments: dict[str, Any]) -> int:
     if twice is not None:
         raise Broken(f"the argument {twice[:40]} is given twice; expected it once", at)
     arguments.update(value)
-    end = _skip(reading.text, end)
+    end = skip_space(reading.text, end)
     if not reading.text.startswith((",", ")"), end):
         raise Broken(f"expected , or ) after the value; found {_near(reading.text, end)}", end)
-    return _skip(reading.text, end + 1) if reading.text.startswith(",", end) else end
+    return skip_space(reading.text, end + 1) if reading.text.startswith(",", end) else end
 
 
 def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
@@ -123,7 +117,7 @@ def _inner(reading: Reading, start: int, end: int) -> tuple[str, int]:
     if pattern is not None and "inner_quotes" in reading.lenient:
         match = pattern.match(text, start, reading.limit)
         if match is not None:
-            after = _skip(text, match.end())
+            after = skip_space(text, match.end())
             if text.startswith((",", ")"), after):
                 reading.used.append("inner_quotes")
                 return _unescaped(match[1], start), after
@@ -148,13 +142,13 @@ def value_at(reading: Reading, at: int) -> tuple[Any, int]:
     text = reading.text
     stack: list[tuple[str, list[Any], list[str]]] = []  # the closing bracket, values so far, keys so far
     while True:
-        at = _skip(text, at)
+        at = skip_space(text, at)
         opener = text[at : at + 1]
         if opener and opener in "[({":
             if len(stack) >= MAX_DEPTH:
                 raise Broken(f"the value is nested more than {MAX_DEPTH} levels deep; expected a flatter one", at)
             stack.append(({"[": "]", "(": ")", "{": "}"}[opener], [], []))
-            at = _skip(text, at + 1)
+            at = skip_space(text, at + 1)
             if not text.startswith(stack[-1][0], at):
                 at = _key(reading, at, stack[-1])
                 continue
@@ -166,10 +160,10 @@ def value_at(reading: Reading, at: int) -> tuple[Any, int]:
             stack[-1][1].append(value)
         # Behind a value: the next one, or the end of one bracket after the other.
         while True:
-            at = _skip(text, at)
+            at = skip_space(text, at)
             close, values, keys = stack[-1]
             if text.startswith(",", at):
-                at = _skip(text, at + 1)
+                at = skip_space(text, at + 1)
                 if not text.startswith(close, at):
                     at = _key(reading, at, stack[-1])
                     break
@@ -198,7 +192,7 @@ def _key(reading: Reading, at: int, frame: tuple[str, list[Any], list[str]]) -> 
     if close != "}" or (values and not keys):
         return at
     key, end = _scalar(reading, at)
-    end = _skip(reading.text, end)
+    end = skip_space(reading.text, end)
     if not reading.text.startswith(":", end):
         if keys or values:
             raise Broken(f"expected : after the key; found {_near(reading.text, end)}", end)

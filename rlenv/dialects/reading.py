@@ -12,12 +12,13 @@ from rlenv.dialects.quick import malformed_call
 from rlenv.dialects.schema import Shape, by_name, parameters_of, shape_of
 from rlenv.messages import MalformedCall, ToolCall
 
-__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "typed"]
+__all__ = ["Call", "Form", "Outcome", "Reading", "Refused", "by_name", "malformed", "refusal", "skip_space", "typed"]
 
 Call = ToolCall | MalformedCall
 Outcome = tuple[list[Call], int, bool]
 """The calls, where reading goes on, and whether the text's end left the call open."""
 
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _LONE: Final = re.compile(r"[\ud800-\udfff]")
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -255,3 +256,9 @@ def _loaded(text: str, other: Callable[[str], tuple[Any] | str] | None) -> tuple
 def as_text(value: Any) -> str:
     """A value as tagged formats write it: strings bare, all else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def skip_space(text: str, at: int) -> int:
+    """Where the white space at `at` ends, of the four signs that JSON allows."""
+    match = _SPACE.match(text, at)
+    return match.end() if match is not None else at

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rlenv._base.json_limits import TooMuchJson, check_json
 from rlenv._base.strict_json import MAX_DEPTH, kind_of, load, value_fault
@@ -17,6 +17,7 @@ from rlenv.messages import Image, MalformedCall, Message, ToolCall
 
 __all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text"]
 
+_T = TypeVar("_T")
 _MAX_CALLS: Final = 1_000
 _MAX_ARGUMENTS: Final = 4_000_000
 _MAX_SHOWN: Final = 10_000
@@ -78,10 +79,7 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     Raises:
         Unreadable: the answer is not of the format.
     """
-    choice = _choice(answer)
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        raise Unreadable("the server's choice holds no message")
+    choice, message = _choice(answer, "message", dict, "the server's choice holds no message")
     calls: list[ToolCall | MalformedCall] = []
     listed = message.get("tool_calls")
     if listed is not None and not isinstance(listed, list):
@@ -106,10 +104,7 @@ def read_text(answer: Mapping[str, Any]) -> Completion:
     Raises:
         Unreadable: the answer is not of the format.
     """
-    choice = _choice(answer)
-    text = choice.get("text")
-    if not isinstance(text, str):
-        raise Unreadable("the completion holds no text")
+    choice, text = _choice(answer, "text", str, "the completion holds no text")
     return Completion(
         Message("assistant", text), _word(choice.get("finish_reason")), _usage(answer), _stopped_at(choice)
     )
@@ -124,11 +119,15 @@ def _stopped_at(choice: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _choice(answer: Mapping[str, Any], key: str, kind: type[_T], without: str) -> tuple[Mapping[str, Any], _T]:
+    """The first choice, and what it holds under `key`."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise Unreadable("the server's answer holds no choices")
-    return choices[0]
+    held = choices[0].get(key)
+    if not isinstance(held, kind):
+        raise Unreadable(without)
+    return choices[0], held
 
 
 def _content(content: Any) -> tuple[str, tuple[Image, ...]]:

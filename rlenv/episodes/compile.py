@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlenv import dialects
 from rlenv.calls.attach import governed
 from rlenv.dialects.base import Dialect
+from rlenv.dialects.built_in import row_of
 from rlenv.dialects.findings import fault_of
 from rlenv.endpoints import Endpoint, compile_endpoint
 from rlenv.episodes.nested import Make, nest
@@ -234,12 +235,17 @@ class _Work:
     def dialect(self) -> Dialect:
         """The dialect of the spec; one that it defines itself is refused where its keys contradict each other."""
         given = self.spec.dialect
+        # The name alone is looked for here: what a dialect is made by may raise a KeyError of its own.
         try:
-            return dialects.get(given) if isinstance(given, str) else self._own_dialect(given)
+            if isinstance(given, str):
+                registry.get("dialects", given)
+            elif given.base is not None:
+                row_of(given.base)
         except KeyError as error:
             message, hint = dialects.unknown(str(error.args[0]), is_base=not isinstance(given, str))
             place = "dialect" if isinstance(given, str) else "dialect.base"
             raise SpecError([self.loaded.document.fault(place, message, hint)]) from error
+        return dialects.get(given) if isinstance(given, str) else self._own_dialect(given)
 
     def _own_dialect(self, given: DialectSpec) -> Dialect:
         findings = dialects.contradictions(given)

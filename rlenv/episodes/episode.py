@@ -7,7 +7,7 @@
               -> _finish     ends the episode
     every end is _end (scored) or _fail (without a reward); `Trajectory` says what the episode has ended as
 
-What calls run on is in `episode_tools`, what is earned in `episode_reward`, what the user hears in `users.dialogue`.
+What calls run on is in `episodes.tools`, what is earned in `episodes.reward`, what the user hears in `users.dialogue`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ from rlenv.language.type_faults import found, from_pydantic, keys_of, listed
 
 __all__ = ["LoadedSpec", "load_document", "load_spec", "loaded_of", "type_document"]
 
+_Spec = TypeVar("_Spec", bound=Spec)
 _BASES: dict[registry.Group, type[Spec]] = {"tools": ToolSpec, "resources": ResourceSpec, "rewards": RewardSpec}
 
 
@@ -86,13 +87,26 @@ def loaded_of(document: SourceDocument) -> LoadedSpec:
     return LoadedSpec(spec, document, document.path, hashlib.sha256(text.encode()).hexdigest())
 
 
+class _Faults(list[Fault]):
+    """Faults as they are found; `cause` is the first of pydantic's errors that one came of."""
+
+    cause: ValidationError | None = None
+
+    def take(
+        self, error: ValidationError, document: SourceDocument, base: tuple[str | int, ...], model: type[Spec]
+    ) -> None:
+        """Adds those behind an error in the mapping at `base`, which should have been a `model`."""
+        self.cause = self.cause or error
+        self.extend(from_pydantic(error, document, base, model))
+
+
 def type_document(document: SourceDocument) -> EnvSpec:
     """A document to a typed spec.
 
     Raises:
         SpecError: with every fault, in order of place.
     """
-    faults: list[Fault] = []
+    faults = _Faults()
     data = dict(document.data)
     for group, placeholder in _BASES.items():
         section = data.get(group)
@@ -111,18 +125,25 @@ def type_document(document: SourceDocument) -> EnvSpec:
         ]
     if "dialect" in data:
         data["dialect"] = _dialect(document, faults)
-    spec: EnvSpec | None = None
-    try:
-        spec = EnvSpec.model_validate(data)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, (), EnvSpec))
+    spec = _validated(EnvSpec, data, document, (), faults)
     version = document.get("rlenv")
     if version == 1 and type(version) is not int:  # pydantic takes true for 1
         faults.append(document.fault("rlenv", f"found {found(version)}; expected 1", "write 1"))
     faults.extend(_task_sources(document))
     if faults or spec is None:
-        raise SpecError(in_order(faults, document))
+        raise SpecError(in_order(faults, document)) from faults.cause
     return spec
+
+
+def _validated(
+    model: type[_Spec], value: Any, document: SourceDocument, path: tuple[str | int, ...], faults: _Faults
+) -> _Spec | None:
+    """What stands at `path` as its class; None where it is none, and `faults` has why."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        faults.take(error, document, path, model)
+        return None
 
 
 def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
@@ -138,7 +159,7 @@ def in_order(faults: list[Fault], document: SourceDocument) -> list[Fault]:
     return sorted(unique, key=place)
 
 
-def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec:
+def _dialect(document: SourceDocument, faults: _Faults) -> str | DialectSpec:
     """The name of a dialect, or the mapping that defines one."""
     value = document.get("dialect")
     if isinstance(value, str):
@@ -156,14 +177,10 @@ def _dialect(document: SourceDocument, faults: list[Fault]) -> str | DialectSpec
         data["calls"] = _call_form(document, ("dialect", "calls"), faults)
     if "chat_template" in data:
         data["chat_template"] = _chat_template(document, faults)
-    try:
-        return DialectSpec.model_validate(data)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, ("dialect",), DialectSpec))
-        return "hermes"
+    return _validated(DialectSpec, data, document, ("dialect",), faults) or "hermes"
 
 
-def _chat_template(document: SourceDocument, faults: list[Fault]) -> str | ChatTemplateSpec | None:
+def _chat_template(document: SourceDocument, faults: _Faults) -> str | ChatTemplateSpec | None:
     """The template's file, or the mapping that names it."""
     path = ("dialect", "chat_template")
     value = document.get(path)
@@ -173,27 +190,19 @@ def _chat_template(document: SourceDocument, faults: list[Fault]) -> str | ChatT
         message = f"found {found(value)}; expected the name of a .jinja file, or a mapping with it"
         faults.append(document.fault(path, message, "write {file: chat_template.jinja}"))
         return None
-    try:
-        return ChatTemplateSpec.model_validate(value)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, ChatTemplateSpec))
-        return None
+    return _validated(ChatTemplateSpec, value, document, path, faults)
 
 
-def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> CallSpec:
+def _call_form(document: SourceDocument, path: tuple[str | int, ...], faults: _Faults) -> CallSpec:
     value = document.get(path)
     if not isinstance(value, Mapping):
         message = f"found {found(value)}; expected a mapping that says how a call is written"
         faults.append(document.fault(path, message, "write {open: <call>, close: </call>}"))
         return CallSpec()
-    try:
-        return CallSpec.model_validate(value)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, CallSpec))
-        return CallSpec()
+    return _validated(CallSpec, value, document, path, faults) or CallSpec()
 
 
-def _entry(document: SourceDocument, group: registry.Group, name: str, faults: list[Fault]) -> Spec | None:
+def _entry(document: SourceDocument, group: registry.Group, name: str, faults: _Faults) -> Spec | None:
     path = (group, name)
     value = document.get(path)
     if not isinstance(value, Mapping):
@@ -202,25 +211,13 @@ def _entry(document: SourceDocument, group: registry.Group, name: str, faults: l
         faults.append(document.fault(path, f"found {found(value)}; expected a mapping with a 'kind'", hint))
         return None
     model = _model(document, group, path, value, faults)
-    if model is None:
-        return None
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, model))
-        return None
+    return None if model is None else _validated(model, value, document, path, faults)
 
 
-def _user(document: SourceDocument, faults: list[Fault]) -> Spec | None:
+def _user(document: SourceDocument, faults: _Faults) -> Spec | None:
     value = document.get("user")
     kind = _named(document, "users", ("user",), "kind", value.get("kind"), faults)
-    if kind is None:
-        return None
-    try:
-        return kind.spec.model_validate(value)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, ("user",), kind.spec))
-        return None
+    return None if kind is None else _validated(kind.spec, value, document, ("user",), faults)
 
 
 def _model(
@@ -276,7 +273,7 @@ def _named(
     return None
 
 
-def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> Spec | None:
+def _oracle_step(document: SourceDocument, index: int, faults: _Faults) -> Spec | None:
     path = ("oracle", index)
     step = document.get(path)
     if not isinstance(step, Mapping):
@@ -303,11 +300,7 @@ def _oracle_step(document: SourceDocument, index: int, faults: list[Fault]) -> S
         _check_calls(document, (*path, "call"), faults)
         if len(faults) > before:
             return None
-    try:
-        return model.model_validate(step)
-    except ValidationError as error:
-        faults.extend(from_pydantic(error, document, path, model))
-        return None
+    return _validated(model, step, document, path, faults)
 
 
 def _check_calls(document: SourceDocument, path: tuple[str | int, ...], faults: list[Fault]) -> None:

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from rlenv._base.nearest import did_you_mean
 from rlenv.errors import Fault
 from rlenv.language.document import SourceDocument
-from rlenv.language.spec import Spec
+from rlenv.language.spec import PolicySpec, Spec
 
 __all__ = ["found", "from_pydantic", "keys_of", "listed", "unknown_key"]
 
@@ -69,8 +69,10 @@ def listed(options: Iterable[str], *, most: int = 12) -> str:
 
 
 def keys_of(model: type[Spec]) -> tuple[str, ...]:
-    """The keys that a mapping of the language takes, as they are written."""
-    return tuple(field.alias or name for name, field in model.model_fields.items())
+    """The keys that a mapping of the language takes, as they are written: its own before those around its calls."""
+    # A base class's fields come first, and those that every tool takes are seldom the ones that are looked for.
+    fields = sorted(model.model_fields.items(), key=lambda item: item[0] in PolicySpec.model_fields)
+    return tuple(field.alias or name for name, field in fields)
 
 
 def unknown_key(document: SourceDocument, path: Path, known: Iterable[str]) -> Fault:

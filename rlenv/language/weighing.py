@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from rlenv._base.nearest import did_you_mean
 from rlenv.errors import Fault
@@ -11,39 +12,57 @@ from rlenv.language.document import SourceDocument
 from rlenv.language.expressions import ExpressionError, compile_expression
 from rlenv.language.spec import EnvSpec, RewardSpec
 
-__all__ = ["weighing_faults"]
+__all__ = ["Flaw", "flaws", "weighing_faults"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """One fault: the dotted key of the spec, what is wrong, the nearest fix, and a text in the value to point at."""
+
+    path: str
+    message: str
+    hint: str
+    find: str = ""
 
 
 def weighing_faults(document: SourceDocument, spec: EnvSpec, *, lost: frozenset[str] = frozenset()) -> Iterator[Fault]:
+    """The `flaws` of a spec, each at its place in the document."""
+    for flaw in flaws(spec.rewards, spec.success, lost=lost):
+        yield document.fault(flaw.path, flaw.message, flaw.hint, find=flaw.find)
+
+
+def flaws(
+    rewards: Mapping[str, RewardSpec], success: str | None, *, lost: frozenset[str] = frozenset()
+) -> Iterator[Flaw]:
     """Every fault of a weight, `range`, `clip`, `gate` and `success`.
 
     Args:
         lost: dotted places that were taken out of the spec; what reads such a term is not at fault.
     """
-    names = list(spec.rewards)
+    names = list(rewards)
     reads: dict[str, tuple[str, ...]] = {}
-    for name, reward in spec.rewards.items():
+    for name, reward in rewards.items():
         path = f"rewards.{name}"
         if not math.isfinite(reward.weight):
             message = f"found {reward.weight}; expected a finite number"
-            yield document.fault(f"{path}.weight", message, "write a number such as 1.0")
-        yield from _bounds(document, path, reward)
+            yield Flaw(f"{path}.weight", message, "write a number such as 1.0")
+        yield from _bounds(path, reward)
         if reward.gate is None:
             continue
         others = [one for one in names if one != name]
-        found, faults = _expression(document, f"{path}.gate", reward.gate, others, lost)
+        found, wrong = _expression(f"{path}.gate", reward.gate, others, lost)
         if name in found:
             message = f"the gate of '{name}' reads '{name}' itself"
-            yield document.fault(f"{path}.gate", message, "name another term", find=name)
+            yield Flaw(f"{path}.gate", message, "name another term", name)
         else:
             reads[name] = found
-            yield from faults
-    yield from _circles(document, reads)
-    if spec.success is not None:
-        yield from _expression(document, "success", spec.success, names, lost)[1]
+            yield from wrong
+    yield from _circles(reads)
+    if success is not None:
+        yield from _expression("success", success, names, lost)[1]
 
 
-def _bounds(document: SourceDocument, path: str, reward: RewardSpec) -> Iterator[Fault]:
+def _bounds(path: str, reward: RewardSpec) -> Iterator[Flaw]:
     for key in ("range", "clip"):
         pair = getattr(reward, key)
         if pair is None:
@@ -52,27 +71,24 @@ def _bounds(document: SourceDocument, path: str, reward: RewardSpec) -> Iterator
         if not (math.isfinite(low) and math.isfinite(high)) or low >= high:
             message = f"found [{low:g}, {high:g}]; expected a lower and a higher finite number"
             hint = f"write [{min(pair):g}, {max(pair):g}]" if low != high else "write [0, 1]"
-            yield document.fault(f"{path}.{key}", message, hint)
+            yield Flaw(f"{path}.{key}", message, hint)
 
 
-def _expression(
-    document: SourceDocument, path: str, source: str, names: list[str], lost: frozenset[str]
-) -> tuple[tuple[str, ...], list[Fault]]:
+def _expression(path: str, source: str, names: list[str], lost: frozenset[str]) -> tuple[tuple[str, ...], list[Flaw]]:
     """The terms that an expression reads, and what is wrong with it."""
     try:
         read = compile_expression(source).names
     except ExpressionError as error:
         rest = source[error.position :].split()
         hint = error.hint or "write TERM >= NUMBER, joined by 'and' and 'or'"
-        return (), [document.fault(path, error.message, hint, find=rest[0] if rest else "")]
+        return (), [Flaw(path, error.message, hint, rest[0] if rest else "")]
     unknown = [name for name in read if name not in names and f"rewards.{name}" not in lost]
     return read, [
-        document.fault(path, f"there is no reward term '{name}'", did_you_mean(name, names, "terms"), find=name)
-        for name in unknown
+        Flaw(path, f"there is no reward term '{name}'", did_you_mean(name, names, "terms"), name) for name in unknown
     ]
 
 
-def _circles(document: SourceDocument, reads: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:
+def _circles(reads: Mapping[str, tuple[str, ...]]) -> Iterator[Flaw]:
     reported: set[frozenset[str]] = set()
     for start in reads:
         seen = {start}
@@ -85,7 +101,7 @@ def _circles(document: SourceDocument, reads: Mapping[str, tuple[str, ...]]) -> 
                     if members not in reported:
                         reported.add(members)
                         message = f"the gates form a circle: {' -> '.join((*trail, start))}"
-                        yield document.fault(f"rewards.{start}.gate", message, "remove one of these gates")
+                        yield Flaw(f"rewards.{start}.gate", message, "remove one of these gates")
                 elif other not in seen:
                     seen.add(other)
                     frontier.append((other, (*trail, other)))

@@ -30,11 +30,13 @@ _MAX_DIGITS = 3_500
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 # YAML 1.2.2, section 10.3.2 (core schema).
-_NULL = re.compile(r"~|null|Null|NULL|")
-_BOOL = re.compile(r"(true|True|TRUE)|(false|False|FALSE)")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 _INT = re.compile(r"[-+]?[0-9]+")
-_OCTAL = re.compile(r"0o[0-7]+")
-_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _INF = re.compile(r"([-+]?)(\.inf|\.Inf|\.INF)")
 _NAN = re.compile(r"\.nan|\.NaN|\.NAN")
@@ -120,16 +122,14 @@ def parse_text(text: str, *, file: str, base: Path, is_override: bool = False) -
 
 def _scalar(text: str) -> Any:
     """A plain scalar by the core schema. Raises ValueError for a number that is too long."""
-    if _NULL.fullmatch(text):
-        return None
-    if match := _BOOL.fullmatch(text):
-        return match[1] is not None
+    if text in _WORDS:
+        return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text)
-    if _OCTAL.fullmatch(text) or _HEX.fullmatch(text):
+    if _BASED.fullmatch(text):
         if len(text) > _MAX_DIGITS:  # Python reads such a number and cannot write it
             raise ValueError(text[:20])
-        return int(text[2:], 8 if text[1] == "o" else 16)
+        return int(text, 0)
     if _FLOAT.fullmatch(text):
         return float(text)
     if match := _INF.fullmatch(text):

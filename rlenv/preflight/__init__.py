@@ -3,17 +3,7 @@
 from rlenv.preflight.activations import Pass
 from rlenv.preflight.lengths import Lengths, Limits, SplitLengths, TaskLengths, chosen_tasks, measure
 from rlenv.preflight.memory import Machine, Memory, Model, known_model, memory_of, model_of
-from rlenv.preflight.report import (
-    Finding,
-    Names,
-    Preflight,
-    Step,
-    judge_lengths,
-    judge_memory,
-    judge_sequences,
-    lines_of,
-    step_of,
-)
+from rlenv.preflight.report import Finding, Names, Preflight, Step, judge_lengths, judge_memory, lines_of
 from rlenv.preflight.run import Plan, Split, Subject, preflight
 
 __all__ = [
@@ -35,12 +25,10 @@ __all__ = [
     "chosen_tasks",
     "judge_lengths",
     "judge_memory",
-    "judge_sequences",
     "known_model",
     "lines_of",
     "measure",
     "memory_of",
     "model_of",
     "preflight",
-    "step_of",
 ]

@@ -29,11 +29,9 @@ __all__ = ["application", "serve"]
 
 _LOGGER: Final = logging.getLogger("rlenv.retrieval")
 _MAX_BODY: Final = 16 << 20
-_MAX_TOP_K: Final = 1_000
 _MAX_QUERIES: Final = 10_000
 _MAX_WANTED: Final = 100_000
 """Of one request: queries times documents for each."""
-_MAX_QUERY: Final = 10_000
 _MAX_WAITING: Final = 1_000
 """Requests that wait; one more is told to come back."""
 _MAX_ANSWER: Final = 64_000_000
@@ -44,8 +42,8 @@ class _Asked(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    queries: Annotated[list[Annotated[StrictStr, Field(max_length=_MAX_QUERY)]], Field(max_length=_MAX_QUERIES)]
-    topk: Annotated[StrictInt, Field(ge=0, le=_MAX_TOP_K)] | None = None
+    queries: Annotated[list[Annotated[StrictStr, Field(max_length=10_000)]], Field(max_length=_MAX_QUERIES)]
+    topk: Annotated[StrictInt, Field(ge=0, le=1_000)] | None = None
     return_scores: StrictBool = False
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from rlenv.errors import UsageError
-from rlenv.language.expressions import Expression, ExpressionError, compile_expression
+from rlenv.language.expressions import Expression, compile_expression
+from rlenv.language.weighing import flaws
 from rlenv.rewards.base import Term
 from rlenv.rewards.shaping import shaped
 
@@ -47,17 +47,15 @@ def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
     """How `terms` are scored, in the order of the spec.
 
     Raises:
-        UsageError: a gate or `success` cannot be read, gates form a circle, two terms share a name, or a weight is
-            not finite; the message names the term.
+        UsageError: two terms share a name, what one measures does not fit how, or their keys have one of the `flaws`
+            (rlenv.language.weighing); it names the key.
     """
     names = [term.name for term in terms]
     if len(set(names)) < len(names):
         raise UsageError(f"two reward terms share a name: {', '.join(names)}")
-    planned = tuple(_planned(shaped(term), names) for term in terms)
-    try:
-        succeeds = None if success is None else compile_expression(success, names=names)
-    except ExpressionError as error:
-        raise UsageError(error.message, key="success", hint=error.hint) from error
+    for flaw in flaws({term.name: term.spec for term in terms}, success):
+        raise UsageError(flaw.message, key=flaw.path, hint=flaw.hint)
+    planned = tuple(_planned(shaped(term)) for term in terms)
     ordered = _by_dependency(planned)
     _check_group_terms(planned)
     return Plan(
@@ -67,30 +65,22 @@ def plan(terms: Sequence[Term], *, success: str | None) -> Plan:
         group=tuple(one for one in planned if one.term.measure_group is not None),
         raising=tuple(one.name for one in planned if one.term.spec.on_invalid == "raise"),
         waits=any(one.term.measure_async is not None and not one.is_per_turn for one in planned),
-        success=succeeds,
+        success=None if success is None else compile_expression(success),
     )
 
 
-def _planned(term: Term, names: Collection[str]) -> Planned:
+def _planned(term: Term) -> Planned:
     spec, where = term.spec, f"rewards.{term.name}"
     measures = (term.measure, term.measure_async, term.measure_group)
     if sum(measure is not None for measure in measures) != 1:
         raise UsageError("exactly one of its measures must be set", key=where)
     if term.measure_group is not None and spec.when == "turn":
         raise UsageError("a term over all answers to a task is measured once", key=f"{where}.when")
-    if not isfinite(spec.weight):
-        raise UsageError(f"{spec.weight} is not a finite number", key=f"{where}.weight")
-    gate = None
-    if spec.gate is not None:
-        try:
-            gate = compile_expression(spec.gate, names=[name for name in names if name != term.name])
-        except ExpressionError as error:
-            raise UsageError(error.message, key=f"{where}.gate", hint=error.hint) from error
     return Planned(
         term,
         term.name,
         float(spec.weight),
-        gate,
+        None if spec.gate is None else compile_expression(spec.gate),
         is_per_turn=spec.when == "turn",
         is_mean=spec.over_turns == "mean",
         # What earns nothing decides nothing, unless the spec says that it has to be there.
@@ -102,11 +92,9 @@ def _by_dependency(planned: Sequence[Planned]) -> tuple[Planned, ...]:
     ordered: dict[str, Planned] = {}
     left = {one.name: one for one in planned}
     while left:
-        ready = [one for one in left.values() if one.gate is None or all(name in ordered for name in one.gate.names)]
-        if not ready:
-            raise UsageError(f"the gates of these rewards wait for each other: {', '.join(left)}")
-        # One at a time, so that the order stays as near to the spec's as the gates allow.
-        ordered[ready[0].name] = left.pop(ready[0].name)
+        # One at a time, so that the order stays as near to the spec's as the gates allow. They form no circle.
+        first = next(one for one in left.values() if one.gate is None or ordered.keys() >= set(one.gate.names))
+        ordered[first.name] = left.pop(first.name)
     return tuple(ordered.values())
 
 

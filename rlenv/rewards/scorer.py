@@ -42,8 +42,7 @@ class Scorer:
             positive weight at 1 or more.
 
     Raises:
-        UsageError: a gate or `success` cannot be read, gates form a circle, two terms share a name, or a weight is
-            not finite; the message names the term.
+        UsageError: as `rlenv.rewards.plan.plan` does.
     """
 
     def __init__(self, terms: Sequence[Term], *, success: str | None = None) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
 
-from rlenv.errors import UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
 
@@ -18,13 +17,9 @@ RETRIES = 2
 
 
 def shaped(term: Term) -> Term:
-    """The term with its spec's `range`, `clip` and `on_invalid: retry` around its measure.
-
-    Raises:
-        UsageError: a range is upside down or empty.
-    """
+    """The term with its spec's `range`, `clip` and `on_invalid: retry` around its measure."""
     spec = term.spec
-    shape = _shape(term.name, spec)
+    shape = _shape(spec)
     again = RETRIES if spec.on_invalid == "retry" else 0
     if shape is None and not again:
         return term
@@ -62,12 +57,7 @@ def _is_usable(measured: Measured) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value))
 
 
-def _shape(name: str, spec: RewardSpec) -> Callable[[Measured], Measured] | None:
-    for key, bounds in (("range", spec.range), ("clip", spec.clip)):
-        if bounds is not None and not (isfinite(bounds[0]) and isfinite(bounds[1]) and bounds[0] < bounds[1]):
-            raise UsageError(
-                f"{list(bounds)} is no range", key=f"rewards.{name}.{key}", hint="the first number is the lower one"
-            )
+def _shape(spec: RewardSpec) -> Callable[[Measured], Measured] | None:
     if spec.range is None and spec.clip is None:
         return None
     low, high = spec.range or (0.0, 1.0)

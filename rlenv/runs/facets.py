@@ -55,10 +55,17 @@ def _called(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
         return []
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[places] = True
-    of = rows.calls["row"].to_numpy()
-    pairs = np.unique(of[chosen[of]] * len(words) + coded.indices.to_numpy(zero_copy_only=False)[chosen[of]])
-    sizes = np.bincount(pairs % len(words), minlength=len(words))
-    return _sorted({word: int(size) for word, size in zip(words, sizes.tolist(), strict=True)})
+    of, codes = rows.calls["row"].to_numpy(), coded.indices.to_numpy(zero_copy_only=False)
+    is_chosen = chosen[of]
+    of, codes = of[is_chosen], codes[is_chosen]
+    # A policy may make up any number of names: of those that were called most the episodes are counted.
+    often = np.argsort(-np.bincount(codes, minlength=len(words)), kind="stable")[:_MOST]
+    found = {}
+    for code in often.tolist():
+        seen = np.zeros(len(rows), dtype=bool)
+        seen[of[codes == code]] = True
+        found[words[code]] = int(seen.sum())
+    return _sorted(found)
 
 
 def _ranges(steps: NDArray[np.int64]) -> Facet:

@@ -71,11 +71,11 @@ def clusters(rows: Snapshot) -> NDArray[np.int64]:
     tasks = rows.numbers("task").astype(np.int64)
     empty = names.index("") if "" in names else -1
     is_grouped = (groups >= 0) & (groups != empty)
-    by_task = (splits.astype(np.int64) + 1) * (tasks.max(initial=0) + 2) + tasks + 1
-    alone = tasks < 0  # a row that was given itself: each one is a task of its own
-    by_task = np.where(alone, -np.arange(1, len(rows) + 1), by_task)
-    whole = np.stack([is_grouped.astype(np.int64), np.where(is_grouped, groups, by_task)], axis=1)
-    return np.unique(whole, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    by_task = len(names) + (splits.astype(np.int64) + 1) * (tasks.max(initial=0) + 1) + tasks
+    # A row that was given itself is no row of a split: each one is a task of its own.
+    by_task = np.where(tasks < 0, by_task.max(initial=0) + 1 + np.arange(len(rows)), by_task)
+    whole = np.where(is_grouped, groups, by_task)
+    return np.unique(whole, return_inverse=True)[1].astype(np.int64)
 
 
 def overview(rows: Snapshot) -> Overview:
@@ -160,12 +160,12 @@ def _shares(
     """The share of successes at each step, with the interval that its clusters leave."""
     valid = ~np.isnan(success)
     success, at, cluster = success[valid], at[valid], cluster[valid]
-    keys, inverse = np.unique(np.stack([at, cluster], axis=1), axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    most = int(cluster.max(initial=0)) + 1
+    keys, inverse = np.unique(at * most + cluster, return_inverse=True)
     wins = np.bincount(inverse, success, minlength=len(keys)).astype(int).tolist()
     sizes = np.bincount(inverse, minlength=len(keys)).tolist()
     groups: dict[int, list[tuple[int, int]]] = {}
-    for place, won, size in zip(keys[:, 0].tolist(), wins, sizes, strict=True):
+    for place, won, size in zip((keys // most).tolist(), wins, sizes, strict=True):
         groups.setdefault(place, []).append((won, size))
     found: dict[str, list[float | int | None]] = {name: [None] * count for name in ("mean", "low", "high")}
     found["n"] = [0] * count

@@ -33,7 +33,7 @@ MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 
 _MAX_DEPTH = 256
 _MAX_ERROR_CHARS = 500
-_log = logger("rlenv.records.files")
+_log = logger("rlenv.runs.files")
 
 
 @cache
@@ -199,7 +199,7 @@ def read(path: str | Path) -> Iterator[Trajectory]:
     """The trajectories of a .jsonl file, one by one.
 
     A line that begins as a trajectory and ends in the middle was cut off, by a full disk or a run that was killed: it
-    is left out, and the logger `rlenv.records.files` says so.
+    is left out, and the logger `rlenv.runs.files` says so.
 
     Raises:
         UsageError: a line is not a trajectory; the message names it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
-from rlenv.runs.parts import arrow, late_schema, row_schema, rows_table
+from rlenv.runs.parts import arrow, flattened, late_schema, row_schema, rows_table
 from rlenv.runs.reader import Body
 from rlenv.runs.schema import LATE, Facts, row_of
 
@@ -94,6 +94,10 @@ class LinesReader:
         kind = row_schema().field(column).type.value_type
         schema = pa.schema([pa.field("id", pa.string()), *(kind.field(index) for index in range(kind.num_fields))])
         return rows_table([{"id": id, **one} for id, one in found], schema)
+
+    def entries(self, column: str) -> pa.Table:
+        """`terms` or `calls` of all lines, one row an entry, with the place of its row in `table` as `row`."""
+        return flattened(rows_table(self._rows, row_schema()).select([column]), column)
 
     def body(self, id: str) -> Body:
         """The whole record of a line.

@@ -27,10 +27,24 @@ from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Tokens
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["GROUP", "Sealed", "arrow", "late_schema", "part_of", "row_schema", "rows_table", "seal", "write_part"]
+__all__ = [
+    "GROUP",
+    "PACKED",
+    "Sealed",
+    "arrow",
+    "flattened",
+    "late_schema",
+    "part_of",
+    "row_schema",
+    "rows_table",
+    "seal",
+    "write_part",
+]
 
 GROUP: Final = 8
 """Episodes a row group of bodies."""
+PACKED: Final = b"rlenv.segments"
+"""The key of a packed part's metadata: JSON of [segment, first row, first body], in order; see `rlenv.runs.pack`."""
 
 
 def arrow() -> Any:
@@ -125,6 +139,23 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
         total += length
         offsets.append(total)
     return offsets
+
+
+def flattened(table: pa.Table, column: str) -> pa.Table:
+    """The entries of a column of lists, one row an entry, with the place of its list in the table first, as `row`."""
+    import pyarrow.compute as pc
+
+    pa = arrow()
+    kind = table.schema.field(column).type.value_type
+    fields = [pa.field("row", pa.int64()), *(kind.field(index) for index in range(kind.num_fields))]
+    batches, start = [], 0
+    for chunk in table[column].chunks:
+        inside = pc.list_flatten(chunk)
+        places = pc.add(pc.cast(pc.list_parent_indices(chunk), pa.int64()), start)
+        columns = [inside.field(index) for index in range(kind.num_fields)]
+        batches.append(pa.RecordBatch.from_arrays([places, *columns], schema=pa.schema(fields)))
+        start += len(chunk)
+    return pa.Table.from_batches(batches, schema=pa.schema(fields))
 
 
 def seal(run: Path, segment: str) -> None:

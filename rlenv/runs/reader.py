@@ -8,12 +8,14 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
-from rlenv.runs.parts import Sealed, arrow, late_schema, part_of, row_schema, rows_table
+from rlenv.runs.parts import PACKED, Sealed, arrow, flattened, late_schema, part_of, row_schema, rows_table
 from rlenv.runs.schema import LATE, Tokens
 from rlenv.trajectory import Trajectory
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Body", "RunReader"]
+
+
+_LARGE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,14 @@ class RunReader:
         """Grows whenever a refresh found something new."""
         self._parts: dict[str, pa.Table] = {}
         self._bodies: dict[str, Sealed] = {}
+        self._packed: dict[str, tuple[str, int, int]] = {}
+        """By segment: the packed part that holds it, its first row there, and its first body."""
         self._open: dict[str, _Open] = {}
         self._late_parts: dict[str, pa.Table] = {}
         self._late_open: dict[str, _Open] = {}
         self._table: pa.Table | None = None
         self._endings: tuple[int, dict[str, str]] | None = None
+        self._terms: tuple[int, dict[str, list[dict[str, Any]]]] | None = None
         self.refresh()
 
     def refresh(self) -> bool:
@@ -90,9 +98,10 @@ class RunReader:
             ("late", self._late_parts, self._late_open),
         ):
             for segment in self._listed(kind):
-                self._take(kind, segment, known, opened)
-            for segment in journals:
-                if segment not in known:
+                if segment not in self._packed:
+                    self._take(kind, segment, known, opened)
+            for segment in sorted(journals):
+                if segment not in known and segment not in self._packed:
                     self._follow(kind, segment, known, opened)
         if self.version != before:
             self._table = None
@@ -100,7 +109,11 @@ class RunReader:
 
     def _listed(self, kind: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.run / kind) as entries:
-            return sorted(entry.name[:-8] for entry in entries if entry.name.endswith(".parquet"))
+            # Packed parts first: what they hold is not taken from the parts that they were made of.
+            return sorted(
+                (entry.name[:-8] for entry in entries if entry.name.endswith(".parquet")),
+                key=lambda name: (not name.startswith("P-"), name),
+            )
         return []
 
     def _take(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
@@ -111,8 +124,17 @@ class RunReader:
         import pyarrow.parquet as pq
 
         columns = row_schema(is_nested=False).names if kind == "episodes" else None
-        known[segment] = pq.ParquetFile(part_of(self.run, kind, segment)).read(columns=columns, use_threads=False)
+        try:
+            part = pq.ParquetFile(part_of(self.run, kind, segment))
+        except FileNotFoundError:  # packed since it was listed; the next look finds it there
+            return
+        # Threads cost more than they bring for the parts of a few hundred rows that writers make.
+        known[segment] = part.read(columns=columns, use_threads=part.metadata.num_rows > _LARGE)
         opened.pop(segment, None)
+        for inside, row, body in orjson.loads((part.schema_arrow.metadata or {}).get(PACKED, b"[]")):
+            self._packed[inside] = (segment, row, body)
+            known.pop(inside, None)
+            opened.pop(inside, None)
         self.version += 1
 
     def _follow(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
@@ -146,7 +168,7 @@ class RunReader:
             schema = row_schema(is_nested=False)
             live = [row for segment in self._open.values() for row in segment.rows]
             tables = [*self._parts.values(), rows_table(live, schema)]
-            self._table = self._completed(self._counted(pa.concat_tables(tables).combine_chunks()))
+            self._table = self._completed(self._counted(pa.concat_tables(tables)))
         return self._table
 
     def _counted(self, table: pa.Table) -> pa.Table:
@@ -195,32 +217,72 @@ class RunReader:
         return grouped.rename_columns([name.removesuffix("_last") for name in grouped.column_names])
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
-        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`."""
+        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`.
+
+        Terms that came later stand in the place of the earlier ones.
+        """
+        if ids is None:
+            found = self.entries(column)
+            return found.set_column(0, "id", self.table["id"].take(found["row"]))
         import pyarrow.compute as pc
 
         pa = arrow()
-        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
         # An id names its segment: a page of a list reads the parts of its own rows.
-        asked = None if ids is None else {id.rpartition("-")[0] for id in ids}
-        tables = []
-        for segment in self._parts:
-            import pyarrow.parquet as pq
+        whole = pa.concat_tables(self._lists(column, self._held_in(ids)))
+        whole = whole.filter(pc.is_in(whole["id"], value_set=pa.array(list(ids), pa.string())))
+        found = flattened(self._with_late(whole, column), column)
+        return found.set_column(0, "id", whole["id"].take(found["row"]))
 
-            if asked is None or segment in asked:
-                read = pq.ParquetFile(part_of(self.run, "episodes", segment))
-                tables.append(read.read(columns=["id", column], use_threads=False))
+    def entries(self, column: str) -> pa.Table:
+        """`terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`."""
+        pa = arrow()
+        whole = pa.concat_tables(self._lists(column, None))
+        if len(whole) != len(self.table):  # of attempts that do not count
+            import pyarrow.compute as pc
+
+            whole = whole.filter(pc.is_in(whole["id"], value_set=self.table["id"].combine_chunks()))
+        return flattened(self._with_late(whole, column), column)
+
+    def _held_in(self, ids: Collection[str]) -> set[str]:
+        """The parts and open segments that hold some episodes."""
+        segments = {id.rpartition("-")[0] for id in ids}
+        return {self._packed.get(segment, (segment,))[0] for segment in segments}
+
+    def _lists(self, column: str, asked: Collection[str] | None) -> list[pa.Table]:
+        """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
+        import pyarrow.parquet as pq
+
+        pa = arrow()
+        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
+        parts = [part_of(self.run, "episodes", one) for one in self._parts if asked is None or one in asked]
         live = [one for segment, one in self._open.items() if asked is None or segment in asked]
-        tables.append(rows_table([row for one in live for row in one.rows], schema))
-        table = pa.concat_tables(tables).combine_chunks()
-        wanted = self.table["id"] if ids is None else pa.array(list(ids), pa.string())
-        table = table.filter(pc.is_in(table["id"], value_set=wanted))
-        entries = table[column].combine_chunks()
-        inside = pc.list_flatten(entries)
-        parents = table["id"].combine_chunks().take(pc.list_parent_indices(entries))
-        kind = entries.type.value_type
-        names = [kind.field(index).name for index in range(kind.num_fields)]
-        flat = pa.Table.from_arrays([inside.field(index) for index in range(kind.num_fields)], names=names)
-        return flat.add_column(0, "id", parents)
+        tables = [pq.ParquetFile(part).read(columns=["id", column], use_threads=False) for part in parts]
+        bare = [table.replace_schema_metadata() for table in tables]
+        return [*bare, rows_table([row for one in live for row in one.rows], schema)]
+
+    def _with_late(self, whole: pa.Table, column: str) -> pa.Table:
+        """Lists of terms with those that came later in their place."""
+        if column != "terms" or not (late := self._late_terms()):
+            return whole
+        pa = arrow()
+        lists = [late.get(id, own) for id, own in zip(whole["id"].to_pylist(), whole[column].to_pylist(), strict=True)]
+        schema = pa.schema([whole.schema.field("id"), whole.schema.field(column)])
+        ids = whole["id"].to_pylist()
+        return rows_table([{"id": id, column: own} for id, own in zip(ids, lists, strict=True)], schema)
+
+    def _late_terms(self) -> dict[str, list[dict[str, Any]]]:
+        """By id, the terms of which a late fact says that they are others now."""
+        if self._terms is None or self._terms[0] != self.version:
+            import pyarrow.compute as pc
+
+            found: dict[str, list[dict[str, Any]]] = {}
+            for table in self._late_parts.values():
+                said = table.filter(pc.is_valid(table["terms"]))
+                found |= dict(zip(said["id"].to_pylist(), said["terms"].to_pylist(), strict=True))
+            for segment in self._late_open.values():
+                found |= {row["id"]: row["terms"] for row in segment.rows if row.get("terms") is not None}
+            self._terms = (self.version, found)
+        return self._terms[1]
 
     def counts(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is of an attempt that was not gone on from before it."""
@@ -265,9 +327,10 @@ class RunReader:
                 return self._open_body(id, segment, int(number))
             self._take("episodes", segment, self._parts, self._open)
             self._table = None
-        if segment not in self._parts:
+        part, row, first = self._packed.get(segment, (segment, 0, 0))
+        if part not in self._parts:
             raise UsageError(f"'{id}' is no episode of {self.run}")
-        return self._sealed_body(id, segment, int(number))
+        return self._sealed_body(id, part, row, int(number), first)
 
     def _open_body(self, id: str, segment: str, number: int) -> Body:
         rows = self._open[segment].rows
@@ -279,15 +342,15 @@ class RunReader:
         with path_of(self.run, segment, "bodies").open("rb") as file:
             return Body(id, *read_body(file.fileno(), row), self._ending(id))
 
-    def _sealed_body(self, id: str, segment: str, number: int) -> Body:
-        table = self._parts[segment]
-        if number >= len(table):
+    def _sealed_body(self, id: str, part: str, row: int, number: int, first: int) -> Body:
+        table, at = self._parts[part], row + number
+        if at >= len(table) or table["id"][at].as_py() != id:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         kept = table["has_body"]
-        if not kept[number].as_py():
+        if not kept[at].as_py():
             raise UsageError(f"the body of '{id}' was not kept")
-        index = int(kept.slice(0, number).to_numpy().sum()) if number else 0
-        sealed = self._bodies.setdefault(segment, Sealed(part_of(self.run, "bodies", segment)))
+        index = first + (int(kept.slice(row, number).to_numpy().sum()) if number else 0)
+        sealed = self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part)))
         return Body(id, *sealed.body(index), self._ending(id))
 
     def records(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
@@ -296,8 +359,7 @@ class RunReader:
         A few episodes are in memory at a time; tokens are not read.
         """
         counted = None if ids is None else set(ids)
-        asked = None if counted is None else {id.rpartition("-")[0] for id in counted}
-        for segment in sorted({*self._parts, *self._open} if asked is None else asked):
+        for segment in sorted({*self._parts, *self._open} if counted is None else self._held_in(counted)):
             if segment in self._open:
                 for row in list(self._open[segment].rows):
                     if row["has_body"] and (counted is None or row["id"] in counted):

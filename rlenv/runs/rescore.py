@@ -15,7 +15,7 @@ from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
 from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.rollout import together
 from rlenv.rewards.group_terms import score_groups
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import TERMINATIONS, Trajectory
 
 __all__ = ["Change", "Difference", "compare", "rescore"]
 
@@ -84,8 +84,8 @@ def _unless_lost(state: Retaken | None, reward: EpisodeReward, environment: Envi
 
 
 def _termination(environment: Environment, recorded: Trajectory) -> str:
-    """How the task of an episode ended that no limit had cut; one whose reward was invalid no longer says."""
-    if recorded.terminated:
+    """How the task of an episode ended that no limit had cut; where its reward was invalid a record may not say."""
+    if recorded.reason in TERMINATIONS:
         return recorded.reason
     has_answer = recorded.answer is not None
     if environment.parts.simulated is not None and not (has_answer and environment.answer_is_explicit):

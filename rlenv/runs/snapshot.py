@@ -34,6 +34,9 @@ class Episodes(Protocol):
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
         """`terms` or `calls`, one row an entry, with the episode's `id` beside."""
 
+    def entries(self, column: str) -> pa.Table:
+        """`terms` or `calls` of all rows, one row an entry, with the place of its row in `table` as `row`."""
+
     def body(self, id: str) -> Body:
         """The whole record of an episode; a UsageError where there is none."""
 
@@ -90,22 +93,12 @@ class Snapshot:
     @cached_property
     def calls(self) -> pa.Table:
         """All calls (`rlenv.runs.schema.CALLS`) with the place of their episode's row as `row`."""
-        return self._placed("calls")
+        return self._episodes.entries("calls")
 
     @cached_property
     def terms(self) -> pa.Table:
         """All terms (`rlenv.runs.schema.TERMS`) with the place of their episode's row as `row`."""
-        return self._placed("terms")
-
-    def _placed(self, column: str) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        found = self._episodes.nested(column)
-        at = pc.index_in(found["id"], value_set=self.table["id"].combine_chunks())
-        at = at.combine_chunks() if hasattr(at, "combine_chunks") else at
-        found = found.drop_columns(["id"]).append_column("row", pc.cast(at, pa.int64()))
-        return found.filter(pc.is_valid(found["row"])) if at.null_count else found
+        return self._episodes.entries("terms")
 
     @cached_property
     def term_names(self) -> list[str]:
@@ -143,10 +136,23 @@ class Snapshot:
 
     def rows(self, places: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
         """The rows at some places, with their `terms`."""
-        rows: list[dict[str, Any]] = self._flat.take(np.asarray(places, dtype=np.int64)).to_pylist()
+        rows = self._taken(np.asarray(places, dtype=np.int64))
         terms = term_lists(self._episodes, [row["id"] for row in rows])
         for row in rows:
             row["terms"] = terms.get(row["id"], [])
+        return rows
+
+    def _taken(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Rows at some places. Each is taken of its own chunk: of all at once, Arrow makes one text of a column."""
+        ends = np.cumsum([len(chunk) for chunk in self.table["id"].chunks])
+        chunk_of = np.searchsorted(ends, places, side="right")
+        rows: list[dict[str, Any]] = [{}] * len(places)
+        for chunk in np.unique(chunk_of).tolist():
+            start = int(ends[chunk - 1]) if chunk else 0
+            inside = np.nonzero(chunk_of == chunk)[0]
+            part = self._flat.slice(start, int(ends[chunk]) - start).take(places[inside] - start)
+            for at, row in zip(inside.tolist(), part.to_pylist(), strict=True):
+                rows[at] = row
         return rows
 
     def calls_of(self, id: str) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """Figures over the episodes of one value of a split's `report_by`; as in `Summary`."""
+    """The figures of `Summary` that are also made over the episodes of one value of a split's `report_by`."""
 
     episodes: int
     reward_mean: float | None
@@ -64,7 +64,7 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(GroupSummary):
     """Figures over episodes. Means leave out invalid rewards; None where nothing valid is left.
 
     `success_interval` is a 95 % interval of the success rate over valid episodes, and `reward_interval` of the mean
@@ -75,12 +75,6 @@ class Summary:
     alike.
     """
 
-    episodes: int
-    reward_mean: float | None
-    reward_interval: tuple[float, float] | None
-    success_rate: float | None
-    success_interval: tuple[float, float] | None
-    invalid: int
     terms: Mapping[str, float | None]
     terms_invalid: Mapping[str, int]
     terms_skipped: Mapping[str, int]

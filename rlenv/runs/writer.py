@@ -23,7 +23,7 @@ from rlenv.runs.schema import Facts, late_of, row_of
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
 
-__all__ = ["KeepPolicy", "RunWriter", "writer_name"]
+__all__ = ["KeepPolicy", "RunWriter", "host_name", "writer_name"]
 
 _log = logger("rlenv.runs.writer")
 _SYNC_S: Final = 1.0
@@ -62,8 +62,13 @@ class KeepPolicy:
 
 def writer_name() -> str:
     """A name that no other writer has: the host, the process, and chance. It says whose a journal is."""
-    host = "".join(letter for letter in socket.gethostname().lower() if letter.isascii() and letter.isalnum())
-    return f"{host[:12] or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{host_name()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def host_name() -> str:
+    """This host in at most 12 letters and digits."""
+    letters = (letter for letter in socket.gethostname().lower() if letter.isascii() and letter.isalnum())
+    return "".join(letters)[:12] or "host"
 
 
 class RunWriter:

@@ -8,15 +8,18 @@ are .parquet, .jsonl or .csv. A dataset that is a script is not run.
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any
 
 from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import is_file, leads_out, read_file
 from rlenv.errors import MissingExtra, SpecError, UsageError
+from rlenv.language.functions import failure
 from rlenv.language.yamltree import Node, parse_text
 
 __all__ = ["DatasetFault", "dataset_files", "dataset_folder"]
@@ -64,16 +67,8 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
     except ImportError as error:
         raise MissingExtra("tasks from the Hugging Face hub", extra="hub") from error
 
-    def cached(why: str) -> Path:
-        try:
-            return Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
-        except Exception as error:  # it is not there, or what is there cannot be read
-            what = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
-            hint = f"download it where there is a network: hf download {name} --repo-type dataset"
-            raise DatasetFault(f"{what} is not in the hub's cache, and {why}", key="dataset", hint=hint) from error
-
     if constants.HF_HUB_OFFLINE:
-        return cached("HF_HUB_OFFLINE is set")
+        return _cached(name, revision, "HF_HUB_OFFLINE is set")
     try:
         files = hub.list_repo_files(name, repo_type="dataset", revision=revision)
         kept = [file for file in files if file.endswith(_KINDS) or file == "README.md"]
@@ -89,8 +84,39 @@ def dataset_folder(name: str, *, base: Path, revision: str | None) -> Path:
         raise DatasetFault(
             f"'{name}' is no name of a dataset", key="dataset", hint="write organisation/name"
         ) from error
-    except Exception as error:  # the client's own, and those of its transports and its storage
-        return cached(f"the hub cannot be reached ({type(error).__name__})")
+    except _failures() as error:
+        return _cached(name, revision, f"the hub cannot be reached ({failure(error)})")
+
+
+def _cached(name: str, revision: str | None, why: str) -> Path:
+    """The dataset's folder in the cache; `why` says why it is looked for there alone."""
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    try:
+        return Path(hub.snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
+    except _failures() as error:
+        what = f"'{name}'" + (f" at revision '{revision}'" if revision else "")
+        found = "is not in the hub's cache"
+        if not isinstance(error, errors.LocalEntryNotFoundError):
+            found = f"cannot be read from the hub's cache ({failure(error)})"
+        hint = f"download it where there is a network: hf download {name} --repo-type dataset"
+        raise DatasetFault(f"{what} {found}, and {why}", key="dataset", hint=hint) from error
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What the hub's client raises where it has no answer: its own, its transport's and its storage's, and what is no
+    JSON. Anything else is a bug."""
+    import httpx  # what huggingface_hub speaks with; its errors come through
+    from huggingface_hub import errors
+
+    return (*_exceptions(errors), *_exceptions(httpx), OSError, json.JSONDecodeError, UnicodeDecodeError)
+
+
+def _exceptions(module: ModuleType) -> tuple[type[Exception], ...]:
+    """Those that a module of a library gives out, so that a release of it may add one."""
+    found = (value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Exception))
+    return tuple(found)
 
 
 def dataset_files(folder: Path, *, config: str | None, split: str) -> list[Path]:

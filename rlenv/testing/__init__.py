@@ -1,8 +1,8 @@
 """Laws, fakes and attacks for tests of one's own tools, rewards, resources, users, policies, dialects and specs.
 
 Each `check_…` plays the laws that the framework relies on, and raises an AssertionError that states the one that is
-broken. What waits has a twin `check_…_async` for tests that run in an event loop. The names here are imported when
-first used; the fakes stand in the modules.
+broken. What waits has a twin `check_…_async` for tests that run in an event loop, but `check_hostile`, which measures
+the loop that it runs itself. The names here are imported when first used; the fakes stand in the modules.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from rlenv.dialects.base import Dialect
 from rlenv.dialects.engine import TextDialect
 from rlenv.dialects.roundtrip import ARGUMENTS, TOOLS, round_trip_findings
 from rlenv.messages import MalformedCall, Message, ParsedAction, ToolCall
+from rlenv.testing.laws import broken, law, short
 
 __all__ = ["ARGUMENTS", "TOOLS", "check_dialect", "check_reading", "hostile_texts", "pieces", "seconds"]
 
@@ -41,24 +42,22 @@ def check_reading(dialect: Dialect, text: str, tools: Mapping[str, Any] | None =
     try:
         action = dialect.parse(text, tools)
     except Exception as error:
-        raise AssertionError(f"law: reading never raises; {dialect.name}: {error!r} for {text[:200]!r}") from error
+        raise broken("reading never raises", f"{dialect.name}: {error!r} for {text[:200]!r}") from error
     end = 0
+    where = f"{dialect.name}: {text[:200]!r}"
     for call in action.calls:
-        assert end <= call.start < call.end <= len(text), (
-            f"law: calls stand in order, apart; {dialect.name}: {call.start} to {call.end} for {text[:99]!r}"
-        )
+        is_apart = end <= call.start < call.end <= len(text)
+        law("calls stand in order, apart", is_apart, f"{where}: {call.start} to {call.end} after {end}")
         end = call.end
         if isinstance(call, MalformedCall):
-            assert call.reason, f"law: a malformed call has a reason; {dialect.name}: {text[:200]!r}"
-            assert call.text == text[call.start : call.end], (
-                f"law: a malformed call shows its own text; {dialect.name}: {text[:200]!r}"
-            )
+            law("a malformed call has a reason", bool(call.reason), where)
+            law("a malformed call shows its own text", call.text == text[call.start : call.end], where)
             continue
-        assert call.name, f"law: a call has a name; {dialect.name}: {text[:200]!r}"
+        law("a call has a name", bool(call.name), where)
         try:
             json.dumps(dict(call.arguments), ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, TypeError, RecursionError) as error:
-            raise AssertionError(f"law: arguments are JSON; {dialect.name}: {error!r} for {text[:200]!r}") from error
+            raise broken("arguments are JSON", f"{where}: {error!r}") from error
     return action
 
 
@@ -124,39 +123,40 @@ def check_dialect(
         same: decides whether arguments are the same, for families that cannot write every type.
     """
     name = next(iter(tools))
-    assert dialect.name, "law: a dialect has a name"
+    law("a dialect has a name", bool(dialect.name), repr(dialect.name))
     if isinstance(dialect, TextDialect):
         for finding in round_trip_findings(dialect.spec, dialect.name):
             place = ".".join(map(str, finding.path))
-            raise AssertionError(f"law: what is written reads back; {dialect.name}, {place}: {finding.message}")
+            raise broken("what is written reads back", f"{dialect.name}, {place}: {finding.message}")
     words = dialect.render_action(Message("assistant", "Just words."))
-    assert check_reading(dialect, words, tools).content == "Just words.", "law: text without a call is content"
-    assert not check_reading(dialect, "", tools).calls, "law: an empty message has no calls"
+    content = check_reading(dialect, words, tools).content
+    law("text without a call is content", content == "Just words.", f"{dialect.name}: {words!r} as {content!r}")
+    none = check_reading(dialect, "", tools).calls
+    law("an empty message has no calls", not none, f"{dialect.name}: {none}")
     for given in arguments:
         text = dialect.render_action(Message("assistant", "", (ToolCall(name, given),)))
         calls = check_reading(dialect, text, tools).calls
         read = [call for call in calls if isinstance(call, ToolCall)]
-        assert len(calls) == 1, f"law: what is written reads back as one call; {dialect.name}: {text!r} as {calls}"
-        assert len(read) == 1, f"law: what is written reads back as one call; {dialect.name}: {text!r} as {calls}"
-        assert read[0].name == name, f"law: the name reads back; {dialect.name}: {text!r}"
-        assert same(read[0].arguments, given), f"law: arguments read back; {dialect.name}: {text!r} as {read[0]}"
+        where = f"{dialect.name}: {text!r} as {calls}"
+        law("what is written reads back as one call", len(calls) == len(read) == 1, where)
+        law("the name reads back", read[0].name == name, where)
+        law("arguments read back", same(read[0].arguments, given), where)
         _check_cuts(dialect, text, tools)
     several = tuple(ToolCall(name, given) for given in arguments[:2])
     text = dialect.render_action(Message("assistant", "", several))
     count = len(check_reading(dialect, text, tools).calls)
-    assert count == len(several), f"law: calls written together read back; {dialect.name}: {count} of {text!r}"
+    law("calls written together read back", count == len(several), f"{dialect.name}: {count} of {text!r}")
     thought = f"<think>{text}</think>done"
     first = check_reading(dialect, thought, tools)
     if first.thinking:
-        assert not first.calls, f"law: a call inside thinking is none; {dialect.name}: {thought!r}"
+        law("a call inside thinking is none", not first.calls, f"{dialect.name}: {thought!r} as {first.calls}")
     _check_rendering(dialect, name)
     rng = random.Random(seed)
     parts = pieces(dialect)
     for _ in range(texts):
         fuzzed = "".join(rng.choices(parts, k=rng.randint(1, 20)))
-        assert check_reading(dialect, fuzzed, tools) == dialect.parse(fuzzed, tools), (
-            f"law: the same text reads the same; {dialect.name}: {fuzzed!r}"
-        )
+        is_same = check_reading(dialect, fuzzed, tools) == dialect.parse(fuzzed, tools)
+        law("the same text reads the same", is_same, f"{dialect.name}: {fuzzed!r}")
 
 
 def _check_cuts(dialect: Dialect, text: str, tools: Mapping[str, Any]) -> None:
@@ -165,29 +165,27 @@ def _check_cuts(dialect: Dialect, text: str, tools: Mapping[str, Any]) -> None:
     for end in range(1, len(text)):
         action = check_reading(dialect, text[:end], tools)
         has_begun = has_begun or bool(action.calls)
-        broken = [call for call in action.calls if isinstance(call, MalformedCall)]
-        assert not (has_begun and action.content), (
-            f"law: nothing of a call that has begun is content; {dialect.name}: {text[:end]!r} as {action.content!r}"
-        )
-        assert action.is_cut or not broken, f"law: a cut call is said to be cut; {dialect.name}: {text[:end]!r}"
-        if broken:
-            again = dialect.parse(dialect.render_action(Message("assistant", "", tuple(broken))), tools).calls
-            assert [type(call) for call in again] == [MalformedCall] * len(broken), (
-                f"law: a malformed call is written as one; {dialect.name}: {text[:end]!r} as {again}"
-            )
+        malformed = [call for call in action.calls if isinstance(call, MalformedCall)]
+        where = f"{dialect.name}: {text[:end]!r} as {short(action)}"
+        law("nothing of a call that has begun is content", not (has_begun and action.content), where)
+        law("a cut call is said to be cut", action.is_cut or not malformed, where)
+        if malformed:
+            again = dialect.parse(dialect.render_action(Message("assistant", "", tuple(malformed))), tools).calls
+            is_one = [type(call) for call in again] == [MalformedCall] * len(malformed)
+            law("a malformed call is written as one", is_one, f"{dialect.name}: {text[:end]!r} as {again}")
 
 
 def _check_rendering(dialect: Dialect, name: str) -> None:
     user = Message("user", "Q {x} {{y}}")
     prompt = dialect.render_prompt([Message("system", "S"), user], ())
-    assert user.content in prompt, f"law: contents stand in the prompt as they are; {dialect.name}: {prompt!r}"
+    law("contents stand in the prompt as they are", user.content in prompt, f"{dialect.name}: {prompt!r}")
     observed = dialect.render_observation([Message("tool", "R1 {x}", name=name), Message("tool", "R2", name=name)])
     first, second = observed.find("R1 {x}"), observed.find("R2")
-    assert 0 <= first < second, f"law: results stand in the order of their calls; {dialect.name}: {observed!r}"
+    law("results stand in the order of their calls", 0 <= first < second, f"{dialect.name}: {observed!r}")
     if isinstance(dialect, TextDialect):
         return  # how its prompts grow is tried out with its row
     said = Message("assistant", "So.")
     whole = dialect.render_prompt([user, said, Message("user", "next")], ())
     parts = dialect.render_prompt([user], ()) + dialect.render_action(said)
     parts += dialect.render_observation([Message("user", "next")])
-    assert whole == parts, f"law: a prompt grows by what is said and observed; {dialect.name}: {whole!r}, {parts!r}"
+    law("a prompt grows by what is said and observed", whole == parts, f"{dialect.name}: {whole!r}, {parts!r}")

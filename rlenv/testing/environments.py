@@ -15,25 +15,29 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlenv.episodes.drive import context_of
-from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Step
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.messages import Message, Sampled
-from rlenv.policies.base import Policy
+from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
 from rlenv.runs import files as record
 from rlenv.runs.replay import replay
 from rlenv.secrets import redact
-from rlenv.testing.laws import LIMIT_S, broken, in_own_loop, kept_as_json, law, short
+from rlenv.testing.laws import LIMIT_S, broken, environment_of, in_own_loop, in_time, kept_as_json, law, short
+from rlenv.testing.policies import closes
 from rlenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rlenv.tokens.trajectory import TokenTrajectory
 
 __all__ = ["check_environment", "check_environment_async", "check_trajectory"]
 
-_OF_THE_MOMENT = frozenset({"seconds", "details"})
+_OF_THE_MOMENT = frozenset({"seconds", "started", "waited", "details"})
 """Keys of a record that differ between equal episodes: times, and how a call was made."""
 
 
@@ -63,28 +67,28 @@ async def check_environment_async(
             it: its episodes are not compared then.
         tokenizer: as `rlenv.tokens.TokenEncoder` takes one; with it, the laws of ids and masks are run too.
         chat_template: the tokenizer's template, where it brings none of its own.
-        limit_s: how long a task may still run once the environment is closed, in seconds.
+        limit_s: how long an action or closing may take, a task may still run once the environment is closed, and an
+            episode may go on after the `limits` of its spec, in seconds: a bound for what hangs.
     """
     before = asyncio.all_tasks()
-    environment = spec if isinstance(spec, Environment) else load(spec, set=set)
+    environment = environment_of(spec, set=set)
     split = split if split is not None else next(iter(environment.spec.tasks))
     jobs = [Job(split, index, seed) for index in environment.part(split, tasks)]
     assert jobs, f"split '{split}' has no task"
-    async with environment:
-        players = (policies or _players)(environment)
-        for policy in players:
-            episodes = [await _played(environment, policy, job) for job in jobs]
-            for trajectory, steps in episodes:
-                _check_episode(trajectory, steps, is_gold=isinstance(policy, OraclePolicy))
-            alone = [trajectory for trajectory, _ in episodes]
+    try:
+        for policy in (policies or _players)(environment):
+            laws = _Laws(environment, policy, limit_s)
+            alone = [await laws.play(job) for job in jobs]
             if is_deterministic:
-                await _check_side_by_side(environment, policy, jobs, alone)
-            await _check_records(environment, alone, is_deterministic=is_deterministic)
+                await laws.play_side_by_side(jobs, alone)
+            await laws.keep_records(alone, is_deterministic=is_deterministic)
             if tokenizer is not None:
                 for job in jobs:
-                    await _check_tokens(environment, policy, job, tokenizer, chat_template)
-            await policy.aclose()
-    await environment.aclose()  # may be called twice
+                    await laws.keep_tokens(job, tokenizer, chat_template)
+            await closes(policy, "a policy closes without an error", limit_s)
+    finally:
+        for _ in range(2):  # it may be called twice
+            await in_time(environment.aclose(), "an environment closes in time", limit_s)
     left = asyncio.all_tasks() - before
     if left:
         _, left = await asyncio.wait(left, timeout=limit_s)
@@ -103,10 +107,12 @@ def check_trajectory(trajectory: Trajectory) -> None:
     numbers = [number for number in (reward.total, *values, *reward.turn_rewards) if number is not None]
     odd = [name for name, term in reward.terms.items() if (term.status == "valid") != (term.value is not None)]
     ends = (trajectory.terminated, trajectory.truncated)
+    indexes = [one.index for one in turns]
+    failure, success = trajectory.failure, trajectory.success
     for rule, holds, found in (
         ("an episode that has ended is either terminated or truncated", ends[0] != ends[1], ends),
         ("an episode's end has a reason", bool(trajectory.reason), repr(trajectory.reason)),
-        ("turns are numbered from 0", [one.index for one in turns] == [*range(len(turns))], len(turns)),
+        ("turns are numbered from 0", indexes == [*range(len(turns))], indexes),
         (
             "there is one reward a turn",
             len(reward.turn_rewards) == len(turns),
@@ -114,8 +120,16 @@ def check_trajectory(trajectory: Trajectory) -> None:
         ),
         ("rewards are finite", all(map(math.isfinite, numbers)), numbers),
         ("a term has a value exactly where it is valid", not odd, odd),
-        ("a reward is invalid exactly where something failed", is_invalid == bool(trajectory.failure), reward.total),
-        ("success is unknown exactly where the reward is invalid", is_invalid == (trajectory.success is None), ends),
+        (
+            "a reward is invalid exactly where something failed",
+            is_invalid == bool(failure),
+            f"total {reward.total}, failure {failure}",
+        ),
+        (
+            "success is unknown exactly where the reward is invalid",
+            is_invalid == (success is None),
+            f"success {success}, total {reward.total}",
+        ),
         (
             "the rewards of the turns sum to the total",
             not turns or is_invalid or math.isclose(summed, reward.total or 0.0, abs_tol=1e-9),
@@ -130,20 +144,6 @@ def _players(environment: Environment) -> Sequence[Policy]:
     if environment.spec.oracle:
         players.insert(0, OraclePolicy(environment.spec, environment.parts.dialect))
     return players
-
-
-async def _played(environment: Environment, policy: Policy, job: Job) -> tuple[Trajectory, list[Step]]:
-    steps: list[Step] = []
-    async with environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
-        row = kept_as_json(episode.task)
-        if not episode.is_ended:
-            session, messages = policy.start(context_of(episode)), list(episode.messages)
-            while not steps or not steps[-1].is_last:
-                action = await session.act(messages)
-                steps.append(await episode.step(action))
-                messages += [_message_of(action), *steps[-1].observation.messages]
-        law("an episode leaves its task as it is", kept_as_json(episode.task) == row, short(episode.task))
-        return episode.trajectory, steps
 
 
 def _message_of(action: Any) -> Message:
@@ -166,56 +166,68 @@ def _check_episode(trajectory: Trajectory, steps: Sequence[Step], *, is_gold: bo
         law("the oracle succeeds", trajectory.success is True, f"{where}: {trajectory.reason}, {trajectory.answer!r}")
 
 
-async def _check_side_by_side(
-    environment: Environment, policy: Policy, jobs: Sequence[Job], alone: Sequence[Trajectory]
-) -> None:
-    twice = await rollout(environment, policy, [*jobs, *jobs], concurrency=2 * len(jobs))
-    for one, other in zip([*alone, *alone], twice, strict=True):
-        found = _difference(_lasting(one), _lasting(other))
-        rule = "episodes side by side are what each is alone"
-        law(rule, not found, f"task {one.task_index} differs: {found}")
+class _Laws:
+    """An environment, and a policy that plays in it."""
 
+    def __init__(self, environment: Environment, policy: Policy, limit_s: float) -> None:
+        self._environment = environment
+        self._is_gold = isinstance(policy, OraclePolicy)
+        self._policy = _InTime(policy, limit_s)
+        limits = environment.spec.limits
+        self._episode_s = limits.episode_s + limits.reward_s + limit_s
 
-async def _check_records(environment: Environment, played: Sequence[Trajectory], *, is_deterministic: bool) -> None:
-    read = []
-    for trajectory in played:
-        line = record.dump(trajectory).decode()
-        law("no secret stands in a record", redact(line) == line, f"task {trajectory.task_index}")
-        again = record.parse(line)
-        law("a record is read back as it was", record.dump(again).decode() == line, f"task {trajectory.task_index}")
-        read.append(again)
-    if not is_deterministic:
-        return
-    for replayed in await replay(environment, read):
-        law(
-            "a record replays to the same episode and reward",
-            not replayed.differences and not replayed.skipped,
-            f"task {replayed.recorded.task_index}: {replayed.skipped or '; '.join(replayed.differences)}",
+    async def play(self, job: Job) -> Trajectory:
+        """The record of one episode, whose every step is looked at."""
+        trajectory, steps = await in_time(self._played(job), "an episode ends in time", self._episode_s)
+        _check_episode(trajectory, steps, is_gold=self._is_gold)
+        return trajectory
+
+    async def _played(self, job: Job) -> tuple[Trajectory, list[Step]]:
+        steps: list[Step] = []
+        async with self._environment.start(task=job.task, split=job.split, seed=job.seed) as episode:
+            row = kept_as_json(episode.task)
+            if not episode.is_ended:
+                session, messages = self._policy.start(context_of(episode)), list(episode.messages)
+                while not steps or not steps[-1].is_last:
+                    action = await session.act(messages)
+                    steps.append(await episode.step(action))
+                    messages += [_message_of(action), *steps[-1].observation.messages]
+            law("an episode leaves its task as it is", kept_as_json(episode.task) == row, short(episode.task))
+            return episode.trajectory, steps
+
+    async def play_side_by_side(self, jobs: Sequence[Job], alone: Sequence[Trajectory]) -> None:
+        """The same episodes, each twice and all at once."""
+        playing = rollout(self._environment, self._policy, [*jobs, *jobs], concurrency=2 * len(jobs))
+        twice = await in_time(playing, "episodes side by side end in time", self._episode_s)
+        for one, other in zip([*alone, *alone], twice, strict=True):
+            found = _difference(_lasting(one), _lasting(other))
+            rule = "episodes side by side are what each is alone"
+            law(rule, not found, f"task {one.task_index} differs: {found}")
+
+    async def keep_records(self, played: Sequence[Trajectory], *, is_deterministic: bool) -> None:
+        """What is written of episodes is read back, and replays."""
+        read = []
+        for trajectory in played:
+            line = record.dump(trajectory).decode()
+            law("no secret stands in a record", redact(line) == line, f"task {trajectory.task_index}")
+            again = record.parse(line)
+            law("a record is read back as it was", record.dump(again).decode() == line, f"task {trajectory.task_index}")
+            read.append(again)
+        if not is_deterministic:
+            return
+        replaying = replay(self._environment, read)
+        for replayed in await in_time(replaying, "records replay in time", self._episode_s * len(read)):
+            law(
+                "a record replays to the same episode and reward",
+                not replayed.differences and not replayed.skipped,
+                f"task {replayed.recorded.task_index}: {replayed.skipped or '; '.join(replayed.differences)}",
+            )
+
+    async def keep_tokens(self, job: Job, tokenizer: Any, chat_template: str | None) -> None:
+        """An episode's ids are those that were sampled and observed, and its mask tells them apart."""
+        tokens, sampled = await in_time(
+            self._sampled(job, tokenizer, chat_template), "an episode ends in time", self._episode_s
         )
-
-
-async def _check_tokens(
-    environment: Environment, policy: Policy, job: Job, tokenizer: Any, chat_template: str | None
-) -> None:
-    from rlenv.tokens.bound import bind, cut_of
-
-    encoder = bind(tokenizer, environment, chat_template=chat_template)
-    cut = cut_of(environment, encoder)
-    async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut) as episode:
-        session, messages = policy.start(context_of(episode)), list(episode.messages)
-        tokens = encoder.start(episode.messages, tools=environment.tool_schemas)
-        sampled: list[int] = []
-        while True:
-            action = await session.act(messages)
-            said = action.action if isinstance(action, Sampled) else action
-            if not isinstance(said, str):
-                raise broken("ids are looked at for a policy that gives texts", short(said))
-            ids = [*encoder.encode_text(said), encoder.stop_id]
-            sampled += ids
-            step = await episode.step(Sampled(tokens.add_sampled(ids), "stop", tuple(ids)))
-            messages += [_message_of(action), *step.observation.messages]
-            if step.is_last or not await tokens.add_observation_async(step.observation):
-                break
         mask, response = tokens.mask, tokens.response_ids
         law("there is one entry of the mask for each id", len(mask) == len(response), f"{len(mask)} of {len(response)}")
         law("the mask has 0 and 1 alone", {*mask} <= {0, 1}, short(sorted({*mask})))
@@ -225,6 +237,52 @@ async def _check_tokens(
             trained == sampled,
             f"{len(trained)} ids are marked, {len(sampled)} were sampled",
         )
+
+    async def _sampled(self, job: Job, tokenizer: Any, chat_template: str | None) -> tuple[TokenTrajectory, list[int]]:
+        from rlenv.tokens.bound import bind, cut_of
+
+        environment = self._environment
+        encoder = bind(tokenizer, environment, chat_template=chat_template)
+        cut = cut_of(environment, encoder)
+        async with environment.start(task=job.task, split=job.split, seed=job.seed, cut=cut) as episode:
+            session, messages = self._policy.start(context_of(episode)), list(episode.messages)
+            tokens = encoder.start(episode.messages, tools=environment.tool_schemas)
+            sampled: list[int] = []
+            while True:
+                action = await session.act(messages)
+                said = action.action if isinstance(action, Sampled) else action
+                if not isinstance(said, str):
+                    raise broken("ids are looked at for a policy that gives texts", short(said))
+                ids = [*encoder.encode_text(said), encoder.stop_id]
+                sampled += ids
+                step = await episode.step(Sampled(tokens.add_sampled(ids), "stop", tuple(ids)))
+                messages += [_message_of(action), *step.observation.messages]
+                if step.is_last or not await tokens.add_observation_async(step.observation):
+                    return tokens, sampled
+
+
+class _InTime:
+    """A policy whose every action has a time."""
+
+    def __init__(self, policy: Policy, limit_s: float) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._limit_s = limit_s
+
+    def start(self, context: PolicyContext) -> PolicySession:
+        return _SessionInTime(self._policy.start(context), self._limit_s)
+
+    async def aclose(self) -> None:
+        await self._policy.aclose()
+
+
+class _SessionInTime:
+    def __init__(self, session: PolicySession, limit_s: float) -> None:
+        self._session = session
+        self._limit_s = limit_s
+
+    async def act(self, messages: Sequence[Message]) -> str | Message | Sampled:
+        return await in_time(self._session.act(messages), "a policy acts in time", self._limit_s)
 
 
 def _lasting(trajectory: Trajectory) -> Any:

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv.episodes.drive import drive
-from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, play
 from rlenv.messages import ParsedAction
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.testing.hostile_policy import HostilePolicy, HostileSession
+from rlenv.testing.laws import environment_of
 from rlenv.trajectory import Trajectory
 
 __all__ = ["HostileReport", "attack", "check_hostile"]
@@ -118,7 +119,7 @@ def check_hostile(
     Raises:
         AssertionError: with every law that is broken and the actions that broke it.
     """
-    environment = spec if isinstance(spec, Environment) else load(spec, set=set)
+    environment = environment_of(spec, set=set)
     attacker = policy(environment) if policy is not None else HostilePolicy(environment, seed=seed)
     if honest is not None:
         beside: Policy | None = honest(environment)

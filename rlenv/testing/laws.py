@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 from rlenv._base.jsonable import plain
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.language import kinds as registry
 from rlenv.language.kinds import Group
@@ -21,10 +22,13 @@ from rlenv.rewards.base import TermCompileContext
 
 __all__ = [
     "LIMIT_S",
+    "BrokenLaw",
     "awaited",
     "broken",
     "compiled",
+    "difference",
     "ends_when_cancelled",
+    "environment_of",
     "in_own_loop",
     "in_time",
     "kept_as_json",
@@ -39,19 +43,23 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+class BrokenLaw(AssertionError):
+    """A law that is broken; what fails an `assert` of the author's own is none."""
+
+
 def law(rule: str, holds: bool, found: object) -> None:
     """States a rule that was looked at.
 
     Raises:
-        AssertionError: it does not hold; `found` says what was there in its place.
+        BrokenLaw: it does not hold; `found` says what was there in its place.
     """
     if not holds:
         raise broken(rule, found)
 
 
-def broken(rule: str, found: object) -> AssertionError:
+def broken(rule: str, found: object) -> BrokenLaw:
     """What a broken rule raises."""
-    return AssertionError(f"law: {rule}; {found}")
+    return BrokenLaw(f"law: {rule}; {found}")
 
 
 def short(value: object) -> str:
@@ -63,6 +71,14 @@ def short(value: object) -> str:
 def kept_as_json(value: object) -> str:
     """What a value is now, for a look at whether it has changed; files of trajectories keep the same of it."""
     return json.dumps(plain(value), sort_keys=True)
+
+
+def difference(before: str, after: str) -> str:
+    """Two texts from a little before the first place at which they differ, as a message shows them."""
+    shorter = min(len(before), len(after))
+    same = next((at for at in range(shorter) if before[at] != after[at]), shorter)
+    part = slice(max(0, same - 40), same + 80)
+    return f"{short(before[part])}, then {short(after[part])}"
 
 
 def in_own_loop(check: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
@@ -90,7 +106,7 @@ async def in_time(work: Awaitable[_T], rule: str, limit_s: float) -> _T:
     """What `work` gives.
 
     Raises:
-        AssertionError: with `rule`, if it takes longer than `limit_s`.
+        BrokenLaw: with `rule`, if it takes longer than `limit_s`.
     """
     waiting = asyncio.ensure_future(work)
     try:
@@ -121,11 +137,17 @@ async def ends_when_cancelled(work: Coroutine[Any, Any, Any], what: str, limit_s
         raise broken(f"{what} that is cancelled raises CancelledError", found)
 
 
-def compiled(group: Group, entry: Mapping[str, Any], *, name: str = "entry", base: Path = Path(), **parts: Any) -> Any:
+def environment_of(spec: str | Path | Environment, *, set: Mapping[str, Any] | None = None) -> Environment:
+    """The environment of a spec's file or name; one that is given as it is."""
+    return spec if isinstance(spec, Environment) else load(spec, set=set)
+
+
+def compiled(group: Group, entry: Any, *, name: str = "entry", base: Path = Path(), **parts: Any) -> Any:
     """What the factory of an entry's kind makes of it, as a spec with that entry would.
 
     Args:
-        entry: the entry's keys as a spec has them, `kind` among them; a rule may do without.
+        entry: the entry's keys as a spec has them, `kind` among them; a rule may do without. What is no mapping is
+            compiled already, and given back.
         base: the folder that its paths are relative to.
         parts: other fields of `TermCompileContext`, such as `resources`, `tools`, `endpoints` and `vars`.
 
@@ -134,6 +156,8 @@ def compiled(group: Group, entry: Mapping[str, Any], *, name: str = "entry", bas
         pydantic.ValidationError: a key does not fit.
         KeyError: there is no such kind.
     """
+    if not isinstance(entry, Mapping):
+        return entry
     keys = {"kind": "rule", **entry} if group == "rewards" else dict(entry)
     kind = registry.get(group, keys["kind"])
     spec_of = registry.get("rules", keys["rule"]) if keys["kind"] == "rule" and "rule" in keys else kind

@@ -17,13 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.episodes.drive import context_of, drive
-from rlenv.episodes.environment import Environment, load
-from rlenv.errors import EpisodeError
+from rlenv.episodes.environment import Environment
+from rlenv.errors import EpisodeError, PolicyError
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
-from rlenv.testing.laws import LIMIT_S, broken, ends_when_cancelled, in_own_loop, in_time, kept_as_json, law, short
+from rlenv.testing.laws import (
+    LIMIT_S,
+    BrokenLaw,
+    broken,
+    ends_when_cancelled,
+    environment_of,
+    in_own_loop,
+    in_time,
+    kept_as_json,
+    law,
+    short,
+)
 
-__all__ = ["check_policy", "check_policy_async"]
+__all__ = ["check_policy", "check_policy_async", "closes"]
 
 
 async def check_policy_async(
@@ -56,7 +67,7 @@ async def check_policy_async(
     """
     name = getattr(policy, "name", None)
     law("a policy has a name", isinstance(name, str) and bool(name), repr(name))
-    environment = spec if isinstance(spec, Environment) else load(spec, set=set)
+    environment = environment_of(spec, set=set)
     laws = _Laws(environment, task, split, seed, _Limits(max_tokens, is_cut, limit_s))
     async with environment:
         alone = await laws.actions(policy)
@@ -70,15 +81,20 @@ async def check_policy_async(
         if failing is not None:
             await laws.fails(failing)
     for when in ("", ", and may be closed again"):
-        try:
-            await in_time(policy.aclose(), "a policy closes in time", limit_s)
-        except AssertionError:
-            raise
-        except Exception as error:
-            raise broken(f"a policy closes without an error{when}", f"it raised {short(error)}") from error
+        await closes(policy, f"a policy closes without an error{when}", limit_s)
 
 
 check_policy = in_own_loop(check_policy_async)
+
+
+async def closes(policy: Policy, rule: str, limit_s: float) -> None:
+    """States that a policy closes; with `rule`, that it does without an error."""
+    try:
+        await in_time(policy.aclose(), "a policy closes in time", limit_s)
+    except BrokenLaw:
+        raise
+    except Exception as error:
+        raise broken(rule, f"it raised {short(error)}") from error
 
 
 class _Limits:
@@ -117,13 +133,16 @@ class _Laws:
         rule = "a policy whose endpoint is down raises PolicyError"
         async with self._environment.start(**self._where) as episode:
             try:
-                found = await policy.start(context_of(episode)).act(list(episode.messages))
-            except EpisodeError:
+                asked = policy.start(context_of(episode)).act(list(episode.messages))
+                found = await in_time(asked, "a policy whose endpoint is down says so in time", self._limits.limit_s)
+            except PolicyError:
                 return
+            except BrokenLaw:
+                raise
             except Exception as error:
                 raise broken(rule, f"it raised {short(error)}") from error
             finally:
-                await policy.aclose()
+                await closes(policy, "a policy whose endpoint is down closes without an error", self._limits.limit_s)
         raise broken(rule, f"it said {short(found)}")
 
 
@@ -153,7 +172,7 @@ class _Watched:
         try:
             asked = self._session.act(given)
             action = await in_time(asked, "a policy acts in time", self._limits.limit_s)
-        except (AssertionError, EpisodeError):
+        except (BrokenLaw, EpisodeError):
             raise
         except Exception as error:
             raise broken("a policy that cannot act raises PolicyError", f"it raised {short(error)}") from error

@@ -16,10 +16,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rlenv.errors import EpisodeError
+from rlenv.errors import ResourceError
 from rlenv.resources.base import Resource, ResourceContext
 from rlenv.testing.laws import (
     LIMIT_S,
+    BrokenLaw,
     awaited,
     broken,
     compiled,
@@ -64,14 +65,10 @@ async def check_resource_async(
         vars: the constants that opening sees.
         seed: the episode's seed that opening sees.
         base: the folder that an entry's paths are relative to.
-        limit_s: how long opening or closing may take, in seconds: a bound for what hangs.
+        limit_s: how long opening, closing, `look` and `change` may take, in seconds: a bound for what hangs.
         parts: what an entry is compiled with beside it (`roots`, `endpoints`).
     """
-    made: Resource = (
-        compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
-        if isinstance(resource, Mapping)
-        else resource
-    )
+    made: Resource = compiled("resources", resource, name="resource", base=base, vars=vars or {}, **parts)
     law("a resource has a name", bool(made.name), repr(made.name))
     law("a resource's scope is episode or process", made.scope in ("episode", "process"), repr(made.scope))
     for task in tasks:
@@ -112,7 +109,7 @@ class _Laws:
         try:
             manager = self._resource.open(self._context)
             return manager, await self._in_time(manager.__aenter__(), "opens")
-        except (AssertionError, EpisodeError):
+        except (BrokenLaw, ResourceError):
             raise
         except Exception as error:
             rule = "what keeps a resource from opening is a ResourceError"
@@ -121,7 +118,7 @@ class _Laws:
     async def _exit(self, manager: AbstractAsyncContextManager[Any], rule: str) -> None:
         try:
             await self._in_time(manager.__aexit__(None, None, None), "closes")
-        except AssertionError:
+        except BrokenLaw:
             raise
         except Exception as error:
             raise broken(rule, f"it raised {short(error)}") from error
@@ -135,7 +132,11 @@ class _Laws:
             await self._exit(manager, "a resource closes without an error")
 
     async def _seen(self, handle: Any) -> str:
-        return kept_as_json(await awaited(self._look(handle)))
+        return kept_as_json(await self._in_time(awaited(self._look(handle)), "is looked at"))
+
+    async def _changed(self, handle: Any) -> None:
+        assert self._change is not None
+        await self._in_time(awaited(self._change(handle)), "is changed")
 
     async def opens_and_closes(self) -> None:
         """Opening leaves the row as it is and gives the same each time; what is closed may be closed again."""
@@ -147,7 +148,7 @@ class _Laws:
         await self._exit(manager, "a resource that is closed may be closed again")
         async with self._opened() as handle:
             if self._change is not None and self._resource.scope == "episode":
-                await awaited(self._change(handle))
+                await self._changed(handle)
                 law("what is changed is seen", await self._seen(handle) != first, f"{first} before and afterwards")
         async with self._opened() as handle:
             again = await self._seen(handle)
@@ -161,17 +162,24 @@ class _Laws:
         inside = _Raised("of the episode")
         rule = "what an episode raises comes out as it was"
         try:
-            async with self._resource.open(self._context):
-                raise inside
+            await self._in_time(self._raising(inside), "closes after an error")
         except _Raised:
             pass
+        except BrokenLaw:
+            raise
         except Exception as error:
             raise broken(rule, f"{short(inside)} went in, {short(error)} came out") from error
         else:
             raise broken(rule, f"{short(inside)} went in and was swallowed")
         await ends_when_cancelled(self._held(asyncio.Event()), "a resource's opening", self._limit_s)
         async with self._opened() as handle:
-            law("a resource opens again after an error", await self._seen(handle) == first, first)
+            again = await self._seen(handle)
+        rule = "a resource opens as it was after an error"
+        law(rule, again == first, f"{short(first)} before it, {short(again)} after it")
+
+    async def _raising(self, error: Exception) -> None:
+        async with self._resource.open(self._context):
+            raise error
 
     async def _held(self, never: asyncio.Event) -> None:
         async with self._resource.open(self._context):
@@ -196,10 +204,9 @@ class _Laws:
 
     async def keeps_episodes_apart(self) -> None:
         """What one episode changes is not seen by another that is open beside it."""
-        assert self._change is not None
         async with self._opened() as one, self._opened() as other:
             before = await self._seen(other)
-            await awaited(self._change(one))
+            await self._changed(one)
             after = await self._seen(other)
         law("one episode's changes are not seen in another", after == before, f"{short(before)}, then {short(after)}")
 
@@ -208,6 +215,6 @@ class _Laws:
         try:
             async with self._opened():
                 pass
-        except EpisodeError:
+        except ResourceError:
             return
         raise broken("a resource whose infrastructure fails raises ResourceError", f"{self._context.task}: it opened")

@@ -13,21 +13,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import RewardError, UsageError
-from rlenv.language import kinds as registry
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall, ToolResult
-from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.testing.laws import LIMIT_S, broken, compiled, ends_when_cancelled, in_own_loop, kept_as_json, law, short
+from rlenv.rewards.base import Measured, RewardContext, Term
+from rlenv.testing import laws
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["check_reward", "check_reward_async", "compile_term", "measure", "reward_context", "turn"]
+
+_Bounds: TypeAlias = Sequence[tuple[float, float]]
 
 
 async def _no_call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -77,10 +78,9 @@ def compile_term(
         UsageError: the factory refuses the entry.
         pydantic.ValidationError: a key does not fit.
     """
-    rule = None if kind != "rule" else keys.setdefault("rule", "python")
-    spec_kind = registry.get("rewards", kind) if rule is None else registry.get("rules", rule)
-    spec = spec_kind.spec.model_validate({"kind": kind, **keys})
-    term = registry.get("rewards", kind).factory(name, spec, TermCompileContext(base=base, tools=tools or {}))
+    if kind == "rule":
+        keys.setdefault("rule", "python")
+    term = laws.compiled("rewards", {"kind": kind, **keys}, name=name, base=base, tools=tools or {})
     assert isinstance(term, Term)
     return term
 
@@ -110,10 +110,10 @@ async def check_reward_async(
     contexts: Sequence[RewardContext] = (),
     *,
     groups: Sequence[Sequence[Trajectory]] = (),
-    invalid: Sequence[RewardContext] = (),
+    invalid: Sequence[RewardContext] | Sequence[Sequence[Trajectory]] = (),
     within: tuple[float, float] | None = None,
     base: Path = Path(),
-    limit_s: float = LIMIT_S,
+    limit_s: float = laws.LIMIT_S,
     **parts: Any,
 ) -> None:
     """Runs the laws of reward terms on `term`; a law that is broken is an AssertionError that states it.
@@ -122,32 +122,54 @@ async def check_reward_async(
         term: a compiled term, or an entry under `rewards:`.
         contexts: episodes that it can measure.
         groups: for a term that compares, the trajectories of all answers to one task, several times.
-        invalid: episodes that it cannot measure, for want of the infrastructure or of a gold value.
-        within: the least and the greatest value; by default the `range` that its spec names, else any number.
+        invalid: episodes that it cannot measure, for want of the infrastructure or of a gold value; groups of
+            trajectories for a term that compares.
+        within: the least and the greatest value. The `range` that its spec names bounds it too, unless it has a
+            `clip` for what lies outside.
         base: the folder that an entry's paths are relative to.
-        limit_s: how long a term that was cancelled may still go on, in seconds.
+        limit_s: how long a measurement that is awaited may take, in seconds: a bound for what hangs.
         parts: what an entry is compiled with beside it (`tools`, `resources`, `endpoints`, `answer`).
+
+    Raises:
+        AssertionError: a law is broken.
+        UsageError: there is nothing to measure, or it is not of the kind that the term measures.
     """
-    if isinstance(term, Mapping):
-        term = compiled("rewards", term, name="term", base=base, **parts)
+    term = laws.compiled("rewards", term, name="term", base=base, **parts)
     assert isinstance(term, Term)
     ways = [one for one in (term.measure, term.measure_async, term.measure_group) if one is not None]
-    law("exactly one of measure, measure_async and measure_group is set", len(ways) == 1, f"{len(ways)} are")
-    law("a term has a name", bool(term.name), repr(term.name))
-    assert groups if term.measure_group is not None else contexts, "check_reward needs at least one thing to measure"
-    bounds = within if within is not None else term.spec.range
+    laws.law("exactly one of measure, measure_async and measure_group is set", len(ways) == 1, f"{len(ways)} are")
+    laws.law("a term has a name", bool(term.name), repr(term.name))
+    _check_material(term, contexts, groups, invalid)
+    declared = term.spec.range if term.spec.clip is None else None
+    bounds = [one for one in (declared, within) if one is not None]
     for group in groups:
-        _check_group(term, group, bounds)
+        await _check_group(term, group, bounds, limit_s)
     scope = Scope()
     try:
-        await _check_alone(term, [_within(scope, one) for one in contexts], bounds, limit_s)
-        for context in invalid:
-            await _check_invalid(term, _within(scope, context))
+        if contexts:
+            await _check_alone(term, [_within(scope, one) for one in contexts], bounds, limit_s)
+        for one in invalid:
+            await _check_invalid(term, _within(scope, one) if isinstance(one, RewardContext) else one, limit_s)
     finally:
         await scope.aclose()
 
 
-check_reward = in_own_loop(check_reward_async)
+check_reward = laws.in_own_loop(check_reward_async)
+
+
+def _check_material(term: Term, contexts: Sized, groups: Sized, invalid: Sequence[object]) -> None:
+    compares = term.measure_group is not None
+    if not (groups if compares else contexts):
+        raise UsageError("there is nothing to measure", hint=f"pass {'groups' if compares else 'contexts'}")
+    if contexts if compares else groups:
+        what = "compares the answers to a task" if compares else "measures one episode"
+        raise UsageError(
+            f"{'contexts' if compares else 'groups'} were given, and the term {what}",
+            hint=f"pass {'groups' if compares else 'contexts'} alone",
+        )
+    if any(isinstance(one, RewardContext) == compares for one in invalid):
+        expected = "a group, as the term compares" if compares else "a RewardContext, as the term measures one episode"
+        raise UsageError("what stands under invalid is not of the term's kind", hint=f"pass {expected}")
 
 
 def _within(scope: Scope, context: RewardContext) -> RewardContext:
@@ -155,95 +177,110 @@ def _within(scope: Scope, context: RewardContext) -> RewardContext:
     return replace(context, shared=lambda: scope) if context.shared is Scope else context
 
 
-async def _check_alone(
-    term: Term, contexts: Sequence[RewardContext], bounds: tuple[float, float] | None, limit_s: float
-) -> None:
-    first = [await _measured_once(term, context, bounds) for context in contexts]
-    again = [await _value(term, context) for context in reversed(contexts)][::-1]
+async def _check_alone(term: Term, contexts: Sequence[RewardContext], bounds: _Bounds, limit_s: float) -> None:
+    first = [await _measured_once(term, context, bounds, limit_s) for context in contexts]
+    again = [await _value(term, context, limit_s) for context in reversed(contexts)][::-1]
     for context, before, after in zip(contexts, first, again, strict=True):
         rule = "equal episodes are measured equally, whatever was measured in between"
-        law(rule, _is_same(before, after), f"{_shown(context)}: {short(before)}, then {short(after)}")
-    together = await asyncio.gather(*(_value(term, context) for context in contexts))
+        laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
+    together = await asyncio.gather(*(_value(term, context, limit_s) for context in contexts))
     for context, before, after in zip(contexts, first, together, strict=True):
         rule = "terms that are measured at once do not disturb each other"
-        law(rule, _is_same(before, after), f"{_shown(context)}: {short(before)}, then {short(after)}")
+        laws.law(rule, _is_same(before, after), f"{_shown(context)}: {laws.short(before)}, then {laws.short(after)}")
     if term.measure_async is not None:
-        await ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
+        await laws.ends_when_cancelled(_awaited(term.measure_async(contexts[0])), "a measurement", limit_s)
 
 
-async def _value(term: Term, context: RewardContext) -> Measured:
+async def _measured(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
+    """What the term gives, or raises."""
+    if not isinstance(what, RewardContext):
+        assert term.measure_group is not None
+        return list(term.measure_group(what))
+    if term.measure is not None:
+        return term.measure(what)
+    assert term.measure_async is not None
+    return await laws.in_time(term.measure_async(what), "a term measures in time", limit_s)
+
+
+async def _value(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> Any:
     try:
-        if term.measure is not None:
-            return term.measure(context)
-        assert term.measure_async is not None
-        return await term.measure_async(context)
+        return await _measured(term, what, limit_s)
+    except laws.BrokenLaw:
+        raise
     except Exception as error:
-        raise broken("an episode that can be measured is", f"{_shown(context)}: it raised {short(error)}") from error
+        raise laws.broken("what can be measured is", f"{_shown(what)}: it raised {laws.short(error)}") from error
 
 
-async def _measured_once(term: Term, context: RewardContext, bounds: tuple[float, float] | None) -> Measured:
+async def _measured_once(term: Term, context: RewardContext, bounds: _Bounds, limit_s: float) -> Measured:
     before = _read(context)
-    found = await _value(term, context)
-    law("measuring leaves the episode as it is", _read(context) == before, f"{_shown(context)}: it is another now")
-    _check_measured(found, bounds, _shown(context))
-    return found
+    found = await _value(term, context, limit_s)
+    _check_unchanged(before, _read(context), _shown(context))
+    return _checked(found, bounds, _shown(context))
 
 
-def _check_measured(found: object, bounds: tuple[float, float] | None, where: str) -> None:
+def _checked(found: object, bounds: _Bounds, where: str) -> Measured:
     if not isinstance(found, Measured):
-        raise broken("a term gives a Measured", f"{where}: {short(found)}")
-    law("evidence is a text", isinstance(found.evidence, str), f"{where}: {short(found.evidence)}")
+        raise laws.broken("a term gives a Measured", f"{where}: {laws.short(found)}")
+    laws.law("evidence is a text", isinstance(found.evidence, str), f"{where}: {laws.short(found.evidence)}")
     try:
         json.dumps(dict(found.details), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise broken("details are JSON, so that trajectories can keep them", f"{where}: {error}") from error
+        raise laws.broken("details are JSON, so that trajectories can keep them", f"{where}: {error}") from error
     value = found.value
     if value is None:
-        return
+        return found
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    law("a value is a number, or None where there is nothing to measure", is_number, f"{where}: {short(value)}")
-    law("a value is finite", math.isfinite(value), f"{where}: {value}")
-    if bounds is not None:
-        least, most = bounds
-        law(f"a value is within {least:g} and {most:g}", least <= value <= most, f"{where}: {value}")
+    laws.law(
+        "a value is a number, or None where there is nothing to measure", is_number, f"{where}: {laws.short(value)}"
+    )
+    laws.law("a value is finite", math.isfinite(value), f"{where}: {value}")
+    for least, most in bounds:
+        laws.law(f"a value is within {least:g} and {most:g}", least <= value <= most, f"{where}: {value}")
+    return found
 
 
-async def _check_invalid(term: Term, context: RewardContext) -> None:
+def _check_unchanged(before: str, after: str, where: str) -> None:
+    laws.law("measuring leaves the episode as it is", after == before, f"{where}: {laws.difference(before, after)}")
+
+
+async def _check_invalid(term: Term, what: RewardContext | Sequence[Trajectory], limit_s: float) -> None:
     rule = "what cannot be measured raises RewardError, and is no number"
     try:
-        if term.measure is not None:
-            found = term.measure(context)
-        else:
-            assert term.measure_async is not None
-            found = await term.measure_async(context)
+        found = await _measured(term, what, limit_s)
+    except laws.BrokenLaw:
+        raise
     except RewardError:
         return
     except Exception as error:
-        raise broken(rule, f"{_shown(context)}: it raised {short(error)}") from error
-    raise broken(rule, f"{_shown(context)}: {short(found)}")
+        raise laws.broken(rule, f"{_shown(what)}: it raised {laws.short(error)}") from error
+    raise laws.broken(rule, f"{_shown(what)}: {laws.short(found)}")
 
 
-def _check_group(term: Term, group: Sequence[Trajectory], bounds: tuple[float, float] | None) -> None:
-    assert term.measure_group is not None
-    before = kept_as_json(group)
-    found = term.measure_group(group)
-    law("a group's term gives one Measured for each answer", len(found) == len(group), f"{len(found)} of {len(group)}")
-    for index, one in enumerate(found):
-        _check_measured(one, bounds, f"answer {index}")
-    law("measuring leaves the episode as it is", kept_as_json(group) == before, "an answer is another now")
-    turned = term.measure_group(group[::-1])[::-1]
+async def _check_group(term: Term, group: Sequence[Trajectory], bounds: _Bounds, limit_s: float) -> None:
+    before = laws.kept_as_json(group)
+    given = await _value(term, group, limit_s)
+    laws.law(
+        "a group's term gives one Measured for each answer", len(given) == len(group), f"{len(given)} of {len(group)}"
+    )
+    found = [_checked(one, bounds, f"answer {index}") for index, one in enumerate(given)]
+    _check_unchanged(before, laws.kept_as_json(group), _shown(group))
+    turned = (await _value(term, group[::-1], limit_s))[::-1]
     for index, (one, other) in enumerate(zip(found, turned, strict=True)):
         rule = "an answer's value does not hang on its place in the group"
-        law(rule, one.value == other.value, f"answer {index}: {one.value}, from behind {other.value}")
+        laws.law(rule, one.value == other.value, f"answer {index}: {one.value}, from behind {other.value}")
 
 
 def _read(context: RewardContext) -> str:
-    return kept_as_json([context.task, context.messages, context.turns, context.answer, context.vars, context.reason])
+    return laws.kept_as_json(
+        [context.task, context.messages, context.turns, context.answer, context.vars, context.reason]
+    )
 
 
 def _is_same(one: Measured, other: Measured) -> bool:
     return one.value == other.value and one.evidence == other.evidence
 
 
-def _shown(context: RewardContext) -> str:
-    return f"answer {short(context.answer)} to task {short(dict(context.task))}"
+def _shown(what: RewardContext | Sequence[Trajectory]) -> str:
+    if not isinstance(what, RewardContext):
+        return f"answers {laws.short([one.answer for one in what])}"
+    return f"answer {laws.short(what.answer)} to task {laws.short(dict(what.task))}"

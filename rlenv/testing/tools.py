@@ -190,7 +190,7 @@ async def check_tool_async(
         parts: what an entry is compiled with beside it (`endpoints`, `vars`, `nest`).
     """
     assert good, "check_tool needs at least one set of good arguments"
-    if isinstance(tool, Mapping):
+    if isinstance(tool, Mapping):  # an entry may give several
         made = compiled("tools", tool, name="tool", base=base, resources=resources or {}, **parts)
         assert len(made) == 1, f"the entry gives {len(made)} tools; compile it, and check one after the other"
         tool = made[0]

@@ -23,6 +23,7 @@ from rlenv.errors import EpisodeError
 from rlenv.messages import Message
 from rlenv.testing.laws import (
     LIMIT_S,
+    BrokenLaw,
     broken,
     compiled,
     ends_when_cancelled,
@@ -59,7 +60,7 @@ async def check_user_async(
         parts: what a mapping is compiled with beside it (`endpoints`, `vars`, `resources`).
     """
     assert says, "check_user needs at least one message of the policy's"
-    made: User = compiled("users", user, base=base, **parts) if isinstance(user, Mapping) else user
+    made: User = compiled("users", user, base=base, **parts)
     law(
         "a user's stop is a text or None",
         made.stop is None or (isinstance(made.stop, str) and bool(made.stop)),
@@ -126,7 +127,7 @@ class _Dialogue:
         try:
             asked = self._session.reply(given, deadline=deadline)
             said = await in_time(asked, "a user replies in time", self._limit_s)
-        except (AssertionError, EpisodeError):
+        except (BrokenLaw, EpisodeError):
             raise
         except Exception as error:
             raise broken("a user that cannot be asked raises EpisodeError", f"it raised {short(error)}") from error

@@ -101,6 +101,13 @@ class Turn(NamedTuple):
         """How many calls it has: as many as results answer it."""
         return self.roles.count("tool")
 
+    def words(self, number: int) -> list[str]:
+        """The marks of its own words as turn `number` of a conversation, in the order in which they are written."""
+        thought = [thought_mark(number)] if self.thinking in ("some", "cut", "left", "stray") else []
+        said = [said_mark(number)] if self.text else []
+        calls = [argument_mark(number, index) for index in range(self.calls)]
+        return [*thought, *calls, *said] if self.text == "behind" else [*thought, *said, *calls]
+
 
 @dataclass(frozen=True, slots=True)
 class Way:

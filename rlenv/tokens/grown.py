@@ -15,9 +15,7 @@ from rlenv.tokens.dummies import (
     Turn,
     Way,
     answer_messages,
-    argument_mark,
     content_mark,
-    said_mark,
     shared_text,
     thought_mark,
     turn_message,
@@ -25,7 +23,7 @@ from rlenv.tokens.dummies import (
 from rlenv.tokens.layouts import Layout, Slot, split_slots
 from rlenv.tokens.shapes import Reader, Story
 
-__all__ = ["Finding", "Grown", "Voice", "words_of"]
+__all__ = ["Finding", "Grown", "Voice"]
 
 _DROPS: Final = "it drops the thinking of earlier turns once these messages follow"
 _TORN_MARK: Final = re.compile("^[^\ue000]{0,8}\ue000|\ue000[^\ue000]{0,8}$")
@@ -133,7 +131,7 @@ class Grown:
 
     def _words_fault(self, grown: str, *, is_open: bool) -> tuple[str, int]:
         """How the turn's own words are written otherwise ("" where they are not), and where they end."""
-        turn, reader, words = self._turn, self._voice.reader, words_of(self._turn, self._number)
+        turn, reader, words = self._turn, self._voice.reader, self._turn.words(self._number)
         at = 0
         for word in words:
             count = grown.count(word)
@@ -196,15 +194,6 @@ class Grown:
             else:
                 parts.append(Slot("name" if part[0] == "n" else "tool_call_id", numbers[part[1] - calls], str))
         return replace(layout, parts=tuple(parts))
-
-
-def words_of(turn: Turn, number: int) -> list[str]:
-    """The marks of a turn's own words, in the order in which they are written."""
-    words = [thought_mark(number)] if turn.thinking in ("some", "cut", "left", "stray") else []
-    calls = [argument_mark(number, index) for index in range(turn.calls)]
-    if turn.text == "behind":
-        return [*words, *calls, said_mark(number)]
-    return [*words, *((said_mark(number),) if turn.text else ()), *calls]
 
 
 def _rewritten(before: str, after: str, number: int) -> str:

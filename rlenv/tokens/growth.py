@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from rlenv._base.bounded import drop_oldest
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate
@@ -24,7 +25,7 @@ from rlenv.tokens.dummies import (
     shared_marks,
     turn_message,
 )
-from rlenv.tokens.grown import Finding, Grown, Voice, words_of
+from rlenv.tokens.grown import Finding, Grown, Voice
 from rlenv.tokens.layouts import Layout
 from rlenv.tokens.shapes import Reader, Story, shorter
 from rlenv.tokens.thoughts import thinking_of
@@ -111,7 +112,7 @@ class Growth:
         found = self._opens.get(key)
         if found is None:
             found = self._opens[key] = self.reader.is_left_open(self._voice.render(story, story.messages))
-            _bound(self._opens)
+            drop_oldest(self._opens, most=_KEPT)
         return found
 
     def is_plain(self, story: Story) -> bool:
@@ -155,7 +156,7 @@ class Growth:
                 key = self.key(story, turn)
                 found = self._look(story, turn)
             self._findings[key] = found
-            _bound(self._findings)
+            drop_oldest(self._findings, most=_KEPT)
         if len(turn.roles) != len(found.layout_roles):
             return replace(found, layout=self._layout(story, turn), layout_roles=turn.roles)
         return found
@@ -176,7 +177,7 @@ class Growth:
             text = self._voice.render(story, [*story.messages, said], add_generation_prompt=False)
         except UnsupportedTemplate:
             return ""
-        places = [text.rfind(word) + len(word) for word in words_of(turn, 0) if word in text]
+        places = [text.rfind(word) + len(word) for word in turn.words(0) if word in text]
         found = [(text.find(mark, max(places, default=len(text))), mark) for mark in ends]
         return min((one for one in found if one[0] >= 0), default=(-1, ""))[1]
 
@@ -187,7 +188,7 @@ class Growth:
         for thinking in ("none", "some"):
             for turn in (Turn(thinking, "before", ("user",)), Turn(thinking, "", ("tool",))):
                 grown = self._grown(turn)
-                words = [place for word in words_of(turn, 0) if (place := grown.find(word)) >= 0]
+                words = [place for word in turn.words(0) if (place := grown.find(word)) >= 0]
                 found = self._marks.find(grown[: max(words)]) if words else []
                 if thinking == "none":
                     begins |= {mark for at, mark in found if not grown[:at].strip()}
@@ -240,7 +241,7 @@ class Growth:
         if found.layout.parts == self._layout(story, _short(turn)).parts:
             return False
         self._told_apart[prompt] = None
-        _bound(self._told_apart)
+        drop_oldest(self._told_apart, most=_KEPT)
         return True
 
     def _layout(self, story: Story, turn: Turn) -> Layout:
@@ -265,14 +266,9 @@ class Growth:
         except UnsupportedTemplate as error:
             found = error
         self._layouts[key] = found
-        _bound(self._layouts)
+        drop_oldest(self._layouts, most=_KEPT)
         return found
 
 
 def _short(turn: Turn) -> Turn:
     return turn if turn.images else shorter(turn)
-
-
-def _bound(kept: dict[Any, Any]) -> None:
-    while len(kept) > _KEPT:
-        kept.pop(next(iter(kept)), None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rlenv._base.bounded import drop_oldest
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.images import MAX_PIXELS, UnreadableImage, open_image
 from rlenv.messages import Image, Message
@@ -79,9 +80,8 @@ class ProcessorImages:
         text = self._texts.get(opened.size)
         if text is None:
             text = self._ask(opened)
-            if len(self._texts) >= _KEPT:
-                self._texts.pop(next(iter(self._texts)))
             self._texts[opened.size] = text
+            drop_oldest(self._texts, most=_KEPT)
         return text
 
     def _ask(self, opened: Any) -> str:

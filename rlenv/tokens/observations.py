@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlenv._base.bounded import drop_oldest
 from rlenv.dialects.base import SameTurn
 from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message
@@ -19,7 +20,6 @@ from rlenv.tokens.vocabulary import Vocabulary, encode
 
 __all__ = ["MAX_MESSAGES", "Observations"]
 
-_CACHED: Final = 1024
 MAX_MESSAGES: Final = 256
 """The most messages that may answer one turn; a policy decides how many calls it writes."""
 
@@ -71,9 +71,8 @@ class Observations:
                     self._check(layout, found)
             except UnsupportedTemplate as error:
                 found = error
-            while len(self.kept) >= _CACHED:
-                self.kept.pop(next(iter(self.kept)), None)
             self.kept[layout] = found
+            drop_oldest(self.kept, most=1024)
         if isinstance(found, UnsupportedTemplate):
             raise UnsupportedTemplate(str(found)) from found
         return found

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from rlenv._base.bounded import drop_oldest
 from rlenv.dialects.control_tokens import Spans
 from rlenv.errors import EpisodeError, UnsupportedTemplate
 from rlenv.messages import MalformedCall, Message
@@ -19,12 +20,11 @@ from rlenv.tokens.dummies import Way
 from rlenv.tokens.images import ProcessorImages, as_template_reads, fill_places
 from rlenv.tokens.layouts import TRANSFORMS, Slot, TextSlot
 from rlenv.tokens.program import Program
-from rlenv.tokens.prompts import Part, encode_parts, written_parts
-from rlenv.tokens.vocabulary import Vocabulary, encode
+from rlenv.tokens.prompts import Part, Written, encode_parts, written_parts
+from rlenv.tokens.vocabulary import Signs, Vocabulary, encode
 
 __all__ = ["CHECKS", "PromptIds", "call_id"]
 
-_CACHED = 256
 _MARK = "\ue000c0\ue000"
 CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
 """Harmless contents that bring out what a tokenizer merges."""
@@ -33,6 +33,19 @@ CHECKS = ("x", " Héllo\n\n世界 🎉  ", "a\r\n\tb 12345")
 def call_id(index: int) -> str:
     """The id of a call that has none, by its place in its turn; nine signs, as some templates demand."""
     return f"call{index:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Messages as templates take them, and what is rendered with them; the arguments of `written_parts`."""
+
+    given: list[dict[str, Any]]
+    authored: Sequence[Spans]
+    tools: Sequence[Mapping[str, Any]]
+    now: datetime
+
+    def parts(self, template: ChatTemplate, signs: Signs, *, hides: int | None = None) -> Written:
+        return written_parts(template, self.given, self.authored, self.tools, signs, now=self.now, hides=hides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +74,30 @@ class PromptIds:
         """
         given = list(map(as_template_reads, messages))
         authored = [message.authored if isinstance(message, Message) else () for message in messages]
+        prompt = _Prompt(given, authored, tools, now)
         if self.images is not None:
             text = self.template.render(given, tools=tools, now=now)
             stray = next((word for word in self.images.reserved[1:] if word in text), None)
             if stray is not None:
                 raise EpisodeError(f"the prompt holds {stray}, which stands for something else", reason="image")
             fill_places(text, place=self.images.place, places=places, where="the prompt")
-            return self.encode(given, authored, tools, now, places=places)
+            return self.encode(prompt, places=places)
         last = given[-1] if given else {}
         content = last.get("content")
         if last.get("role") != "user" or not isinstance(content, str) or authored[-1]:
-            return self.encode(given, authored, tools, now)
+            return self.encode(prompt)
         stamp = self.template.stamp(now)
         try:
             key = (orjson.dumps((given[:-1], authored[:-1], {**last, "content": None}, tools)), stamp)
         except TypeError:
-            return self.encode(given, authored, tools, now)
+            return self.encode(prompt)
         program = self.kept.get(key)
         if program is None:
-            program = self._program(given, authored, tools, now)
-            while len(self.kept) >= _CACHED:
-                self.kept.pop(next(iter(self.kept)), None)
+            program = self._program(prompt)
             self.kept[key[0], self.template.stamp(now)] = program
+            drop_oldest(self.kept, most=256)
         if not program.pieces:
-            return self.encode(given, authored, tools, now)
+            return self.encode(prompt)
         return program.encode(lambda slot: slot.transform(content), self._plain)
 
     def of_history(
@@ -109,34 +122,24 @@ class PromptIds:
             given = [*first, *_as_told(later, way)]
             for form in _calls_as_text(given, len(first)):
                 try:
-                    ids = self.encode(form, [*authored, *spans], tools, now, places=places, hides=len(first))
-                    self._check_calls(form, len(first), tools, now)
+                    prompt = _Prompt(form, [*authored, *spans], tools, now)
+                    ids = self.encode(prompt, places=places, hides=len(first))
+                    self._check_calls(prompt, len(first))
                     return ids
                 except UnsupportedTemplate as error:
                     refused = refused if refused is not None else error
         assert refused is not None
         raise refused
 
-    def _check_calls(
-        self, given: Sequence[Mapping[str, Any]], first: int, tools: Sequence[Mapping[str, Any]], now: datetime
-    ) -> None:
-        text = self.template.render(given, tools=tools, now=now)
-        for message in given[first:]:
+    def _check_calls(self, prompt: _Prompt, first: int) -> None:
+        text = self.template.render(prompt.given, tools=prompt.tools, now=prompt.now)
+        for message in prompt.given[first:]:
             for call in message.get("tool_calls") or ():
                 name = call["function"]["name"]
                 if name and name not in text:
                     raise UnsupportedTemplate(f"chat template {self.template.name} leaves out a call of {name}")
 
-    def encode(
-        self,
-        given: list[dict[str, Any]],
-        authored: Sequence[Spans],
-        tools: Sequence[Mapping[str, Any]],
-        now: datetime,
-        *,
-        places: Sequence[str] = (),
-        hides: int | None = None,
-    ) -> array[int]:
+    def encode(self, prompt: _Prompt, *, places: Sequence[str] = (), hides: int | None = None) -> array[int]:
         """The ids of the template's rendering, in which no content has become a control token.
 
         They are those of the whole tokenizer for the whole text wherever the template alone writes control tokens.
@@ -145,7 +148,7 @@ class PromptIds:
             hides: the first message from which on an assistant's words are text too; None: they are its own.
         """
         signs = self.vocabulary.signs
-        written = written_parts(self.template, given, authored, tools, signs, now=now, hides=hides)
+        written = prompt.parts(self.template, signs, hides=hides)
         place = self.images.place if self.images is not None else ""
         parts = self._place_written(written.parts, places) if place else written.parts
         ids = encode_parts(parts, self.vocabulary, encode_text=self._full, encode_content=self._plain)
@@ -177,21 +180,15 @@ class PromptIds:
             out.append((is_own, text))
         return out
 
-    def _program(
-        self,
-        given: list[dict[str, Any]],
-        authored: Sequence[Spans],
-        tools: Sequence[Mapping[str, Any]],
-        now: datetime,
-    ) -> Program:
+    def _program(self, prompt: _Prompt) -> Program:
         """The program of a prompt with a slot for its last content; an empty one where the template has no such."""
-        last = given[-1]
+        *earlier, last = prompt.given
 
         def with_content(content: str) -> list[dict[str, Any]]:
-            return [*given[:-1], {**last, "content": content}]
+            return [*earlier, {**last, "content": content}]
 
         def render(content: str) -> str:
-            return self.template.render(with_content(content), tools=tools, now=now)
+            return self.template.render(with_content(content), tools=prompt.tools, now=prompt.now)
 
         try:
             text = render(_MARK)
@@ -199,8 +196,9 @@ class PromptIds:
             if transform is None:
                 return Program(())
             # The mark stays as it is, as an author's word would, so that it is found again.
-            spans = [*authored[:-1], ((0, len(_MARK)),)]
-            written = written_parts(self.template, with_content(_MARK), spans, tools, self.vocabulary.signs, now=now)
+            spans = [*prompt.authored[:-1], ((0, len(_MARK)),)]
+            marked = replace(prompt, given=with_content(_MARK), authored=spans)
+            written = marked.parts(self.template, self.vocabulary.signs)
         except UnsupportedTemplate:
             return Program(())
         slotted: list[str | Slot | TextSlot] = []

@@ -14,9 +14,10 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Context, Decimal, Inexact
-from difflib import get_close_matches
 from fractions import Fraction
 from typing import Final
+
+from rlenv._base.nearest import all_known
 
 __all__ = ["MAX_CHARS", "CannotCalculate", "Number", "as_text", "calculate"]
 
@@ -314,11 +315,8 @@ class _Reader:
 
     def call(self, name: str, place: int) -> Number:
         if name not in _FUNCTIONS:
-            close = get_close_matches(name, _FUNCTIONS, n=1)
-            meant = f"did you mean '{close[0]}'? " if close else ""
-            raise CannotCalculate(
-                f"unknown name '{name[:30]}' at character {place + 1}; {meant}known: {', '.join(_FUNCTIONS)}, pi, e"
-            )
+            known = all_known(name, (*_FUNCTIONS, "pi", "e"), "known:")
+            raise CannotCalculate(f"unknown name '{name[:30]}' at character {place + 1}; {known}")
         function, least, most = _FUNCTIONS[name]
         self.at += 1
         self.expect("(", f"'(' after {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,7 @@ from typing import Any
 from rlenv._base.bounded import encodable
 from rlenv._base.reasons import Whose
 
-__all__ = ["Outcome", "is_plain", "plain"]
-
-_MAX_DEPTH = 20
-_MAX_PARTS = 2_000
-_MAX_CHARS = 10_000
+__all__ = ["Outcome", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +32,8 @@ class Outcome:
     calls: tuple[Mapping[str, Any], ...] = ()
 
 
-def is_plain(value: Any) -> bool:
-    """Whether `value` is JSON of exactly the built-in types, and not much of it."""
-    rest: list[tuple[Any, int]] = [(value, 0)]
-    parts = chars = 0
-    while rest:
-        item, depth = rest.pop()
-        kind = type(item)
-        parts += 1
-        if kind is str:
-            chars += len(item)
-        elif kind is int:
-            chars += item.bit_length() // 3
-        elif kind is float:
-            if not math.isfinite(item):
-                return False
-        elif kind is list or kind is dict:
-            if depth >= _MAX_DEPTH or len(item) > _MAX_PARTS:
-                return False
-            if kind is dict:
-                if any(type(key) is not str for key in item):
-                    return False
-                chars += sum(map(len, item))
-            rest.extend((one, depth + 1) for one in (item.values() if kind is dict else item))
-        elif kind is not bool and item is not None:
-            return False
-        if parts > _MAX_PARTS or chars > _MAX_CHARS:
-            return False
-    return True
-
-
 def plain(value: Any) -> Any:
-    """A copy of what `is_plain` took, each text such that any reader takes it."""
+    """A copy of what `is_plain` of `_zygote` took, each text such that any reader takes it."""
     kind = type(value)
     if kind is str:
         return encodable(value)

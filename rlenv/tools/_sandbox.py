@@ -24,10 +24,11 @@ from rlenv._base.bounded import encodable
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.tools import _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
-from rlenv.tools._cell import Outcome, is_plain, plain
+from rlenv.tools._cell import Outcome, plain
 from rlenv.tools._pipes import Collected, collected, readable
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools._work import only_child, work_of
+from rlenv.tools._zygote import is_plain
 from rlenv.tools.base import ToolContext
 
 if TYPE_CHECKING:

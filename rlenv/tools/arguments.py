@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -11,10 +10,11 @@ import jsonschema_rs
 import orjson
 
 from rlenv._base.bounded import cut_end
+from rlenv._base.nearest import did_you_mean
 from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import UsageError
 
-__all__ = ["ArgumentCheck", "nearest"]
+__all__ = ["ArgumentCheck"]
 
 _TYPES = {
     "array": "a list",
@@ -28,23 +28,12 @@ _TYPES = {
 _SEE = "see https://json-schema.org"
 _MAX_SHOWN = 60
 _MAX_LISTED = 1_000
-# Comparing words takes the product of their lengths.
-_MAX_WORD, _MAX_KNOWN = 100, 1_000
 _MAX_FAULTS = 3
 _MAX_OPTIONS = 100
 # Keywords that can bring in arguments which `properties` does not name.
 _OPEN = frozenset(
     ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "unevaluatedProperties")
 )
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """`; did you mean 'x'?` where a known word is near, else the empty text."""
-    if len(word) > _MAX_WORD or len(known) > _MAX_KNOWN:
-        return ""
-    folded = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
-    return f"; did you mean '{folded[close[0]]}'?" if close else ""
 
 
 class ArgumentCheck:
@@ -105,7 +94,7 @@ class ArgumentCheck:
             listed = f"expected: {cut_end(', '.join(known), _MAX_LISTED)}" if known else "the tool takes no arguments"
             extra = islice((name for name in arguments if name not in known), _MAX_FAULTS)
             return [
-                f"unknown argument '{cut_end(name, _MAX_SHOWN)}'{nearest(name, known) or f'; {listed}'}"
+                f"unknown argument '{cut_end(name, _MAX_SHOWN)}'; {did_you_mean(name, known, otherwise=listed)}"
                 for name in extra
             ]
         if keyword == "required":

@@ -34,7 +34,6 @@ _made = quick(ToolOutput)
 
 _MAX_VALUE_BYTES = 4_000_000
 _MAX_MESSAGE = 500
-_MOST_WORKERS = 4
 
 
 class PythonSpec(ToolSpec):
@@ -239,7 +238,7 @@ def _in_process(name: str, spec: PythonSpec, context: CompileContext) -> Callabl
         "base": str(context.base.absolute()),
         "bases": {key: str(path.absolute()) for key, path in context.bases.items() if key in ("function", "errors")},
     }
-    limit = spec.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+    limit = spec.workers or min(4, os.cpu_count() or 1)
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Workers]:

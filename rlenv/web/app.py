@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import mimetypes
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -50,11 +50,11 @@ def application(roots: Sequence[Path], *, guard: Guard, read_only: bool = False,
     return app
 
 
-def _page(dist: Path) -> Callable[[web.Request], object]:
+def _page(dist: Path) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The front end's files, read once; every other path is the page itself, which reads it."""
     files = {path.relative_to(dist).as_posix(): path for path in sorted(dist.rglob("*")) if path.is_file()}
 
-    async def page(request: web.Request) -> web.Response:
+    async def page(request: web.Request) -> web.StreamResponse:
         name = request.match_info["path"]
         if name.startswith(("api/", "blob/")):
             return refusal(404, f"there is no {request.path}")

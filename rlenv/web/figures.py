@@ -101,7 +101,8 @@ async def _group(request: web.Request) -> web.Response:
         places = members(rows, int(step), group)
         if not len(places):
             raise UsageError(f"no episode of step {step} is of the group '{group[:100]}'")
-        episodes, turns = [], []
+        episodes: list[dict[str, Any]] = []
+        turns: list[list[dict[str, Any]]] = []
         for row in rows.rows(places):
             found: list[dict[str, Any]] = []
             if row["has_body"]:

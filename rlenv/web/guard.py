@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 __all__ = ["CSP", "NONCE", "Guard", "refusal"]
 
@@ -24,8 +25,8 @@ CSP: Final = (
 )
 """The policy of every answer; `nonce` is new for each page."""
 
-NONCE: Final = ContextVar("NONCE", default="")
-"""The nonce of the page that is being answered. A request's own storage has keys that differ between aiohttp's versions."""
+NONCE: Final[ContextVar[str]] = ContextVar("rlenv-nonce", default="")
+"""That of the request which is being answered."""
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS: Final = {
@@ -64,13 +65,12 @@ class Guard:
         self._tickets.add(ticket)
         return ticket
 
-    def middleware(self) -> Callable[[web.Request, _Handler], Awaitable[web.StreamResponse]]:
+    def middleware(self) -> Middleware:
         """What an `aiohttp` application takes."""
 
         @web.middleware
         async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            nonce = secrets.token_urlsafe(16)
-            NONCE.set(nonce)
+            NONCE.set(secrets.token_urlsafe(16))
             refused = self._entered(request) or self._refused(request)
             try:
                 answer = await handler(request) if refused is None else refused
@@ -79,19 +79,19 @@ class Guard:
                     raise
                 answer = refusal(error.status, f"{error.reason}: {request.method} {request.path}")
             if not answer.prepared:
-                self._marked(answer, nonce)
+                self._marked(answer)
             return answer
 
         return guarded
 
-    def _marked(self, answer: web.StreamResponse, nonce: str) -> None:
-        for name, value in {**_HEADERS, "Content-Security-Policy": CSP.format(nonce=nonce)}.items():
+    def _marked(self, answer: web.StreamResponse) -> None:
+        for name, value in {**_HEADERS, "Content-Security-Policy": CSP.format(nonce=NONCE.get())}.items():
             answer.headers.setdefault(name, value)
         answer.headers.setdefault("Cache-Control", "no-store")
 
     async def mark(self, request: web.Request, answer: web.StreamResponse) -> None:
         """For `on_response_prepare`: answers that are streamed are prepared before they come back here."""
-        self._marked(answer, NONCE.get())
+        self._marked(answer)
 
     def _entered(self, request: web.Request) -> web.Response | None:
         """The way in: the printed link gives the cookie and leads on without the token."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlenv._base.bounded import abridged, bounded, cut_end, cut_middle, encodable, size
+from rlenv._base.bounded import abridged, bounded, cut_end, cut_middle, drop_oldest, encodable, size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -98,3 +98,11 @@ def test_what_is_abridged_keeps_both_ends(text: str, limit: int) -> None:
     short = abridged(text, limit)
     head, _, tail = short.rpartition(" … ")
     assert short == text or (text.startswith(head) and text.endswith(tail) and len(head) + len(tail) <= limit + 1)
+
+
+def test_what_was_put_in_first_is_dropped_first() -> None:
+    kept = {number: str(number) for number in (3, 1, 2)}
+    drop_oldest(kept, most=3)
+    assert list(kept) == [3, 1, 2]
+    drop_oldest(kept, most=1)
+    assert list(kept) == [2]

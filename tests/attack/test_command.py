@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import CallsSpec
 from rlenv.messages import ToolCall, ToolResult
 from rlenv.testing.tools import call, kept
-from rlenv.tools._bubblewrap import confined
+from rlenv.tools._bubblewrap import check_bubblewrap, confined
 from rlenv.tools.base import Tool
 from rlenv.tools.command import KIND, CommandSpec
 
@@ -239,14 +240,25 @@ def test_honest_programs_run_in_the_sandbox() -> None:
     assert inside(script).text == "a c text\nlate"
 
 
-def test_a_sandbox_that_cannot_be_started_is_the_infrastructures(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def breakable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A bwrap that breaks as soon as this file is there."""
+    broken = tmp_path / "broken"
+    program = tmp_path / "bwrap"
+    works = f'exec {shutil.which("bwrap")} "$@"'
+    said = "echo 'bwrap: no permission' >&2"
+    program.write_text(f"#!/bin/sh\nif [ -e {broken} ]; then {said}; exit 1; fi\n{works}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    check_bubblewrap.cache_clear()
+    yield broken
+    check_bubblewrap.cache_clear()
+
+
+def test_a_sandbox_that_cannot_be_started_is_the_infrastructures(breakable: Path) -> None:
     tool = compiled(["true"], sandbox="bubblewrap")  # skips where there is none
-    broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: no permission' >&2\nexit 1\n", encoding="utf-8")
-    broken.chmod(0o755)
-    monkeypatch.setattr("rlenv.tools._bubblewrap.check_bubblewrap", lambda: str(broken))
+    assert asyncio.run(call(tool, {})).outcome == "ok"
+    breakable.touch()
     result = asyncio.run(call(tool, {}))
     assert (result.outcome, result.reason, result.whose) == ("failed", "worker", "infrastructure")
 

@@ -162,6 +162,7 @@ def test_a_malformed_call_is_answered_with_its_reason() -> None:
         ({"n": "3"}, "argument 'n': found \"3\", expected a whole number"),
         ({}, "missing argument 'n' (a whole number)"),
         ({"n": 1, "m": 2}, "unknown argument 'm'; expected: n"),
+        ({"n": 1, "N": 2}, "unknown argument 'N'; did you mean 'n'?"),
         ({"n": [1] * 1000}, "argument 'n': found a list of 1000, expected a whole number"),
         ({"n": "x" * 10_000}, "expected a whole number"),
     ],

@@ -16,6 +16,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import Fault, SpecError
 from rlenv.language.loader import load_spec
 from rlenv.secrets import leave_open
+from tests.support.plug_ins import plug_in_dialect
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faults"
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -207,3 +208,12 @@ def test_the_example_of_the_language_reference_is_valid(write: Write) -> None:
     text = (SPECS.parent / "docs" / "language" / "spec.md").read_text(encoding="utf-8")
     example = text.partition("```yaml\n")[2].partition("```")[0]
     assert validate([write(example)]).faults == ()
+
+
+def test_a_key_error_of_a_plug_in_is_not_a_name_that_no_dialect_has(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in_dialect(tmp_path, "own", factory='lambda spec: {}["marks"]')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (fault,) = validate([write(HEAD + "dialect: own\nanswer: {tag: answer}\n")]).faults
+    assert (fault.path, fault.message) == ("dialect", "it cannot be compiled: KeyError: 'marks'")

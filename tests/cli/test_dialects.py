@@ -11,6 +11,7 @@ from rlenv import dialects
 from rlenv.cli.main import main
 from rlenv.dialects.built_in import FAMILIES, family_text
 from rlenv.messages import ToolCall
+from tests.support.plug_ins import plug_in_dialect
 
 SPEC = """
 rlenv: 1
@@ -82,3 +83,42 @@ def test_an_unknown_name_is_told_with_the_nearest(capsys: pytest.CaptureFixture[
     )
     assert main(["dialects", "arithmetc"]) == 2
     assert "did you mean 'arithmetic'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--yaml"], "--yaml prints one dialect, and none is named; rlenv dialects NAME --yaml"),
+        (["hermes", "--yaml", "--json"], "not allowed with argument"),
+        (["--set", "dialect=hermes"], "--set replaces keys of a spec, and none is shown; name a spec, or"),
+        (["qwen3", "--set", "name=a"], "--set replaces keys of a spec"),
+        (["hermes", "--yaml", "--set", "name=a"], "--set replaces keys of a spec"),
+        (["foreign", "--yaml"], "'foreign' is of a plug-in, whose code says what it is; leave --yaml out"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plug_in_dialect(tmp_path, "foreign", factory="inline")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert status(["dialects", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def status(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as left:  # argparse's own way to refuse
+        return int(left.code or 0)
+
+
+def test_a_dialect_is_shown_by_any_of_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for name in ("glm45", "GLM4-5"):
+        assert main(["dialects", name]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]

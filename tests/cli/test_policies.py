@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,13 @@ def test_collect_names_the_option_as_it_is_written_there(tmp_path: Path, capsys:
 def test_a_misspelled_policy_is_the_fault_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "arithmetic", "--policy", "opneai", "--temperature", "1"]) == 2
     assert "no policy 'opneai'" in capsys.readouterr().err
+
+
+def test_a_policy_of_a_model_without_the_adapter_says_what_is_missing() -> None:
+    code = (
+        "import sys; sys.modules['rlenv_verl.hf.policy'] = None; from rlenv.cli.main import main; "
+        "sys.exit(main(['eval', 'arithmetic', '--policy', 'hf:nowhere', '-n', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--policy hf:MODEL (rlenv_verl.hf.policy is missing) needs an optional part of rlenv;" in done.stderr

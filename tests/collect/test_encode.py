@@ -14,7 +14,7 @@ from rlenv.collect.encode import Encoded, Step, Unencodable, encode_steps
 from rlenv.messages import Message, Observation, ToolCall
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
-from tests.tokens.kinds import _VALUES, KINDS, tokenizer
+from tests.tokens.kinds import KINDS, VALUES, tokenizer
 
 PROMPT = (Message("user", "Q"),)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
@@ -26,7 +26,7 @@ def encoder(kind: str = "grows", **options: Any) -> TokenEncoder:
     return TokenEncoder(
         tokenizer(),
         chat_template=chosen.source,
-        template_kwargs={**_VALUES, **chosen.values},
+        template_kwargs={**VALUES, **chosen.values},
         stop=chosen.ends,
         **options,
     )

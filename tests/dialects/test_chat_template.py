@@ -13,6 +13,7 @@ from rlenv.cli.main import main
 from rlenv.messages import Message
 from rlenv.tokens.chat_template import ChatTemplate, names_read
 from tests.support import real
+from tests.support.families import end_of
 
 ZORB = """\
 {{- bos_token }}
@@ -202,8 +203,6 @@ def test_the_names_of_a_template_are_those_that_it_reads_from_outside() -> None:
 
 
 FAMILIES = real.families()
-ENDS = {"llama4": "<|eot|>", "llama": "<|eot_id|>", "toolace": "<|eot_id|>", "gemma": "<end_of_turn>",
-        "deepseek": "<｜end▁of▁sentence｜>", "granite": "<|endoftext|>", "mistral": "</s>", "muse": "</s>"}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -214,7 +213,7 @@ def test_every_template_at_hand_can_be_named_by_a_spec(family: str, tmp_path: Pa
     if "bos_token" in reads:
         tokens["bos_token"] = "<s>"
     if "eos_token" in reads:
-        tokens["eos_token"] = next((end for part, end in ENDS.items() if part in family), "<|im_end|>")
+        tokens["eos_token"] = end_of(family)
     keys = "".join(f", {key}: {value!r}" for key, value in tokens.items())
     path = written(tmp_path, f"{{file: zorb.jinja{keys}}}", source)
     if family.endswith("granite_20b_fc"):  # it refuses system messages

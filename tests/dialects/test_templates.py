@@ -12,6 +12,7 @@ from rlenv.messages import Message, ToolCall
 from rlenv.tokens.chat_template import ChatTemplate
 from rlenv.tokens.templated import TemplatedDialect
 from tests.support import real
+from tests.support.families import end_of
 
 FAMILIES = real.families()
 TOOLS: list[dict[str, Any]] = [
@@ -25,12 +26,6 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]
 CALL = ToolCall("look", {"x": 'é "q"'}, "abcdefgh0")
-ENDS = {"llama4": "<|eot|>", "llama": "<|eot_id|>", "toolace": "<|eot_id|>", "gemma": "<end_of_turn>",
-        "deepseek": "<｜end▁of▁sentence｜>", "granite": "<|endoftext|>", "mistral": "</s>", "muse": "</s>"}  # fmt: skip
-
-
-def end_of(family: str) -> str:
-    return next((end for part, end in ENDS.items() if part in family), "<|im_end|>")
 
 
 @pytest.mark.shared_data

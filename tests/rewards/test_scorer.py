@@ -169,12 +169,16 @@ def test_a_gate_over_a_skipped_term_is_shut_and_over_an_invalid_one_invalid() ->
 @pytest.mark.parametrize(
     ("terms", "success", "message"),
     [
-        ([term("a", gate="b > 0"), term("b", gate="a > 0")], None, "wait for each other: a, b"),
-        ([term("a", gate="a > 0")], None, r"rewards.a.gate: no term is called 'a'"),
+        (
+            [term("a", gate="b > 0"), term("b", gate="a > 0")],
+            None,
+            r"rewards.a.gate: the gates form a circle: a -> b -> a; remove",
+        ),
+        ([term("a", gate="a > 0")], None, r"rewards.a.gate: the gate of 'a' reads 'a' itself"),
         ([term("correct"), term("b", gate="corect > 0")], None, "did you mean 'correct'"),
-        ([term("a")], "b >= 1", "success: no term is called 'b'"),
+        ([term("a")], "b >= 1", "success: there is no reward term 'b'"),
         ([term("a"), term("a")], None, "share a name"),
-        ([term("a", weight=math.inf)], None, "rewards.a.weight: inf"),
+        ([term("a", weight=math.inf)], None, "rewards.a.weight: found inf"),
         ([Term(name="a", spec=RewardSpec(kind="rule"))], None, "exactly one of"),
     ],
 )

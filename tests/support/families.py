@@ -12,7 +12,7 @@ from tests.support import real
 
 MARKS = re.compile(r"<\|?[\w｜▁/:.]+\|?>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")
 CONTROL = re.compile(r"[|｜▁]|^\[|_of_|turn|^</?s>|escape|function_call|function_resp|declaration")
-ENDS = {
+_ENDS = {
     "llama4": "<|eot|>",
     "llama": "<|eot_id|>",
     "toolace": "<|eot_id|>",
@@ -30,5 +30,10 @@ def bound(family: str) -> TokenEncoder:
     tokenizer = Tokenizer.from_str(small_tokenizer().to_str())
     marks = {mark for mark in MARKS.findall(source) if CONTROL.search(mark)} | {"<s>", "</s>", "<bos>"}
     tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in sorted(marks)])
-    end = next((end for part, end in ENDS.items() if part in family), "<|im_end|>")
-    return TokenEncoder(tokenizer, chat_template=source, template_kwargs={"bos_token": "<s>", "eos_token": end})
+    values = {"bos_token": "<s>", "eos_token": end_of(family)}
+    return TokenEncoder(tokenizer, chat_template=source, template_kwargs=values)
+
+
+def end_of(family: str) -> str:
+    """The mark that ends an assistant's turn."""
+    return next((end for part, end in _ENDS.items() if part in family), "<|im_end|>")

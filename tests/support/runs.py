@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
-from rlenv.runs.parts import late_schema, row_schema, rows_table
+from rlenv.runs.parts import flattened, late_schema, row_schema, rows_table
 from rlenv.runs.reader import Body
 from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Facts
 from rlenv.runs.snapshot import Snapshot
@@ -51,6 +51,9 @@ class Rows:
         schema = pa.schema([pa.field("id", pa.string()), *(kind.field(index) for index in range(kind.num_fields))])
         wanted = [row for row in self._rows if ids is None or row["id"] in ids]
         return rows_table([{"id": row["id"], **one} for row in wanted for one in row[column]], schema)
+
+    def entries(self, column: str) -> pa.Table:
+        return flattened(rows_table(self._rows, row_schema()), column)
 
     def body(self, id: str) -> Body:
         raise UsageError(f"the body of '{id}' was not kept")
@@ -120,7 +123,7 @@ def played(
     term = (
         TermResult.invalid("correct", error="the judge is down", weight=1.0)
         if reward is None
-        else TermResult.valid("correct", value=reward, weight=1.0, evidence=evidence, details=details)
+        else TermResult.valid("correct", value=reward, weight=1.0, evidence=evidence, details=details or {})
     )
     whole = Trajectory(
         "toy", split, task, seed, {"question": question}, tuple(messages), turns, "Paris", True, False, "answer",
@@ -161,6 +164,18 @@ def visited(
             return await work(client, guard)
 
     return asyncio.run(run())
+
+
+async def raw(client: TestClient[Any, Any], path: str) -> str:
+    """The whole answer to a GET whose path goes over the wire as it is written, with the client's cookie."""
+    cookies = "; ".join(f"{one.key}={one.value}" for one in client.session.cookie_jar)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    head = f"GET {path} HTTP/1.1\r\nHost: {client.host}\r\nCookie: {cookies}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode())
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer.decode()
 
 
 def asked(path: str, *roots: Path, status: int = 200, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.errors import Fault, SpecError
 from rlenv.language.loader import load_spec
-from rlenv.tasks.hub import DatasetFault, dataset_files
+from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
 from rlenv.tasks.rows import Tasks, load_tasks
 
 SPEC = """
@@ -209,4 +209,28 @@ def test_a_hub_that_cannot_be_reached_is_told_like_being_offline(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hf_api.api, "endpoint", "http://127.0.0.1:9")  # where nothing listens
     fault = fault_of(tmp_path, "{hf: {dataset: someone/sums}}")
-    assert "the hub cannot be reached" in fault.message
+    assert "the hub cannot be reached (ConnectError: " in fault.message
+
+
+def test_a_cache_that_is_there_and_cannot_be_read_says_why(tmp_path: Path, offline: Path) -> None:
+    refs = offline / "datasets--someone--sums" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_bytes(b"\xff\xfe\xff")
+    fault = fault_of(tmp_path, "{hf: {dataset: someone/sums}}")
+    assert "cannot be read from the hub's cache (UnicodeDecodeError: " in fault.message
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_a_bug_is_no_hub_that_cannot_be_reached(
+    tmp_path: Path, offline: Path, monkeypatch: pytest.MonkeyPatch, is_offline: bool
+) -> None:
+    import huggingface_hub
+
+    def wrong(*_: object, **__: object) -> None:
+        raise TypeError("unexpected keyword argument")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+    for name in ("list_repo_files", "snapshot_download"):
+        monkeypatch.setattr(huggingface_hub, name, wrong)
+    with pytest.raises(TypeError):
+        dataset_folder("someone/sums", base=tmp_path, revision=None)

@@ -348,7 +348,7 @@ def check_judge(folder: Path) -> None:
             await check_reward_async(entry, asked_for, within=(0, 1), endpoints=endpoint(server))
         async with FakeEndpoint([Reply(500)]) as down:
             lost: dict[str, Any] = {"invalid": asked_for, "endpoints": endpoint(down)}
-            with pytest.raises(AssertionError, match="law: an episode that can be measured is; "):
+            with pytest.raises(AssertionError, match="law: what can be measured is; "):
                 await check_reward_async(entry, asked_for, **lost)
 
     asyncio.run(main())

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
+from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.messages import Message, ParsedAction
 from rlenv.policies.base import PolicyContext
 from rlenv.secrets import resolve
 from rlenv.testing import check_environment, check_environment_async, check_trajectory, environments
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
-from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
+from rlenv.trajectory import Failure, RewardBreakdown, Step, TermResult, Trajectory, Turn
+from tests.support.clock import run_skipping
 from tests.support.environments import BASE, Make
 from tests.support.laws import not_broken, rule_of
 
@@ -69,6 +76,47 @@ class Said:
     async def aclose(self) -> None: ...
 
 
+class Silent(Said):
+    async def act(self, messages: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+class FailsToClose(Said):
+    async def aclose(self) -> None:
+        raise OSError("it is gone")
+
+
+class LateEpisodes(Environment):
+    """One whose episodes do not end any more, from a certain one on."""
+
+    def __init__(self, loaded: LoadedSpec, first: int) -> None:
+        super().__init__(loaded)
+        self.count = itertools.count()
+        self.first = first
+
+    @asynccontextmanager
+    async def start(self, **where: Any) -> AsyncIterator[Episode]:  # type: ignore[override]
+        async with super().start(**where) as episode:
+            yield episode
+        if next(self.count) >= self.first:
+            await asyncio.Event().wait()
+
+
+class LateToClose(Environment):
+    async def aclose(self) -> None:
+        await asyncio.Event().wait()
+
+
+LATE: list[tuple[str, Callable[[LoadedSpec], Environment], type[Said]]] = [
+    ("a policy acts in time", Environment, Silent),
+    ("a policy closes without an error", Environment, FailsToClose),
+    ("an episode ends in time", lambda loaded: LateEpisodes(loaded, 0), Said),
+    ("episodes side by side end in time", lambda loaded: LateEpisodes(loaded, 1), Said),
+    ("records replay in time", lambda loaded: LateEpisodes(loaded, 3), Said),
+    ("an environment closes in time", LateToClose, Said),
+]
+
+
 def said(*args: Any) -> dict[str, Any]:
     return {"policies": lambda environment: [Said(*args)]}
 
@@ -120,8 +168,8 @@ BROKEN_RECORDS: list[tuple[str, Trajectory]] = [
     ("success is unknown exactly where the reward is invalid", replace(RECORD, success=None)),
     ("the rewards of the turns sum to the total", replace(RECORD, reward=RewardBreakdown(1.0, {}, (0.5,)))),
 ]  # fmt: skip
+PAID = "the rewards of the steps sum to the total"
 KEPT_BY_THE_FRAMEWORK = {
-    "the rewards of the steps sum to the total",
     "a record is read back as it was",
     "there is one entry of the mask for each id",
     "the mask has 0 and 1 alone",
@@ -169,6 +217,49 @@ def test_each_law_is_broken_by_a_spec_that_breaks_it_alone(
     assert rule_of(found.value) == rule
 
 
+@pytest.mark.parametrize(("rule", "made", "policy"), LATE, ids=[row[0] for row in LATE])
+def test_what_hangs_in_an_environment_breaks_a_law(
+    rule: str, made: Callable[[LoadedSpec], Environment], policy: type[Said], make_environment: Make
+) -> None:
+    environment = made(make_environment().loaded)
+    with pytest.raises(AssertionError) as found:
+        run_skipping(check_environment_async(environment, tasks=1, policies=lambda environment: [policy()]))
+    assert rule_of(found.value) == rule
+
+
+class Overpaid(Environment):
+    """Pays more at each step than its episodes record."""
+
+    def start(self, **keys: Any) -> Any:
+        return OverpaidEpisode(super().start(**keys))
+
+
+class OverpaidEpisode:
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+
+    async def __aenter__(self) -> OverpaidEpisode:
+        await self._episode.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._episode.__aexit__(*raised)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._episode, name)
+
+    async def step(self, action: Any) -> Step:
+        step = await self._episode.step(action)
+        return replace(step, reward=(step.reward or 0.0) + 1)
+
+
+def test_the_law_of_rewards_is_broken_by_an_environment_that_pays_more_than_it_records(tmp_path: Path) -> None:
+    (tmp_path / "env.yaml").write_text(BASE, encoding="utf-8")
+    with pytest.raises(AssertionError) as found:
+        check_environment(Overpaid(load_spec(tmp_path / "env.yaml")))
+    assert rule_of(found.value) == PAID
+
+
 @pytest.mark.parametrize(("rule", "trajectory"), BROKEN_RECORDS, ids=[row[0] for row in BROKEN_RECORDS])
 def test_each_law_of_records_is_broken_by_one_that_breaks_it_alone(rule: str, trajectory: Trajectory) -> None:
     check_trajectory(RECORD)
@@ -178,5 +269,6 @@ def test_each_law_of_records_is_broken_by_one_that_breaks_it_alone(rule: str, tr
 
 
 def test_every_law_of_environments_has_something_that_breaks_it() -> None:
-    broken = {*(row[0] for row in BROKEN), *(row[0] for row in BROKEN_RECORDS)}
+    names = [row[0] for table in (BROKEN, LATE, BROKEN_RECORDS) for row in table]
+    broken = {PAID, *names}
     assert not_broken(environments, broken | KEPT_BY_THE_FRAMEWORK) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.errors import PolicyError
+from rlenv.errors import EndpointError, PolicyError
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import PolicyContext
 from rlenv.testing import check_policy_async, policies
@@ -82,6 +82,16 @@ class Late(Fine):
         await asyncio.Event().wait()
 
 
+class OfItsEndpoint(Fine):
+    def says(self, messages: list[Message], turn: int) -> Any:
+        raise EndpointError("the server is down")
+
+
+class Asserts(Fine):
+    def says(self, messages: list[Message], turn: int) -> Any:
+        raise AssertionError("the author's own, which is no law")
+
+
 class ChangingTask(Fine):
     def start(self, context: PolicyContext) -> Fine:
         context.task["seen"] = True  # type: ignore[index]
@@ -132,6 +142,16 @@ class LateToClose(Fine):
         await asyncio.Event().wait()
 
 
+class DownAndLateToClose(GivesUp):
+    async def aclose(self) -> None:
+        await asyncio.Event().wait()
+
+
+class DownAndFailsToClose(GivesUp):
+    async def aclose(self) -> None:
+        raise OSError("it is gone")
+
+
 class FailsToClose(Fine):
     async def aclose(self) -> None:
         raise OSError("it is gone")
@@ -150,6 +170,7 @@ BROKEN: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("episodes side by side get the actions of one alone", Shared, {}),
     ("a policy acts until the episode ends", GivesUp, {}),
     ("a policy that cannot act raises PolicyError", Bug, {}),
+    ("a policy that cannot act raises PolicyError", Asserts, {}),
     ("a policy acts in time", Late, {}),
     ("a policy leaves the task as it is", ChangingTask, {}),
     ("a policy leaves the conversation as it is", Editing, {}),
@@ -161,6 +182,10 @@ BROKEN: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("an action that is cancelled ends", GoesOn, {}),
     ("a policy whose endpoint is down raises PolicyError", Fine, {"failing": Fine()}),
     ("a policy whose endpoint is down raises PolicyError", Fine, {"failing": Bug()}),
+    ("a policy whose endpoint is down raises PolicyError", Fine, {"failing": OfItsEndpoint()}),
+    ("a policy whose endpoint is down says so in time", Fine, {"failing": Late()}),
+    ("a policy whose endpoint is down closes without an error", Fine, {"failing": DownAndFailsToClose()}),
+    ("a policy closes in time", Fine, {"failing": DownAndLateToClose()}),
     ("a policy closes in time", LateToClose, {}),
     ("a policy closes without an error", FailsToClose, {}),
     ("a policy closes without an error, and may be closed again", ClosesOnce, {}),

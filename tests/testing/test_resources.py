@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.errors import ResourceError
+from rlenv.errors import EndpointError, ResourceError
 from rlenv.resources.base import ResourceContext
 from rlenv.testing import check_resource_async, resources
 from tests.support.clock import run_skipping
@@ -192,6 +192,30 @@ class Spoiled(Fine):
             raise
 
 
+class LateAfterAnError(Fine):
+    @asynccontextmanager
+    async def held(self, context: ResourceContext) -> AsyncIterator[Box]:
+        try:
+            yield Box()
+        except Exception:
+            await asyncio.Event().wait()
+            raise
+
+
+class OfAnEndpoint(Fine):
+    """Says with another error that it cannot be had."""
+
+    @asynccontextmanager
+    async def held(self, context: ResourceContext) -> AsyncIterator[Box]:
+        if context.task.get("down"):
+            raise EndpointError("the server is down")
+        yield Box()
+
+
+async def never(box: Box) -> None:
+    await asyncio.Event().wait()
+
+
 class OneAtATime(Fine):
     def __init__(self) -> None:
         super().__init__()
@@ -223,6 +247,10 @@ BROKEN: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("a resource opens in time", Late, {}),
     ("a resource closes in time", LateToClose, {}),
     ("a resource opens in time", OneAtATime, {}),
+    ("a resource closes after an error in time", LateAfterAnError, {}),
+    ("a resource is looked at in time", Fine, {"look": never}),
+    ("a resource is changed in time", Fine, {"change": never}),
+    ("what keeps a resource from opening is a ResourceError", OfAnEndpoint, {"failing": [{"down": True}]}),
     ("what keeps a resource from opening is a ResourceError", Bug, {}),
     ("a resource leaves the task as it is", Changing, {}),
     ("a resource closes without an error", FailsToClose, {}),
@@ -233,7 +261,7 @@ BROKEN: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("what an episode raises comes out as it was", Replaces, {}),
     ("a resource's opening that is cancelled ends", Stays, {}),
     ("a resource's opening that is cancelled raises CancelledError", Answers, {}),
-    ("a resource opens again after an error", Spoiled, {}),
+    ("a resource opens as it was after an error", Spoiled, {}),
     ("episodes that open at once see the same", Numbered, {}),
     ("one episode's changes are not seen in another", OneBox, {}),
     ("a resource whose infrastructure fails raises ResourceError", Fine, {"failing": [{}]}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.errors import RewardError
+from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
 from rlenv.testing import check_reward_async, rewards
@@ -48,8 +48,12 @@ def noting(context: RewardContext) -> Measured:
     return Measured(1.0)
 
 
-def raises(context: RewardContext) -> Measured:
+def raises(what: object) -> Any:
     raise ZeroDivisionError("a bug")
+
+
+def asserts(context: RewardContext) -> Measured:
+    raise AssertionError("the author's own, which is no law")
 
 
 def zero_without_gold(context: RewardContext) -> Measured:
@@ -79,6 +83,15 @@ def disturbed() -> Term:
             running -= 1
 
     return Term(name="term", spec=SPEC, measure_async=measure)
+
+
+async def hangs(context: RewardContext) -> Measured:
+    await asyncio.Event().wait()
+    return Measured(1.0)
+
+
+async def hangs_without_gold(context: RewardContext) -> Measured:
+    return await (in_turn if "answer" in context.task else hangs)(context)
 
 
 async def swallows(context: RewardContext) -> Measured:
@@ -114,6 +127,12 @@ def comparing(measure: Callable[[Sequence[Trajectory]], Any]) -> Callable[[], Te
     return lambda: Term(name="term", spec=SPEC, measure_group=measure)
 
 
+def longest_of_two(group: Sequence[Trajectory]) -> list[Measured]:
+    if len(group) < 2:
+        raise RewardError("there is no other answer")
+    return longest(group)
+
+
 def noting_group(group: Sequence[Trajectory]) -> list[Measured]:
     group[0].task["notes"].append("seen")
     return longest(group)
@@ -132,7 +151,11 @@ BROKEN: list[tuple[str, Callable[[], Term], dict[str, Any]]] = [
     ("terms that are measured at once do not disturb each other", disturbed, {"within": None}),
     ("a measurement that is cancelled raises CancelledError", waiting(swallows), {"invalid": ()}),
     ("a measurement that is cancelled ends", waiting(goes_on), {"invalid": ()}),
-    ("an episode that can be measured is", lambda: term(raises), {}),
+    ("a term measures in time", waiting(hangs), {}),
+    ("a term measures in time", waiting(hangs_without_gold), {}),
+    ("what can be measured is", lambda: term(raises), {}),
+    ("what can be measured is", lambda: term(asserts), {}),
+    ("what can be measured is", comparing(raises), ALL),
     ("measuring leaves the episode as it is", lambda: term(noting), {}),
     ("measuring leaves the episode as it is", comparing(noting_group), ALL),
     ("a term gives a Measured", lambda: term(lambda context: 1.0), {}),
@@ -143,6 +166,7 @@ BROKEN: list[tuple[str, Callable[[], Term], dict[str, Any]]] = [
     ("a value is finite", gives(float("nan")), {}),
     (OUTSIDE, gives(1.5), {}),
     ("what cannot be measured raises RewardError, and is no number", lambda: term(zero_without_gold), {}),
+    ("what cannot be measured raises RewardError, and is no number", comparing(longest), {**ALL, "invalid": [GROUP]}),
     ("a group's term gives one Measured for each answer", comparing(lambda group: longest(group)[:1]), ALL),
     (
         "an answer's value does not hang on its place in the group",
@@ -161,6 +185,7 @@ def test_terms_that_keep_the_laws_pass() -> None:
     keeps(term(is_right))
     keeps(waiting(in_turn)())
     keeps(comparing(longest)(), **ALL)
+    keeps(comparing(longest_of_two)(), **{**ALL, "invalid": [GROUP[:1]]})
     keeps(gives(None)(), invalid=())
 
 
@@ -183,8 +208,34 @@ def test_every_law_of_terms_has_a_term_that_breaks_it() -> None:
 def test_the_range_that_a_spec_names_is_the_terms_own() -> None:
     made = replace(gives(3.0)(), spec=RewardSpec(kind="rule", range=(1, 5)))
     keeps(made, within=None, invalid=())
-    with pytest.raises(AssertionError, match="law: a value is within 1 and 2; "):
-        keeps(replace(made, spec=RewardSpec(kind="rule", range=(1, 2))), within=None, invalid=())
+    narrow = replace(made, spec=RewardSpec(kind="rule", range=(1, 2)))
+    for within in (None, (0, 5)):
+        with pytest.raises(AssertionError, match="law: a value is within 1 and 2; "):
+            keeps(narrow, within=within, invalid=())
+    keeps(replace(made, spec=RewardSpec(kind="rule", range=(1, 2), clip=(0, 1))), within=None, invalid=())
+
+
+@pytest.mark.parametrize(
+    ("made", "keys", "said"),
+    [
+        (term(is_right), {"contexts": ()}, "there is nothing to measure; pass contexts"),
+        (comparing(longest)(), {**ALL, "groups": ()}, "there is nothing to measure; pass groups"),
+        (term(is_right), {"groups": [GROUP]}, "groups were given, and the term measures one episode"),
+        (comparing(longest)(), {**ALL, "contexts": CONTEXTS}, "contexts were given, and the term compares"),
+        (term(is_right), {"invalid": [GROUP]}, "pass a RewardContext"),
+        (comparing(longest)(), {**ALL, "invalid": [UNKNOWN]}, "pass a group"),
+    ],
+)
+def test_what_does_not_fit_a_term_is_the_callers_mistake_and_no_broken_law(
+    made: Term, keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        keeps(made, **keys)
+
+
+def test_a_term_that_changes_what_it_measures_is_told_what() -> None:
+    with pytest.raises(AssertionError, match=r'"notes": \[\].*then.*"notes": \["seen"\]'):
+        keeps(term(noting), contexts=[reward_context(task={"answer": 1, "notes": []})])
 
 
 def test_an_entry_is_compiled_as_a_spec_would() -> None:

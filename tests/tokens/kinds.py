@@ -19,6 +19,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from rlenv.messages import Message, ToolCall
 from rlenv.testing.tokens import small_tokenizer
+from rlenv.tokens import TokenEncoder
+from rlenv.tokens.encoder import History
 
 MARKS = (
     "<|im_start|> <|im_end|> <|endoftext|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
@@ -70,7 +72,7 @@ BARE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}
 """
-_VALUES: dict[str, Any] = {"keeps": True, "beside": "kept", "calls_stop": "<|im_end|>", "opens": "",
+VALUES: dict[str, Any] = {"keeps": True, "beside": "kept", "calls_stop": "<|im_end|>", "opens": "",
                            "think": ["<think>", "</think>"]}  # fmt: skip
 TOOLS = [
     {
@@ -147,7 +149,7 @@ class Oracle:
         environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
         self._template = environment.from_string(kind.source)
-        self._values = {**_VALUES, **kind.values}
+        self._values = {**VALUES, **kind.values}
         self._says = {**self._values, **kind.says}
         self._ends = kind.ends
         self._spelled = re.compile("|".join(map(re.escape, MARKS)))
@@ -226,3 +228,15 @@ def dialogues(
                 )
             turns.append(Said(said, answers))
         yield prompt, TOOLS if dice.random() < 0.7 else [], turns
+
+
+def bound(kind: Kind, history: History = "grow") -> TokenEncoder:
+    """The encoder of a kind's template."""
+    ends = [tokenizer().token_to_id(mark) for mark in kind.ends]
+    return TokenEncoder(
+        tokenizer(),
+        chat_template=kind.source,
+        template_kwargs={**VALUES, **kind.values},
+        end_ids=ends,
+        history=history,
+    )

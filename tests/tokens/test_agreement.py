@@ -10,8 +10,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Observation
 from rlenv.tokens import TokenTrajectory
 from rlenv.tokens.verdict import Played, Verdict, judge
-from tests.support.kinds import bound
-from tests.tokens.kinds import KINDS, Oracle, Said, dialogues
+from tests.tokens.kinds import KINDS, Oracle, Said, bound, dialogues
 
 
 def judged(name: str, with_users: bool) -> Any:

@@ -10,8 +10,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.verdict import Played, judge
-from tests.support.kinds import bound
-from tests.tokens.kinds import _VALUES, KINDS, TOOLS, Kind, Oracle, dialogues, tokenizer
+from tests.tokens.kinds import KINDS, TOOLS, VALUES, Kind, Oracle, bound, dialogues, tokenizer
 
 REWRITING = {
     "drops thinking",
@@ -145,7 +144,7 @@ def test_the_verdict_says_what_a_run_will_meet(name: str, answers: Any, runs: bo
 def test_end_marks_are_a_set_by_role() -> None:
     def ends(kind: Kind, given: tuple[str, ...] = ()) -> set[str]:
         encoder = TokenEncoder(
-            tokenizer(), chat_template=kind.source, template_kwargs={**_VALUES, **kind.values},
+            tokenizer(), chat_template=kind.source, template_kwargs={**VALUES, **kind.values},
             end_ids=[tokenizer().token_to_id(mark) for mark in given],
         )  # fmt: skip
         return {encoder.decode([number]) for number in encoder.stop_token_ids}
@@ -176,7 +175,7 @@ def test_no_second_mark_stands_behind_the_one_that_was_sampled() -> None:
 
 def test_an_end_token_that_begins_turns_is_said() -> None:
     encoder = TokenEncoder(
-        tokenizer(), chat_template=KINDS["grows"].source, template_kwargs={**_VALUES, "eos_token": "<|im_start|>"}
+        tokenizer(), chat_template=KINDS["grows"].source, template_kwargs={**VALUES, "eos_token": "<|im_start|>"}
     )
     assert encoder.stop == "<|im_end|>"
     assert "begins the assistant's turn" in encoder.remarks[0]
@@ -186,7 +185,7 @@ def test_times_in_a_prompt_are_not_kept_from_before() -> None:
     from datetime import datetime, timedelta
 
     encoder = TokenEncoder(tokenizer(), chat_template="{{ strftime_now('%H:%M:%S') }}" + KINDS["grows"].source,
-                           template_kwargs=_VALUES)  # fmt: skip
+                           template_kwargs=VALUES)  # fmt: skip
     first, second = datetime(2026, 1, 1, 10, 0, 0), datetime(2026, 1, 1, 10, 0, 0) + timedelta(seconds=7)
     for now in (first, second, first):
         ids = encoder._prompt_ids.of_prompt([Message("user", "Q")], (), (), now)

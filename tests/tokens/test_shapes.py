@@ -10,7 +10,7 @@ from rlenv.errors import UnsupportedTemplate
 from rlenv.messages import Message, Observation
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.shapes import Reader
-from tests.tokens.kinds import _VALUES, KINDS, TOOLS, Kind, tokenizer
+from tests.tokens.kinds import KINDS, TOOLS, VALUES, Kind, tokenizer
 
 READER = Reader(
     (("<think>", "</think>"), ("to=self<|message|>", "<|eom|>")), opener="<tool_call>", closer="</tool_call>"
@@ -27,7 +27,7 @@ ALONE = Kind(
 
 
 def bound(kind: Kind) -> TokenEncoder:
-    return TokenEncoder(tokenizer(), chat_template=kind.source, template_kwargs={**_VALUES, **kind.values})
+    return TokenEncoder(tokenizer(), chat_template=kind.source, template_kwargs={**VALUES, **kind.values})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_ids_of_calls_that_only_a_history_has_are_a_difference() -> None:
         .replace("{{- '<|im_start|>assistant\\n' }}", "{%- set outer = loop %}{{- '<|im_start|>assistant\\n' }}")
     )
     assert source.count("outer") == 2
-    encoder = TokenEncoder(tokenizer(), chat_template=source, template_kwargs=_VALUES)
+    encoder = TokenEncoder(tokenizer(), chat_template=source, template_kwargs=VALUES)
     assert "writes the ids of calls once results follow" in refused(encoder, CALL, "tool")
 
 
@@ -96,7 +96,7 @@ def test_the_prompts_block_left_open_is_refused_where_the_history_has_none() -> 
     assert refused(encoder, "hm\n</think>\nAns.", "user") == ""
     assert "rewrites" in refused(encoder, "Ans.", "user")
     trajectory = TokenEncoder(
-        tokenizer(), chat_template=OPENS.source, template_kwargs={**_VALUES, **OPENS.values}, history="keep"
+        tokenizer(), chat_template=OPENS.source, template_kwargs={**VALUES, **OPENS.values}, history="keep"
     ).start([Message("user", "Q")])
     trajectory.add_sampled(encoder.encode_text("Ans.<|im_end|>"))
     assert trajectory.add_observation(Observation((Message("user", "R"),)))
@@ -134,6 +134,6 @@ def test_marks_of_several_tokens_are_found_as_one() -> None:
     made = tokenizer().from_str(tokenizer().to_str())
     made.add_special_tokens(["<|open|>", "<|close|>", "<|sep|>"])
     source = KINDS["grows"].source.replace("+ '\\n' + thought + '\\n' +", "+ thought +")
-    encoder = TokenEncoder(made, chat_template=source, template_kwargs={**_VALUES, "think": named})
+    encoder = TokenEncoder(made, chat_template=source, template_kwargs={**VALUES, "think": named})
     assert encoder.growth.reader.thinking[0] == tuple(named)
     assert refused(encoder, f"{named[0]}hm{named[1]}\nAns.", "user") == ""

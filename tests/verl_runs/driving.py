@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,14 +101,6 @@ def marked(mark: str) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def wait_until(is_true: Callable[[], bool], *, what: str, seconds: float = 300.0) -> None:
-    """Returns as soon as `is_true`, and fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.1)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

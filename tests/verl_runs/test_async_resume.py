@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl_runs.driving import SMALL, lines, marked, started, train, trained, wait_until
+from tests.support.waiting import wait_until
+from tests.verl_runs.driving import SMALL, lines, marked, started, train, trained
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1500)]
 

@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.verl_runs.driving import MARK, ROOT, SMALL, lines, make_policy, marked, started, wait_until
+from tests.support.waiting import wait_until
+from tests.verl_runs.driving import MARK, ROOT, SMALL, lines, make_policy, marked, started
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1200)]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl_runs.driving import SMALL, lines, make_policy, marked, started, wait_until
+from tests.support.waiting import wait_until
+from tests.verl_runs.driving import SMALL, lines, make_policy, marked, started
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1500)]
 

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from rlenv.runs import files as record
-from tests.verl_runs.driving import SMALL, lines, make_policy, marked, started, train, trained, wait_until
+from tests.support.waiting import wait_until
+from tests.verl_runs.driving import SMALL, lines, make_policy, marked, started, train, trained
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(1500)]
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.verl_runs.driving import MARK, ROOT, lines, make_policy, marked, wait_until
+from tests.support.waiting import wait_until
+from tests.verl_runs.driving import MARK, ROOT, lines, make_policy, marked
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(900)]
 

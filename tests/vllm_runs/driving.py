@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.commands import rlenv
+from tests.support.commands import rlenv
 from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
 
 __all__ = [

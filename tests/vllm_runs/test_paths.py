@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.verl_runs.driving import marked, started, trained, wait_until
+from tests.support.waiting import wait_until
+from tests.verl_runs.driving import marked, started, trained
 from tests.vllm_runs.driving import (
     RECORDING,
     RECORDS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import rlenv
+from tests.support.commands import rlenv
 from tests.vllm_serve.problems import write_problems
 from tests.vllm_serve.serving import Server
 

@@ -9,15 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["MODEL", "WINDOW", "Server", "free_port", "wait_until"]
+from tests.support.waiting import wait_until
+
+__all__ = ["MODEL", "WINDOW", "Server", "free_port"]
 
 MODEL = "real"
 """The model's name at the server."""
@@ -33,14 +34,6 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-def wait_until(is_true: Callable[[], bool], *, what: str, seconds: float) -> None:
-    """Returns as soon as `is_true`, and fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.1)
 
 
 class Server:

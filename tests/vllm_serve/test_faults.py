@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlenv.runs import files as record
+from tests.support.waiting import wait_until
 from tests.vllm_serve.conftest import SPEC
 from tests.vllm_serve.playing import as_template, evaluate, line
-from tests.vllm_serve.serving import Server, wait_until
+from tests.vllm_serve.serving import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 

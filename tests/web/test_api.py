@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_a_run_says_what_can_be_asked_of_it(run: Path) -> None:
 
 def test_episodes_come_in_pages(run: Path) -> None:
     found = asked("/api/runs/run/episodes?q=success:false&sort=-reward&offset=1&limit=2", run)
-    assert (found["total"], found["matched"], len(found["rows"])) == (12, 9 - 1, 2)
+    assert (found["total"], found["matched"], len(found["rows"])) == (12, 9, 2)
     assert [row["reward"] for row in found["rows"]] == [0.5, 0.5]
     assert found["rows"][0]["terms"][0]["name"] == "correct"
     assert "ending" not in found["rows"][0]
@@ -141,7 +142,18 @@ def test_an_old_file_is_a_run(tmp_path: Path) -> None:
     (one,) = asked("/api/runs", tmp_path)["runs"]
     assert (one["key"], one["episodes"], one["success"]) == ("old", 2, 0.5)
     assert asked("/api/runs/old/e/line-2", tmp_path)["record"]["reward"]["total"] == 0.0
-    assert asked("/api/runs/old/search?q=stands+nowhere", tmp_path)["done"]
+
+
+def test_hits_of_a_search_come_as_lines(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> list[Any]:
+        answer = await client.get("/api/runs/run/search?q=paris+is&where=seed:1..3")
+        return [json.loads(line) for line in (await answer.text()).splitlines()]
+
+    *hits, end = visited(work, run)
+    assert [(one["id"], one["where"]) for one in hits] == [
+        (id, f"turns.0.results.{index}.text") for id in (ids(run)[1], ids(run)[3]) for index in range(2)
+    ]
+    assert end == {"done": True, "episodes": 3, "hits": 4, "whole": True}
 
 
 def test_what_utf_8_cannot_hold_is_replaced(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 
 from rlenv.web.guard import Guard
-from tests.support.runs import kept, played, visited
+from tests.support.runs import kept, played, raw, visited
 
 Client = TestClient[Any, Any]
 EVERY = ["/", "/api/config", "/api/runs", "/api/runs/run", f"/blob/run/{'0' * 64}", "/r/run", "/app.js"]
@@ -84,9 +84,9 @@ def test_the_printed_link_gives_a_strict_cookie_and_leads_on_without_the_token(r
 
 def test_the_way_in_leads_to_no_other_host(run: Path) -> None:
     async def work(client: Client, guard: Guard) -> Any:
-        return await client.get(f"//evil.example/?token={guard.token}", allow_redirects=False)
+        return await raw(client, f"//evil.example/?token={guard.token}")
 
-    assert visited(work, run, enter=False).headers["Location"] == "/evil.example/"
+    assert "\r\nLocation: /evil.example/\r\n" in visited(work, run, enter=False)
 
 
 def test_a_ticket_opens_once(run: Path) -> None:

@@ -25,12 +25,13 @@ import orjson
 
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql._memory_file import written
-from rlenv.resources.sql.limits import ENDED_FULL
 
-__all__ = ["READY", "Engine", "serve"]
+__all__ = ["ENDED_FULL", "READY", "Engine", "serve"]
 
 READY = b'{"ready":true}'
 """What a process says once its engine is there."""
+ENDED_FULL = 3
+"""The exit status of a process that has no memory left to say so."""
 _IDLE_S = 60.0
 _MAX_TRACE = 20_000
 _CPU_GRACE_S = 0.1

@@ -26,18 +26,19 @@ from rlenv.resources.sql.rows import Rows
 __all__ = ["HeldImage", "SqliteFile", "memory_for", "off_the_loop", "run_briefly", "unique"]
 
 _T = TypeVar("_T")
-_QUICK_S: Final = 0.002
-_PAUSE_S: Final = 0.02
 _QUICK_FILE_BYTES: Final = 16_000_000
 _SMALL_BYTES: Final = 1_000_000
 """Up to this size an image is made, or opened, at once."""
-_MEMORY_BYTES: Final = 512_000_000
 _MAX_IDLE: Final = 4
 _MAX_IDLE_BYTES: Final = 256_000_000
 _MAX_WORDS: Final = 500
 _OTHER_FILES: Final = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)  # VACUUM INTO attaches as well
 _numbers: Final = itertools.count()
 _threads: Final = ThreadPool(size=8)
+
+
+_QUICK_S: Final = 0.002
+_PAUSE_S: Final = 0.02
 
 
 class _Pause:
@@ -76,7 +77,7 @@ def unique(prefix: str) -> str:
 
 def memory_for(size: int) -> int:
     """How many bytes a process may use for statements on an image of `size` bytes, or on a file (0)."""
-    return _MEMORY_BYTES + 4 * size
+    return 512_000_000 + 4 * size
 
 
 async def off_the_loop(work: Callable[[], _T], *, size: int) -> _T:

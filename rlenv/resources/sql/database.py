@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any
 
+from rlenv._base.nearest import nearest
 from rlenv.errors import ResourceError, ToolFailed
 from rlenv.resources.sql.engine import Engine, Opened
 from rlenv.resources.sql.limits import MAX_SIZE, MAX_SQL, limits_for
 from rlenv.resources.sql.rows import Rows
 
 __all__ = ["Database"]
-
-_MAX_WORD_CHARS: Final = 60
 
 
 class Database:
@@ -93,12 +91,8 @@ class Database:
         if found is None:
             return message
         name, message = found
-        name = name.rpartition(".")[2].lower()
-        if len(name) > _MAX_WORD_CHARS:
-            return message
-        words = {word.lower(): word for word in self._opened.about.words()}
-        close = get_close_matches(name, list(words), n=1)
-        return f"{message}; did you mean {words[close[0]]}?" if close else message
+        close = nearest(name.rpartition(".")[2], self._opened.about.words())
+        return f"{message}; did you mean {close}?" if close else message
 
     async def close(self) -> None:
         """Ends the use of the database; a private copy is gone once no statement uses it."""

@@ -6,14 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CPU_SHARE", "ENDED_FULL", "MAX_SIZE", "MAX_SQL", "Limits", "limits_for"]
+__all__ = ["CPU_SHARE", "MAX_SIZE", "MAX_SQL", "Limits", "limits_for"]
 
 MAX_SQL: Final = 100_000
 """Characters of a statement."""
 MAX_SIZE: Final = 8_000_000
 """Of a result's cells together, in characters as JSON."""
-ENDED_FULL: Final = 3
-"""The exit status of a process that has no memory left to say so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from typing import Any, Final
 
 from rlenv.concurrency.deadline import stopped
 from rlenv.errors import ResourceError, ToolFailed
+from rlenv.resources.sql._serve import ENDED_FULL
 from rlenv.resources.sql._worker import Answer, EngineRaised, Gone, Worker
-from rlenv.resources.sql.limits import ENDED_FULL, Limits
+from rlenv.resources.sql.limits import Limits
 
 __all__ = ["Answer", "EngineRaised", "Image", "Request", "SqlWorkers"]
 

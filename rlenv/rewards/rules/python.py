@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -36,26 +37,29 @@ def _python(name: str, spec: PythonSpec, context: TermCompileContext) -> Term:
     if not is_async(function):
 
         def measure(context: RewardContext) -> Measured:
-            try:
+            with _told(spec.python):
                 found = function(context)
-            except EpisodeError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise raised(spec.python, error) from error
             return _measured(found, spec.python)
 
         return Term(name=name, spec=spec, measure=measure)
 
     async def measure_async(context: RewardContext) -> Measured:
-        try:
+        with _told(spec.python):
             found = await function(context)
-        except EpisodeError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise raised(spec.python, error) from error
         return _measured(found, spec.python)
 
     return Term(name=name, spec=spec, measure_async=measure_async)
+
+
+@contextmanager
+def _told(function: str) -> Iterator[None]:
+    """Within it, what the author's function raises is told as its fault."""
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise raised(function, error) from error
 
 
 def _measured(value: Any, function: str) -> Measured:

@@ -100,8 +100,9 @@ def test_an_adapter_that_does_not_fit_is_refused(change: dict[str, torch.Tensor 
 
 @pytest.mark.parametrize("config", [{"use_dora": True}, {"bias": "all"}, {"alpha_pattern": {"q_proj": 2}}])
 def test_other_variants_of_lora_are_refused_by_name(config: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(config))):
+    with pytest.raises(UsageError, match=next(iter(config))) as refused:
         LoraShape.of({"r": 8, "lora_alpha": 16, **config})
+    assert "merge_and_unload" in refused.value.hint
 
 
 class Server:

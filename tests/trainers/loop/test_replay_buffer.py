@@ -13,6 +13,7 @@ import pytest
 
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.loop.figures import EpisodeFigures
+from rlenv_verl.loop.lost import LostWorker
 
 
 @dataclass
@@ -60,7 +61,7 @@ def queue(verl: Any, monkeypatch: pytest.MonkeyPatch) -> Queue:
     return queue
 
 
-def buffer(name: str = "RlenvReplayBuffer", *, refill: Any = None, **options: Any) -> Any:
+def buffer(name: str = "RlenvReplayBuffer", *, refill: Any = None, watched: Any = None, **options: Any) -> Any:
     from rlenv_verl.loop import replay_buffer as sampler
 
     return getattr(sampler, name)(
@@ -70,6 +71,7 @@ def buffer(name: str = "RlenvReplayBuffer", *, refill: Any = None, **options: An
         max_off_policy_strategy="drop",
         sampler_kwargs={"poll_interval_s": 0.001, **options},
         refill_fn=refill or (lambda count: pytest.fail(f"asked for {count} new prompts")),
+        watched=watched,
     )
 
 
@@ -269,6 +271,33 @@ def test_filtering_ends_where_every_episode_fails(queue: Queue) -> None:
     replay = buffer(refill=refill, filter_groups_metric="reward", train_batch_size=1, most_filtered_batches=5)
     with pytest.raises(RuntimeError, match=r"in none do the valid samples differ in 'reward'.*most_filtered_batches"):
         replay.sample(global_steps=1, partition_id="train", batch_size=1)
+
+
+@dataclass
+class Died:
+    """In place of `Watched`: a server died, and who asks in passing is not told yet."""
+
+    within_s: float = 0.0
+
+    def look(self, *, within_s: float = 0.0) -> None:
+        self.within_s = within_s
+
+    def check(self) -> None:
+        if self.within_s:
+            raise LostWorker("the rollout server 0 died")
+
+
+def test_a_batch_of_nothing_names_who_died(queue: Queue) -> None:
+    queue.tags["train"]["a"] = {"is_prompt": True, "status": "failure", "global_steps": 1}
+    with pytest.raises(LostWorker, match="the rollout server 0 died"):
+        buffer(watched=Died()).sample(global_steps=1, partition_id="train", batch_size=1)
+
+
+def test_groups_that_all_fail_name_who_died_and_not_the_filter(queue: Queue) -> None:
+    queue.add("a", [episode(None, ended="resource")] * 2)
+    options: dict[str, Any] = {"filter_groups_metric": "reward", "train_batch_size": 1, "most_filtered_batches": 0}
+    with pytest.raises(LostWorker, match="the rollout server 0 died"):
+        buffer(watched=Died(), **options).sample(global_steps=1, partition_id="train", batch_size=1)
 
 
 def test_an_unknown_option_or_metric_names_what_there_is(queue: Queue) -> None:

@@ -16,10 +16,12 @@ from rlenv_verl.run.attempts import Attempt
 from rlenv_verl.run.runfile import Run, SpecEntry
 
 BATCH, GROUP, PROMPT, RESPONSE = 2, 2, 8, 16
+RANKS = 2  # each of which trains and has a rollout server
+PARALLEL = ("tensor_model", "data", "pipeline_model")
 CONFIG: dict[str, Any] = {
     "data": {"train_batch_size": BATCH, "max_prompt_length": PROMPT, "max_response_length": RESPONSE},
-    "actor_rollout_ref": {"rollout": {"n": GROUP}},
-    "trainer": {"val_before_train": True, "test_freq": 20},
+    "actor_rollout_ref": {"rollout": {"n": GROUP} | dict.fromkeys((f"{kind}_parallel_size" for kind in PARALLEL), 1)},
+    "trainer": {"val_before_train": True, "test_freq": 20, "n_gpus_per_node": RANKS, "nnodes": 1},
 }
 FIGURES = ("actor/grad_norm", "actor/pg_loss", "actor/lr", "critic/score/mean", "critic/advantages/max",
            "response_length/max", "prompt_length/max", "timing_s/gen", "timing_s/adv", "timing_s/update_actor",
@@ -42,7 +44,10 @@ class Left:
 
 def in_order() -> Left:
     left = Left(digests={1: "b", 2: "c"}, rows={"train.parquet": (9, 9), "validation.parquet": (1, 1)})
-    left.weights = [{"version": version, "digest": digest} for version, digest in enumerate("abc")]
+    # Each server of the first attempt, and then each of the second, which begins with the checkpoint's.
+    for versions in ((0, "a"), (1, "b")), ((1, "b"), (2, "c")):
+        for _ in range(RANKS):
+            left.weights += [{"version": version, "digest": digest} for version, digest in versions]
     for step in (1, 2):
         for place in range(BATCH):
             task = 10 * step + place
@@ -80,9 +85,10 @@ def written(folder: Path, left: Left) -> Run:
         actor = run.checkpoints / f"global_step_{step}" / "actor"
         (actor / "huggingface").mkdir(parents=True)
         (actor / "huggingface" / "config.json").write_text("{}")
-        (actor / "fsdp_config.json").write_text('{"world_size": 1}')
+        (actor / "fsdp_config.json").write_text(json.dumps({"world_size": RANKS}))
         for part in ("model", "optim", "extra_state"):
-            (actor / f"{part}_world_size_1_rank_0.pt").write_bytes(b"")
+            for rank in range(RANKS):
+                (actor / f"{part}_world_size_{RANKS}_rank_{rank}.pt").write_bytes(b"")
         (actor.parent / "data.pt").write_bytes(b"")
     (run.checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
     return run
@@ -128,7 +134,14 @@ PLANTED: dict[str, tuple[Callable[[Left], Any], set[str]]] = {
     "no gradient": (lambda left: left.figures[2].update({"actor/grad_norm": 0.0}), {"signal"}),
     "a loss that is no number": (lambda left: left.figures[2].update({"actor/pg_loss": float("nan")}), {"metrics"}),
     "a figure that is missing": (lambda left: left.figures[1].pop("critic/advantages/max"), {"metrics"}),
-    "weights that stay": (lambda left: left.weights[2].update(digest="b"), {"weights"}),
+    "weights that stay": (lambda left: [entry.update(digest="b") for entry in left.weights if entry["version"] == 2],
+                          {"weights"}),
+    "a second server with other weights": (lambda left: left.weights[0].update(digest="z"), {"weights"}),
+    "a second server with other weights behind the last step": (lambda left: left.weights[5].update(digest="b"),
+                                                                {"weights"}),
+    "a second server that was sent none": (lambda left: left.weights.pop(), {"weights"}),
+    "a second server that was sent none of the checkpoint's": (lambda left: left.weights.pop(4), {"weights"}),
+    "steps of which no weights were sent": (lambda left: left.weights.clear(), {"weights"}),
     "a sampler with other weights": (lambda left: left.digests.update({2: "z"}), {"weights"}),
     "a checkpoint that does not load": (lambda left: left.digests.pop(2), {"checkpoints"}),
     "data that begins again": (lambda left: [entry.update(task=entry["task"] % 10) for entry in left.trained],
@@ -156,11 +169,14 @@ def test_a_planted_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
 
 
 FILES: dict[str, tuple[str, str]] = {
-    "the optimiser": ("checkpoints/global_step_1/actor/optim_world_size_1_rank_0.pt", "checkpoints"),
+    "the optimiser": ("checkpoints/global_step_1/actor/optim_world_size_2_rank_0.pt", "checkpoints"),
+    "the optimiser of another rank": ("checkpoints/global_step_1/actor/optim_world_size_2_rank_1.pt", "checkpoints"),
+    "the random state of another rank": ("checkpoints/global_step_2/actor/extra_state_world_size_2_rank_1.pt",
+                                         "checkpoints"),
     "the place in the data": ("checkpoints/global_step_2/data.pt", "checkpoints"),
-    "a shard of the weights": ("checkpoints/global_step_2/actor/model_world_size_1_rank_0.pt", "checkpoints"),
+    "a shard of the weights": ("checkpoints/global_step_2/actor/model_world_size_2_rank_0.pt", "checkpoints"),
     "held-out episodes": ("trajectories/step-00001-greedy.jsonl", "validation"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", sorted(FILES))

@@ -11,7 +11,7 @@ import yaml
 
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
-from rlenv_verl.rehearse.command import rehearse, served
+from rlenv_verl.rehearse.command import rehearse
 from rlenv_verl.rehearse.replaced import overlay, replaced_keys
 from rlenv_verl.run.launch import Ending
 from rlenv_verl.run.options import parser
@@ -80,20 +80,6 @@ def test_every_preset_has_a_rehearsal_that_verl_takes(
     assert f"trainer.n_gpus_per_node={trainers}" in overrides
     assert ("critic.fsdp.model_dtype" in keys) == (algorithm == "ppo")
     assert not [key for key in keys if key.startswith(("data.", "algorithm."))]
-
-
-def test_a_sampler_has_base_and_adapter_of_a_checkpoint_as_one() -> None:
-    import torch
-
-    layer = "base_model.model.q_proj"
-    state = {
-        f"{layer}.base_layer.weight": torch.eye(2),
-        f"{layer}.lora_A.default.weight": torch.tensor([[1.0, 2.0]]),
-        f"{layer}.lora_B.default.weight": torch.tensor([[3.0], [0.0]]),
-    }
-    (weight,) = served(state, {"lora_rank": 4, "lora_alpha": 8}).values()
-    assert weight.tolist() == [[7.0, 12.0], [0.0, 1.0]]
-    assert served(state, {"lora_rank": 0}) is state
 
 
 def test_what_is_replaced_is_what_differs() -> None:

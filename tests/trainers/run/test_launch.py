@@ -5,15 +5,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from multiprocessing import shared_memory
 from pathlib import Path
 
 import psutil
 import pytest
 
+from rlenv_verl.run.guard import RUN_MARK, Segments
 from rlenv_verl.run.launch import Ending, run_to_end
+from tests.support.waiting import wait_until
 
 # A driver that starts a daemon in a session of its own, as Ray does, and names it in a file.
 DRIVER = """
@@ -50,7 +50,10 @@ def test_daemons_end_with_their_driver(tmp_path: Path, then: str, how: str) -> N
 
 
 def test_a_run_is_stopped_at_its_limit_with_its_daemons(tmp_path: Path) -> None:
-    ending, daemon = run(tmp_path, "time.sleep(600)", limit=1.5)
+    def until_it_is_up(seconds: float) -> None:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", what="it is up")
+
+    ending, daemon = run(tmp_path, "time.sleep(600)", limit=0.0, on_poll=until_it_is_up)
     assert ending.how == "time_limit"
     assert is_gone(daemon)
 
@@ -89,6 +92,7 @@ def test_rays_folder_is_given_and_removed(tmp_path: Path) -> None:
 KILLED = """
 import os, pathlib, sys
 sys.path[:0] = {paths!r}
+from rlenv_verl.run.guard import RUN_MARK, Segments
 from rlenv_verl.run.launch import run_to_end
 folder = pathlib.Path(sys.argv[1])
 run_to_end(
@@ -109,19 +113,12 @@ time.sleep(600)
 """
 
 
-def wait_until(is_true: Callable[[], bool], *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_killed_driver_takes_the_whole_run_along(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[3]
     script = KILLED.format(paths=[str(root), str(root / "trainers")], driver=OWN_ENVIRONMENT)
     driver = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
     try:
-        wait_until((tmp_path / "pid").exists)
+        wait_until((tmp_path / "pid").exists, what="it is up")
         below = psutil.Process(driver.pid).children(recursive=True)  # veRL, its daemon and the guard
     finally:
         driver.kill()
@@ -130,7 +127,7 @@ def test_a_killed_driver_takes_the_whole_run_along(tmp_path: Path) -> None:
     assert {daemon, verl} < {process.pid for process in below}
     _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == []
-    wait_until(lambda: not Path((tmp_path / "ray").read_text()).exists())
+    wait_until(lambda: not Path((tmp_path / "ray").read_text()).exists(), what="Ray's folder is removed")
 
 
 def test_verl_killed_is_a_failed_run_that_leaves_nothing(tmp_path: Path) -> None:
@@ -208,3 +205,32 @@ def test_shared_memory_that_a_living_process_has_is_not_removed(tmp_path: Path) 
     finally:
         held[0].close()
         held[0].unlink()
+
+
+MAPPING = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    held = mmap.mmap(file.fileno(), 0)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="address spaces cannot be read here")
+def test_shared_memory_that_is_gone_before_it_was_asked_for_hides_no_other(tmp_path: Path) -> None:
+    segment = tmp_path / "psm_of_the_run"
+    segment.write_bytes(bytes(4096))
+    # Where it leads to nothing, its owner cannot be asked for: as of a file that is removed after the folder was read.
+    (tmp_path / "psm_gone").symlink_to(tmp_path / "nothing")
+    mark = "a mark of this test"
+    command = [sys.executable, "-c", MAPPING, str(segment)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, RUN_MARK: mark}) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            segments = Segments(mark, folder=str(tmp_path))
+            segments.look()
+        finally:
+            process.kill()
+    segments.remove()
+    assert not segment.exists()

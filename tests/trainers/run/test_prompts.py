@@ -24,6 +24,9 @@ def test_prompts_are_measured_with_their_images(verl: Any, tmp_path: Path, monke
     environment = load(tmp_path / "env.yaml")
     model = str(tmp_path / "model")
     with quiet():
+        with pytest.raises(UsageError, match="cannot be loaded to measure prompts") as refused:
+            measure_prompts(environment, str(tmp_path), splits=["train"], template_kwargs={})
+        assert refused.value.hint == "set run.max_prompt_length=N"
         # Here no video processor can be loaded, which the family's own processor asks for.
         with pytest.raises(UsageError, match=r"set run\.max_prompt_length=N"):
             measure_prompts(environment, model, splits=["train"], template_kwargs={})

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from verl.utils.tokenizer import get_processor_token_id
 
 from rlenv_verl.cpu.decode import Drawing, Generated, Sampling, sample
 
@@ -42,6 +41,8 @@ def generate_seeing(
     Raises:
         ValueError: the prompt has another number of placeholders than the images make.
     """
+    from verl.utils.tokenizer import get_processor_token_id  # a server of text does without veRL
+
     ids = torch.tensor([list(prompt)])
     types = (ids == processor.image_token_id).int()
     seen = _seen(processor, images, processor_kwargs or {}, places=int(types.sum()))

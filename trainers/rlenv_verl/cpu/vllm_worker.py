@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,6 @@ _LOG = logging.getLogger(__name__)
 
 def _keep_weight(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
-
-
-def _without_frames(error: Exception) -> Exception:
-    chained: BaseException | None = error
-    while chained is not None:
-        chained = chained.with_traceback(None)
-        chained = chained.__cause__ or chained.__context__
-    return error
 
 
 class CpuVllmWorker(vLLMColocateWorkerExtension):
@@ -80,8 +73,10 @@ class CpuVllmWorker(vLLMColocateWorkerExtension):
         try:
             load(owned, peft_config=peft_config, base_sync_done=base_sync_done)
         except Exception as error:  # the boundary: raised again once all of the weights were received
-            _LOG.exception("weights could not be loaded")
-            # The frames behind an exception hold what they were given, so that the memory could not be closed.
-            self._sync_fault = _without_frames(error)
+            # The frames behind an exception, and behind all that it is chained to, hold what they were given, so that
+            # the memory could not be closed. The log gets them as text: a handler may keep what it is handed.
+            _LOG.error("weights could not be loaded\n%s", traceback.format_exc())
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            self._sync_fault = error
         del owned
         gc.collect()

@@ -61,9 +61,15 @@ class Checkpoint:
         return self.lora is None and any(self.huggingface.glob("*.safetensors"))
 
     @property
+    def world_size(self) -> int:
+        """How many ranks wrote it; 0 where it does not say."""
+        config = self.folder / "fsdp_config.json"
+        return int(json.loads(config.read_bytes())["world_size"]) if config.is_file() else 0
+
+    @property
     def shards(self) -> list[Path]:
         """The shards of all ranks, in the order of ranks; empty where none were saved."""
-        world = _world_size(self.folder)
+        world = self.world_size
         paths = [self.folder / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world)]
         return paths if all(path.is_file() for path in paths) else []
 
@@ -123,11 +129,6 @@ def _whole(name: str, parts: Sequence[Any]) -> Any:
     if tuple(whole.shape) != tuple(first.shape):
         raise UsageError(f"the parts of {name} make {tuple(whole.shape)}; expected {tuple(first.shape)}")
     return whole.contiguous()
-
-
-def _world_size(actor: Path) -> int:
-    config = actor / "fsdp_config.json"
-    return int(json.loads(config.read_bytes())["world_size"]) if config.is_file() else 0
 
 
 def run_config(run: Path) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class LoraShape:
             unknown.append("bias")
         if unknown:
             raise UsageError(
-                f"this LoRA adapter uses {', '.join(unknown)}, which cannot be merged here; expected plain LoRA "
-                "(keep the adapter and merge it with peft's merge_and_unload)"
+                f"this LoRA adapter uses {', '.join(unknown)}, which cannot be merged here; expected plain LoRA",
+                hint="keep the adapter and merge it with peft's merge_and_unload",
             )
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         return cls(rank, alpha, alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,33 +97,33 @@ class Watched:
             within_s: how long answers may take, for a trainer whose batch has failed already; 0 returns at once.
         """
         with self._turn:
-            self._look()
-            if within_s and self.lost is None and self._asked:
-                import ray
-
+            self._read(within_s=0.0)
+            asked = {*self._asked.values(), *self._gone}
+            for name, actor in self.actors() if self.lost is None else ():
+                if name not in asked:
+                    self._asked[actor.__ray_ready__.remote()] = name
+            if within_s:
                 # One that died since its last answer has only now been asked again.
-                ray.wait(list(self._asked), num_returns=len(self._asked), timeout=within_s)
-                self._look()
+                self._read(within_s=within_s)
 
-    def _look(self) -> None:
+    def _read(self, *, within_s: float) -> None:
+        """Reads each open question's answer as it comes: one that stays busy or hangs holds up none of a dead one."""
         import ray
 
-        if self._asked:
-            answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
-            for one in answered:
-                name = self._asked.pop(one)
-                try:
-                    ray.get(one)
-                except ray.exceptions.RayError as error:
-                    if _ON_PURPOSE in str(error):
-                        self._gone.add(name)
-                        continue
+        until = time.monotonic() + within_s
+        waiting = list(self._asked)
+        while waiting and self.lost is None:
+            answered, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, until - time.monotonic()))
+            if not answered:
+                return
+            name = self._asked.pop(answered[0])
+            try:
+                ray.get(answered[0])
+            except ray.exceptions.RayError as error:
+                if _ON_PURPOSE in str(error):
+                    self._gone.add(name)
+                else:
                     self.lost = LostWorker(f"{name} died, and what it had is lost. {error}")
-                    return
-        asked = {*self._asked.values(), *self._gone}
-        for name, actor in self.actors():
-            if name not in asked:
-                self._asked[actor.__ray_ready__.remote()] = name
 
     def _watch(self) -> None:
         waiting = threading.Event()

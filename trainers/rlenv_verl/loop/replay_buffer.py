@@ -21,7 +21,7 @@ from rlenv._base.nearest import all_known
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.estimators.episode_rows import RowLabel
 from rlenv_verl.loop.figures import EpisodeFigures, step_figures, trained_tasks
-from rlenv_verl.loop.lost import LAST_S, watched_of
+from rlenv_verl.loop.lost import LAST_S, Watched, watched_of
 from rlenv_verl.loop.updates import Updates
 
 if TYPE_CHECKING:
@@ -73,7 +73,14 @@ class _Sampling(ReplayBuffer):
             service that is down fails every episode, and filtering would ask for new prompts for ever.
     """
 
-    def __init__(self, *, sampler_kwargs: Any = None, refill_fn: Callable[[int], None] | None = None, **own: Any):
+    def __init__(
+        self,
+        *,
+        sampler_kwargs: Any = None,
+        refill_fn: Callable[[int], None] | None = None,
+        watched: Watched | None = None,
+        **own: Any,
+    ):
         options = _options(sampler_kwargs)
         metric = options["filter_groups_metric"]
         refills = metric is not None or options["sync_refill_failed_groups"]
@@ -98,7 +105,7 @@ class _Sampling(ReplayBuffer):
         self._most_filtered = int(options["most_filtered_batches"])
         self._filtered = 0
         self._updates = Updates.of(refill_fn)
-        self._watched = watched_of(refill_fn)
+        self._watched = watched_of(refill_fn) if watched is None else watched
         # Asynchronous trainers look before they sample for the first time.
         self._asked_for = int(options["train_batch_size"] or 64)
 
@@ -113,7 +120,8 @@ class _Sampling(ReplayBuffer):
         try:
             batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         except RuntimeError:
-            # Every episode of a server that died fails at once, and veRL then has a batch of nothing to complain about.
+            # Every episode of a server that died fails at once. veRL then complains of a batch of nothing, and the
+            # filter, which finds no signal in failed groups either, of too many of them.
             self._watched.look(within_s=LAST_S)
             self._watched.check()
             raise

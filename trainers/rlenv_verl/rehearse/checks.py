@@ -29,7 +29,7 @@ _NEEDED = (
     "timing_s/update_actor",
     "timing_s/step",
 )
-_PARTS = ("optim", "model", "extra")  # of a checkpoint, for every rank
+_PARTS = ("optim", "model", "extra_state")  # of a checkpoint, for every rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Evidence:
     """What a rehearsal left, and what it should have left.
 
     `samples` and `arrived` are the rows that the agent loops handed over and those that the trainer was handed;
-    `weights` the versions that the rollout server got. `before` are the steps of the first attempt.
+    `weights` the versions that the rollout servers got. `before` are the steps of the first attempt.
     """
 
     run: Run
@@ -89,6 +89,13 @@ class Evidence:
     def group(self) -> int:
         """Samples of a prompt."""
         return int(self.config["actor_rollout_ref"]["rollout"]["n"])
+
+    @property
+    def samplers(self) -> int:
+        """Rollout servers of an attempt, each of which is sent all weights."""
+        trainer, rollout = self.config["trainer"], self.config["actor_rollout_ref"]["rollout"]
+        each = [int(rollout[f"{kind}_parallel_size"]) for kind in ("tensor_model", "data", "pipeline_model")]
+        return int(trainer["n_gpus_per_node"]) * int(trainer["nnodes"]) // math.prod(each)
 
     def of_step(self, step: int) -> list[Mapping[str, Any]]:
         """The training rows that the loops handed over for a step."""
@@ -313,8 +320,11 @@ def _checkpoints(evidence: Evidence, digests: Mapping[int, str]) -> Check:
         if entry is None or entry.fault:
             wrong.append(f"step {step} {'is not saved' if entry is None else entry.fault}")
             continue
-        names = [path.name for path in entry.folder.glob("*.pt")]
-        wrong += [f"step {step} has no {part}_*" for part in _PARTS if not any(n.startswith(part) for n in names)]
+        world = entry.world_size
+        if not world:
+            wrong.append(f"step {step} does not say how many ranks wrote it (fsdp_config.json)")
+        parts = [f"{part}_world_size_{world}_rank_{rank}.pt" for rank in range(world) for part in _PARTS]
+        wrong += [f"step {step} has no {part}" for part in parts if not (entry.folder / part).is_file()]
         if not (entry.folder.parent / "data.pt").is_file():
             wrong.append(f"step {step} does not say where in the data it is (data.pt)")
         if step not in digests:
@@ -324,17 +334,28 @@ def _checkpoints(evidence: Evidence, digests: Mapping[int, str]) -> Check:
 
 
 def _weights(evidence: Evidence, digests: Mapping[int, str]) -> Check:
-    """The sampler has what was trained: equal checksums, another one after each step."""
-    sent = {entry["version"]: entry["digest"] for entry in evidence.weights}
-    wrong = [
-        f"step {step}: the sampler has {sent.get(step)}, the checkpoint {found}"
-        for step, found in digests.items()
-        if sent.get(step) != found
-    ]
-    versions = [sent[version] for version in sorted(version for version in sent if version is not None)]
-    if len(set(versions)) != len(versions) or len(versions) < evidence.before + 2:
-        wrong.append(f"{len(set(versions))} different weights in {len(versions)} versions")
-    return Check("weights", not wrong and bool(digests), "; ".join(wrong[:3]) or f"versions {sorted(sent)}, all differ")
+    """Every sampler has what was trained: equal checksums, another one after each step."""
+    got: dict[int, list[str]] = {}
+    for entry in evidence.weights:
+        if entry["version"] is not None:
+            got.setdefault(entry["version"], []).append(entry["digest"])
+    versions = [0, *evidence.steps]
+    wrong = []
+    for version in versions:
+        # Those of the checkpoint are sent twice: behind its step, and where the second attempt begins.
+        wanted = evidence.samplers * (2 if version == evidence.before else 1)
+        if len(got.get(version, ())) < wanted:
+            wrong.append(f"version {version} came {len(got.get(version, ()))} times, expected {wanted}")
+    for version, found in got.items():
+        expected = {digests[version]} if version in digests else set(found[:1])
+        if set(found) != expected:
+            trained = f", the checkpoint {digests[version]}" if version in digests else ""
+            wrong.append(f"step {version}: the samplers have {', '.join(sorted(set(found)))}{trained}")
+    different = len({found[0] for found in got.values()})
+    if different != len(got):
+        wrong.append(f"{different} different weights in {len(got)} versions")
+    detail = f"versions {sorted(got)} in {evidence.samplers} samplers, all differ"
+    return Check("weights", not wrong and bool(digests), "; ".join(wrong[:3]) or detail)
 
 
 def _resumed(evidence: Evidence) -> Check:

@@ -38,7 +38,7 @@ from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.preset import Preset, compose
 from rlenv_verl.settings.specs import TrainedSpec
 
-__all__ = ["RunPlan", "rehearse", "served"]
+__all__ = ["RunPlan", "rehearse"]
 
 RunPlan = Callable[..., tuple[Ending, list[StepFigures]]]
 
@@ -256,20 +256,10 @@ def _played(
     return plan
 
 
-def served(state: Mapping[str, Any], model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The weights that a sampler has of a checkpoint: with an adapter (`model.lora_rank`), it and the base as one."""
-    rank = int(model.get("lora_rank") or 0)
-    if not rank:
-        return state
-    from rlenv_verl.export.lora import merge, split
-
-    base, adapter = split(state)
-    return merge(base, adapter, scaling=float(model["lora_alpha"]) / rank)
-
-
 def _checked(scene: _Scene, plan: Plan) -> list[Check]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
+    from rlenv_verl.export.weights import plain_weights
     from rlenv_verl.rehearse.server import digest
 
     # The first attempt's configuration: the second does not validate again what it starts from.
@@ -277,7 +267,8 @@ def _checked(scene: _Scene, plan: Plan) -> list[Check]:
     digests = {}
     for entry in find_checkpoints(plan.run.folder):
         if not entry.fault:
-            digests[entry.step] = digest(served(entry.state(), scene.plan.config["actor_rollout_ref"]["model"]))
+            # As a sampler has them: with an adapter, it and the base as one.
+            digests[entry.step] = digest(plain_weights(entry, base=plan.run.model)[0])
     run, environments = scene.preset.run, [spec.environment for spec in scene.specs]
     wanted = {"validation": sum(_held_out(one, run) for one in environments)}
     if len(environments) == 1:  # several are mixed by their weights

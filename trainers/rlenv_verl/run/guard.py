@@ -36,42 +36,53 @@ class Segments:
     Expected: who makes a segment removes it. Actual: Python does so when a process ends by itself (`multiprocessing`'s
     resource tracker), and the processes of a run are ended by Ray or killed: each run with vLLM left two segments and
     one that was cut in the middle of a sync its bucket of weights (256 MB, until the machine's next start).
+
+    Args:
+        mark: the run's.
+        folder: where the system shows shared memory as files.
     """
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, *, folder: str = _SHARED) -> None:
         self._mark = mark
+        self._folder = folder
         self._known: set[str] = set()
         self._own: set[str] = set()
 
     def look(self) -> None:
         """Finds out which are the run's, where there is a new one; to be called while its processes live."""
-        there = _segments()
+        there = _segments(self._folder)
         if there - self._known:
-            self._own |= there & _mapped(_family(self._mark))
+            self._own |= there & _mapped(_family(self._mark), self._folder)
         self._known = there
 
     def remove(self) -> None:
         """Removes the run's; not one that a living process has whose address space can be read."""
-        left = self._own & _segments()
+        left = self._own & _segments(self._folder)
         if left:
-            left -= _mapped(psutil.process_iter())
+            left -= _mapped(psutil.process_iter(), self._folder)
         for name in left:
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(_SHARED, name))
+                os.unlink(os.path.join(self._folder, name))
 
 
-def _segments() -> set[str]:
+def _segments(folder: str) -> set[str]:
     try:
-        with os.scandir(_SHARED) as found:
-            return {
-                entry.name for entry in found if entry.name.startswith(_NAMED_BY) and entry.stat().st_uid == os.getuid()
-            }
+        found = os.scandir(folder)
     except OSError:  # another system, where nothing is left either
         return set()
+    with found:
+        return {entry.name for entry in found if entry.name.startswith(_NAMED_BY) and _is_own(entry)}
 
 
-def _mapped(processes: Iterable[psutil.Process]) -> set[str]:
-    """The names that the address spaces of these processes hold."""
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat().st_uid == os.getuid()
+    except OSError:  # removed since the folder was read, as some are in every run
+        return False
+
+
+def _mapped(processes: Iterable[psutil.Process], folder: str) -> set[str]:
+    """The names in the folder that the address spaces of these processes hold."""
     names = set()
     for process in processes:
         with (
@@ -79,7 +90,7 @@ def _mapped(processes: Iterable[psutil.Process]) -> set[str]:
             open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as maps,
         ):
             for line in maps:
-                _, _, name = line.rstrip("\n").partition(f" {_SHARED}/")
+                _, _, name = line.rstrip("\n").partition(f" {folder}/")
                 if name:
                     names.add(name)
     return names

@@ -33,8 +33,8 @@ def measure_prompts(
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]}); set"
-            " run.max_prompt_length=N"
+            f"the tokenizer of {model} cannot be loaded to measure prompts ({str(error).splitlines()[0]})",
+            hint="set run.max_prompt_length=N",
         ) from error
     shown = seeing(model) if environment.spec.prompt.images else {}
     encoder = TokenEncoder(tokenizer, template_kwargs=template_kwargs, same_turn=environment.same_turn, **shown)

@@ -182,15 +182,18 @@ def _line(step: Step, total: int) -> str:
 def _explain(ending: Ending, run: SftRun, console: Console) -> None:
     """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
-    for line in ending_lines(ending, log, last=lambda: _last(log)):
+    for line in ending_lines(ending, log, last=lambda: _last(log, since=ending.log_from)):
         console.print(line, markup=False)
     if run.keeps:
         console.print(f"go on with: rlenv sft --resume {run.folder}", markup=False)
 
 
-def _last(log: Path) -> Iterator[str]:
-    """The end of a log that says why: what torchrun tells of its child's death comes behind the child's own words."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+def _last(log: Path, *, since: int) -> Iterator[str]:
+    """The end of a log that says why: what torchrun tells of its child's death comes behind the child's own words.
+
+    Earlier attempts wrote above the byte `since`, torchrun's words of their deaths among them.
+    """
+    lines = log.read_bytes()[since:].decode("utf-8", errors="replace").splitlines()
     ends = [
         index for index, line in enumerate(lines) if "torch/distributed/elastic" in line or "ChildFailedError" in line
     ]

@@ -41,7 +41,7 @@ from typing import Any
 from rlenv.checks.validate import validate
 from rlenv.cli.main import main
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = ("python", "sh", "yaml", "text", "jinja", "json", "sql", "toml")
 TRAINER = ("train", "sft", "export-policy")
@@ -106,8 +106,8 @@ def prose_of(page: Path) -> str:
     return _PART.sub("", page.read_text(encoding="utf-8"))
 
 
-def run_page(page: Path) -> None:
-    """Runs the blocks of a page in the working directory.
+def run_page(page: Path) -> list[str]:
+    """Runs the blocks of a page in the working directory; the places of commands that wait for veRL to be installed.
 
     Raises:
         AssertionError: a block does not do what a block of its kind has to; the message has its place.
@@ -118,14 +118,16 @@ def run_page(page: Path) -> None:
         if block.is_hidden and (file := block.says("file")) is not None:
             _write(file, block.text)
     names: dict[str, Any] = {}
+    left: list[str] = []
     for block in blocks:
         if (reason := block.says("not run")) is not None:
             assert len(reason) > 5, f"{block.place}: why is it not run?"
-            _read(block)
+            left += _read(block)
         elif block.language == "text":
-            _read(block)
+            left += _read(block)
         else:
-            _run(block, names)
+            left += _run(block, names)
+    return left
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -135,7 +137,7 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words
 
 
-def _run(block: Block, names: dict[str, Any]) -> None:
+def _run(block: Block, names: dict[str, Any]) -> list[str]:
     text = block.text
     for pair in (block.says("with") or "").split():
         name, _, value = pair.partition("=")
@@ -155,10 +157,10 @@ def _run(block: Block, names: dict[str, Any]) -> None:
     elif block.language == "python":
         _execute(block, text, names)
     elif block.language == "sh":
-        for words in commands(text):
-            _command(block, words)
+        return [block.place for words in commands(text) if not _command(block, words)]
     else:
         raise AssertionError(f"{block.place}: a block of {block.language} needs a marker: file, or not run")
+    return []
 
 
 def _write(file: str, text: str) -> None:
@@ -182,34 +184,43 @@ def _execute(block: Block, text: str, names: dict[str, Any]) -> None:
             names[name]()
 
 
-def _command(block: Block, words: list[str]) -> None:
+def _command(block: Block, words: list[str]) -> bool:
+    """Runs a command; False where it needs veRL, which is not installed."""
     assert words[0] == "rlenv", f"{block.place}: only rlenv's own commands are run; mark others: not run"
     if words[1] in TRAINER:
         if not _HAS_TRAINER:
-            return
+            return False
         words = [*words, "--dry-run"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = main(words[1:])
     assert code == 0, f"{block.place}: {shlex.join(words)} ended with {code}\n{said.getvalue()}"
+    return True
 
 
-def _read(block: Block) -> None:
-    """Looks at a block that is not run, as far as can be done without running it."""
+def _read(block: Block) -> list[str]:
+    """Looks at a block that is not run, as far as can be done without running it; `check_words` says what is left."""
     if block.language == "python":
         compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
     if block.language == "sh" or block.text.startswith("rlenv "):
-        check_words(block.place, block.text.replace("[", " "))
+        return check_words(block.place, block.text.replace("[", " "))
+    return []
 
 
-def check_words(place: str, text: str) -> None:
-    """Holds commands against what there is: rlenv's options, the Makefile's targets, the repository's scripts."""
+def check_words(place: str, text: str) -> list[str]:
+    """Holds commands against what there is: rlenv's options, the Makefile's targets, the repository's scripts.
+
+    Returns:
+        `place` for each command whose options nobody knows before veRL is installed.
+    """
+    left: list[str] = []
     for line in text.replace("\\\n", " ").splitlines():
         for said in re.split(r"&&|;|\|", line.partition(" #")[0]):
             words = said.split()
             if "rlenv" in words:
                 words = words[words.index("rlenv") :]
                 if words[1] in TRAINER and not _HAS_TRAINER:
+                    left.append(place)
                     continue
                 unknown = {word.partition("=")[0] for word in words if _OPTION.match(word)} - _options(words[1])
                 assert not unknown, f"{place}: rlenv {words[1]} has no option {', '.join(sorted(unknown))}"
@@ -218,6 +229,7 @@ def check_words(place: str, text: str) -> None:
                 assert targets <= _targets(), f"{place}: the Makefile has no target {targets - _targets()}"
             elif words[:1] == ["python"] and re.match(r"(examples|benchmarks|specs)/", words[1]):
                 assert (ROOT / words[1]).is_file(), f"{place}: there is no {words[1]}"
+    return left
 
 
 @cache

@@ -1,0 +1,200 @@
+"""`rlenv runs`: the runs that were kept: what they are, packing them, handing them on, removing them."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from rlenv.cli.console import Console
+from rlenv.cli.terminal import write, write_json
+from rlenv.errors import UsageError
+from rlenv.runs import files
+from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
+from rlenv.runs.pack import pack
+from rlenv.runs.reader import RunReader
+from rlenv.runs.recorded import in_order
+from rlenv.runs.summary import wilson
+
+__all__ = ["add_arguments", "find_runs", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands of `rlenv runs`."""
+    actions = parser.add_subparsers(dest="action", metavar="list | show | pack | export | rm", required=True)
+    listing = actions.add_parser("list", help="the runs in and below folders", allow_abbrev=False)
+    listing.add_argument("folders", nargs="*", default=["."], metavar="FOLDER", help="the current one by default")
+    show = actions.add_parser("show", help="what a run is and what it holds", allow_abbrev=False)
+    packing = actions.add_parser("pack", help="seal journals that nobody writes, and merge parts", allow_abbrev=False)
+    packing.add_argument("--force", action="store_true", help="journals of writers on other hosts too: they are gone")
+    export = actions.add_parser("export", help="write the episodes as one .jsonl file", allow_abbrev=False)
+    export.add_argument("-o", "--out", metavar="FILE", required=True, help="the file; it may not be there")
+    removing = actions.add_parser("rm", help="remove runs from their folders", allow_abbrev=False)
+    removing.add_argument("--yes", action="store_true", help="remove; without it only what would go is shown")
+    for one in (show, packing, export):
+        one.add_argument("run", help="a run's folder")
+    removing.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    for one in (listing, show):
+        one.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0; 1 where `list` finds no run."""
+    return {"list": _list, "show": _show, "pack": _pack, "export": _export, "rm": _remove}[args.action](args)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What a list says of a run."""
+
+    path: Path
+    info: RunInfo | None
+    episodes: int
+    step: int
+    valid: int
+    successes: int
+    invalid: int
+
+    @staticmethod
+    def of(path: Path) -> _Figures:
+        reader = open_run(path)
+        rows = [row for row in _rows(reader) if reader.counts(row)]
+        valid = [row["success"] for row in rows if row["success"] is not None]
+        step = max((row["step"] for row in rows), default=0)
+        invalid = sum(row["reward"] is None for row in rows)
+        return _Figures(path, read_info(path), len(rows), step, len(valid), sum(valid), invalid)
+
+    def as_dict(self) -> dict[str, Any]:
+        info = self.info
+        low, high = wilson(self.successes, self.valid)
+        last = info.attempts[-1] if info and info.attempts else None
+        return {
+            "path": str(self.path),
+            "kind": info.kind if info else None,
+            "state": info.state if info else None,
+            "environment": info.environment if info else None,
+            "spec": info.spec if info else None,
+            "policy": info.policy if info else None,
+            "attempts": len(info.attempts) if info else 0,
+            "started": last.started if last else None,
+            "lock": last.lock if last else None,
+            "episodes": self.episodes,
+            "step": self.step,
+            "invalid": self.invalid,
+            "success": self.successes / self.valid if self.valid else None,
+            "success_interval": [low, high] if self.valid else None,
+        }
+
+
+def _rows(reader: RunReader) -> Sequence[dict[str, Any]]:
+    """The flat rows, with what came later, by columns where pyarrow is there."""
+    try:
+        rows: list[dict[str, Any]] = reader.table.select(_LISTED).to_pylist()
+    except UsageError:  # pyarrow is not installed: every row is in a journal, and what came later is not looked at
+        rows = list(reader.rows())
+    return rows
+
+
+_LISTED = ["attempt", "step", "success", "reward"]
+
+
+def find_runs(folders: Sequence[str | Path]) -> list[Path]:
+    """The runs in and below folders, by name; folders inside of a run are not looked into.
+
+    Raises:
+        UsageError: one is no folder.
+    """
+    found: list[Path] = []
+    rest = [Path(folder) for folder in reversed(folders)]
+    for folder in rest:
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}")
+    while rest:
+        folder = rest.pop()
+        if is_run(folder):
+            found.append(folder)
+            continue
+        inside = (item for item in folder.iterdir() if item.is_dir() and not item.is_symlink())
+        rest += sorted((item for item in inside if not item.name.startswith(".")), reverse=True)
+    return found
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = [_Figures.of(path) for path in find_runs(args.folders)]
+    if args.json:
+        write_json([one.as_dict() for one in found])
+        return 0 if found else 1
+    table = Table("run", "kind", "environment", "policy", "state", "step", "episodes", "success", "invalid")
+    for one in found:
+        told = one.as_dict()
+        success = "–" if told["success"] is None else f"{told['success']:.3f}"
+        words = [str(told[name] or "–") for name in ("path", "kind", "environment", "policy", "state")]
+        table.add_row(*map(escape, words), str(one.step), str(one.episodes), success, str(one.invalid))
+    Console(highlight=False).print(table) if found else write("no runs\n")
+    return 0 if found else 1
+
+
+def _show(args: argparse.Namespace) -> int:
+    told = _Figures.of(_run_at(args.run)).as_dict()
+    if args.json:
+        write_json(told)
+        return 0
+    told["started"] = datetime.fromtimestamp(told["started"]).isoformat(" ", "seconds") if told["started"] else None
+    table = Table(show_header=False)
+    for name, value in told.items():
+        table.add_row(name.replace("_", " "), escape("–" if value is None else str(value)))
+    Console(highlight=False).print(table)
+    return 0
+
+
+def _pack(args: argparse.Namespace) -> int:
+    done = pack(_run_at(args.run), force=args.force)
+    write(f"{done.sealed} journals sealed, {done.merged} parts merged")
+    write(f"; {len(done.left)} journals left, whose writers live or may live\n" if done.left else "\n")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    path, out = _run_at(args.run), Path(args.out)
+    if out.exists():
+        raise UsageError(f"{out} exists already", hint="name another file")
+    reader = open_run(path)
+    ids = in_order(reader)
+    try:
+        files.write(out, (reader.body(id).trajectory() for id in ids))
+    except OSError as error:
+        raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+    write(f"{len(ids)} episodes in {out}\n")
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    paths = [_run_at(name) for name in args.runs]
+    for path in paths:
+        info = read_info(path)
+        if info is not None and info.state == "running":
+            raise UsageError(f"{path} is still running", hint="stop it first")
+    for path in paths:
+        size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+        write(f"{'removed' if args.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
+        if args.yes:
+            clear(path)
+            if not any(path.iterdir()):
+                shutil.rmtree(path)
+    if not args.yes:
+        write("nothing is removed without --yes\n")
+    return 0
+
+
+def _run_at(name: str) -> Path:
+    path = Path(name)
+    if not is_run(path):
+        raise UsageError(f"there is no run at {path}", hint="`rlenv runs list` shows those below this folder")
+    return path

@@ -1,0 +1,180 @@
+"""Packing: journals that nobody writes any more become parts, and small parts one large one.
+
+A packed part is named by what it holds, `P-<digest>`, and its metadata list the segments in it, each with the place of
+its first row. Readers take a segment from the packed part that names it and leave its own part alone, so that for a
+reader who looks in between nothing is missing and nothing there twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from rlenv.runs.journal import KINDS, path_of, segments
+from rlenv.runs.parts import GROUP, PACKED, arrow, part_of, seal, write_part
+from rlenv.runs.writer import host_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Packed", "is_alive", "pack"]
+
+_MOST_BYTES: Final = 128_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What was done: journals sealed, parts merged, and journals left since their writers live or may live."""
+
+    sealed: int
+    merged: int
+    left: tuple[str, ...]
+
+
+def is_alive(segment: str) -> bool:
+    """Whether the writer of a segment may still write: its process lives, or is on another host, where nobody sees."""
+    pid = segment.rsplit("-", 3)[1]
+    if not _is_here(segment) or not pid.isdecimal():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def pack(run: Path, *, force: bool = False) -> Packed:
+    """Seals the journals of writers that are gone, and merges small parts.
+
+    Args:
+        force: seal the journals of writers on other hosts too; the caller knows that they are gone. A journal whose
+            writer lives on this host is never touched.
+
+    Raises:
+        MissingExtra: pyarrow is not installed.
+        OSError: the folder cannot be written; what was there stays.
+    """
+    arrow()
+    sealed, left = 0, []
+    for segment in sorted(segments(run)):
+        if is_alive(segment) and not (force and not _is_here(segment)):
+            left.append(segment)
+            continue
+        if part_of(run, "episodes", segment).exists():  # killed between the renaming and the removal of the journals
+            for kind in KINDS:
+                path_of(run, segment, kind).unlink(missing_ok=True)
+            continue
+        seal(run, segment)
+        sealed += 1
+    _sweep(run)
+    return Packed(sealed, sum(_merged(run, group) for group in _groups(run)), tuple(left))
+
+
+def _is_here(segment: str) -> bool:
+    return segment.rsplit("-", 3)[0] == host_name()
+
+
+def _sweep(run: Path) -> None:
+    """Removes what was left by who was killed: bodies without rows, half parts, and parts that are in a packed one."""
+    import pyarrow.parquet as pq
+
+    open_segments = segments(run)
+    for path in (run / "journal").glob("*.bodies"):
+        if path.stem not in open_segments and not is_alive(path.stem):
+            path.unlink(missing_ok=True)
+    for path in run.glob("*/*.parquet.tmp"):
+        if not is_alive(path.name.removesuffix(".parquet.tmp")):
+            path.unlink(missing_ok=True)
+    for path in (run / "episodes").glob("P-*.parquet"):
+        held = pq.read_metadata(path).metadata or {}
+        for segment, *_ in orjson.loads(held[PACKED]):
+            for kind in ("episodes", "bodies"):
+                part_of(run, kind, segment).unlink(missing_ok=True)
+
+
+def _groups(run: Path) -> Iterator[list[str]]:
+    """Segments whose parts are merged into one, in the order of their names; a large one stays as it is."""
+    group: list[str] = []
+    size = 0
+    for path in sorted((run / "episodes").glob("*.parquet")):
+        segment = path.name[:-8]
+        if segment.startswith("P-"):
+            continue
+        bodies = part_of(run, "bodies", segment)
+        own = path.stat().st_size + (bodies.stat().st_size if bodies.exists() else 0)
+        if size + own > _MOST_BYTES and group:
+            if len(group) > 1:
+                yield group
+            group, size = [], 0
+        group.append(segment)
+        size += own
+    if len(group) > 1:
+        yield group
+
+
+def _merged(run: Path, group: Sequence[str]) -> int:
+    """Merges the parts of segments, and returns how many; bodies first, since rows make them count."""
+    import pyarrow.parquet as pq
+
+    held, rows, bodies = [], 0, 0
+    tables: list[pa.Table] = []
+    for segment in group:
+        table = pq.ParquetFile(part_of(run, "episodes", segment)).read(use_threads=False)
+        held.append([segment, rows, bodies])
+        rows += len(table)
+        bodies += int(table["has_body"].to_numpy().sum())
+        tables.append(table)
+    name = f"P-{hashlib.blake2b(orjson.dumps(held), digest_size=8).hexdigest()}"
+    if bodies:
+        _merge_bodies(run, group, part_of(run, "bodies", name))
+    whole = arrow().concat_tables(tables).replace_schema_metadata({PACKED: orjson.dumps(held)})
+    write_part(whole, part_of(run, "episodes", name))
+    for segment in group:
+        for kind in ("episodes", "bodies"):
+            part_of(run, kind, segment).unlink(missing_ok=True)
+    return len(group)
+
+
+def _merge_bodies(run: Path, group: Sequence[str], path: Path) -> None:
+    """One part of the bodies of several, group of rows by group of rows, so that memory stays small."""
+    import pyarrow.parquet as pq
+
+    beside = path.with_name(path.name + ".tmp")
+    writer: Any = None
+    left: list[pa.Table] = []
+    with beside.open("wb") as file:
+        for segment in group:
+            part = part_of(run, "bodies", segment)
+            if not part.exists():
+                continue
+            source = pq.ParquetFile(part)
+            if writer is None:
+                options = {"compression_level": 1, "write_statistics": False, "use_dictionary": False}
+                writer = pq.ParquetWriter(file, source.schema_arrow, compression="zstd", **options)
+            for index in range(source.num_row_groups):
+                left = _write_whole(writer, [*left, source.read_row_group(index, use_threads=False)])
+        if writer is not None:
+            if left:
+                writer.write_table(arrow().concat_tables(left), row_group_size=GROUP)
+            writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _write_whole(writer: Any, tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Writes as many whole groups of rows as there are; what is left of them waits for more."""
+    table = arrow().concat_tables(tables)
+    whole = len(table) // GROUP * GROUP
+    if whole:
+        writer.write_table(table.slice(0, whole), row_group_size=GROUP)
+    rest = table.slice(whole)
+    return [rest] if len(rest) else []

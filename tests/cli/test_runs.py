@@ -1,0 +1,85 @@
+"""`rlenv runs`: what was kept, and what is done with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlenv.cli.main import main
+from rlenv.runs import files
+from rlenv.runs.folder import KeptRun, RunInfo
+from rlenv.runs.recorded import recorded
+from rlenv.runs.schema import Facts
+from tests.support.kept import episode
+
+
+def kept(path: Path, *rewards: float) -> Path:
+    with KeptRun(path, RunInfo("eval", environment="toy-v0", policy="oracle"), lock="abc") as run:
+        for number, reward in enumerate(rewards):
+            run.append(episode(number, reward=reward), Facts())
+    return path
+
+
+def test_runs_are_found_below_a_folder_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(tmp_path / "a", 1.0, 0.0)
+    kept(tmp_path / "deep" / "er" / "b", 1.0)
+    (tmp_path / "nothing").mkdir()
+    assert main(["runs", "list", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(Path(one["path"]).name, one["episodes"], one["success"]) for one in found] == [
+        ("a", 2, 0.5),
+        ("b", 1, 1.0),
+    ]
+    assert found[0]["state"] == "ended"
+    assert found[0]["lock"] == "abc"
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    assert "oracle" in capsys.readouterr().out
+    assert main(["runs", "list", str(tmp_path / "nothing")]) == 1
+    assert main(["runs", "show", str(tmp_path / "a")]) == 0
+    assert "toy-v0" in capsys.readouterr().out
+
+
+def test_an_export_is_the_episodes_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = kept(tmp_path / "run", 1.0, 0.0, 1.0), tmp_path / "out.jsonl"
+    assert main(["runs", "export", str(run), "-o", str(out)]) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    assert list(files.read(out)) == recorded(run)
+    assert main(["runs", "export", str(run), "-o", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_packing_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = kept(tmp_path / "run", 1.0)
+    assert main(["runs", "pack", str(run)]) == 0
+    assert capsys.readouterr().out == "0 journals sealed, 0 parts merged\n"
+
+
+def test_a_run_is_removed_only_when_that_is_said_twice_and_nothing_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = kept(tmp_path / "run", 1.0)
+    (run / "notes.txt").write_text("mine")
+    assert main(["runs", "rm", str(run)]) == 0
+    assert "nothing is removed without --yes" in capsys.readouterr().out
+    assert len(recorded(run)) == 1
+    assert main(["runs", "rm", str(run), "--yes"]) == 0
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    whole = kept(tmp_path / "whole", 1.0)
+    assert main(["runs", "rm", str(whole), "--yes"]) == 0
+    assert not whole.exists()
+
+
+def test_a_run_that_runs_is_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with KeptRun(tmp_path / "run", RunInfo("eval")) as run:
+        run.append(episode(0), Facts())
+        assert main(["runs", "rm", str(tmp_path / "run"), "--yes"]) == 2
+        assert "is still running" in capsys.readouterr().err
+    assert len(recorded(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("action", [["show"], ["pack"], ["export", "-o", "x"], ["rm"]])
+def test_a_folder_without_a_run_is_told(tmp_path: Path, action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", *action, str(tmp_path)]) == 2
+    assert "there is no run at" in capsys.readouterr().err

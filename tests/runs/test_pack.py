@@ -1,0 +1,122 @@
+"""Packing: what nobody writes any more, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlenv.runs.journal import path_of
+from rlenv.runs.pack import is_alive, pack
+from rlenv.runs.parts import seal
+from rlenv.runs.reader import RunReader
+from rlenv.runs.schema import Facts
+from rlenv.runs.writer import KeepPolicy, RunWriter, host_name
+from tests.support.kept import TOKENS, episode, keep
+
+
+def dead() -> int:
+    """The id of a process that is gone."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid
+
+
+def orphaned(run: Path, segment: str, *, owner: str) -> str:
+    """Gives a segment's journal another owner."""
+    rest = segment.rsplit("-", 2)
+    name = f"{owner}-{rest[1]}-{rest[2]}"
+    for path in (run / "journal").glob(f"{segment}.*"):
+        path.write_bytes(path.read_bytes().replace(segment.encode(), name.encode()))
+        path.rename(path.with_name(path.name.replace(segment, name)))
+    return name
+
+
+def test_small_parts_become_one_and_every_episode_is_still_there(tmp_path: Path) -> None:
+    ids = [*keep(tmp_path, 19, seal_episodes=5), *keep(tmp_path, 4, first=19)]
+    before = RunReader(tmp_path)
+    parts = len(list((tmp_path / "episodes").iterdir()))
+    done = pack(tmp_path)
+    assert (done.sealed, done.merged, done.left) == (0, parts, ())
+    assert len(list((tmp_path / "episodes").iterdir())) == len(list((tmp_path / "bodies").iterdir())) == 1
+    reader = RunReader(tmp_path)
+    assert sorted(reader.table["id"].to_pylist()) == sorted(ids)
+    for number, id in enumerate(ids):
+        assert reader.body(id).trajectory() == episode(number)
+        assert list(reader.body(id).tokens[0].ids) == TOKENS.ids
+    before.refresh()
+    assert sorted(before.table["id"].to_pylist()) == sorted(ids)
+    assert before.body(ids[7]).trajectory() == episode(7)
+    assert pack(tmp_path).merged == 0
+
+
+def test_bodies_that_were_not_kept_do_not_shift_the_others(tmp_path: Path) -> None:
+    facts = Facts(mode="train", group="g")
+    for first in (0, 10):
+        writer = RunWriter(tmp_path, keep=KeepPolicy(keep_gb=0.0, share=0.3))
+        for number in range(first, first + 10):
+            writer.append(episode(number), facts)
+        writer.close()
+    pack(tmp_path)
+    reader = RunReader(tmp_path)
+    rows = reader.table.to_pylist()
+    kept = [row for row in rows if row["has_body"]]
+    assert 2 <= len(kept) < 20
+    for row in kept:
+        assert reader.body(row["id"]).trajectory() == episode(row["task"])
+
+
+def test_a_journal_of_a_writer_that_is_gone_is_sealed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    writers = [RunWriter(tmp_path) for _ in range(3)]
+    for number, writer in enumerate(writers):
+        writer.append(episode(number), Facts())
+    segments = sorted(path.name.split(".")[0] for path in (tmp_path / "journal").glob("*.rows.jsonl"))
+    gone = orphaned(tmp_path, segments[0], owner=f"{host_name()}-{dead()}")
+    far = orphaned(tmp_path, segments[1], owner="elsewhere-1")
+    done = pack(tmp_path)
+    assert done.sealed == 1
+    assert set(done.left) == {far, segments[2]}
+    assert not is_alive(gone)
+    assert pack(tmp_path, force=True).left == (segments[2],)
+    assert sorted(RunReader(tmp_path).table["task"].to_pylist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("left", ["late", "rows", "bodies"])
+def test_a_sealing_that_was_interrupted_is_done_again(tmp_path: Path, left: str) -> None:
+    """Killed behind the renaming of the rows' part, with one journal still there."""
+    writer = RunWriter(tmp_path)
+    id = writer.append(episode(0), Facts())
+    writer.late(id, {"fate": "trained"})
+    segment = id.rpartition("-")[0]
+    journal = path_of(tmp_path, segment, left)
+    shutil.copy(journal, tmp_path / "copy")
+    seal(tmp_path, segment)
+    shutil.copy(tmp_path / "copy", journal)
+    owner = f"{host_name()}-{dead()}"
+    assert RunReader(tmp_path).table["fate"].to_pylist() == ["trained"]
+    for kind in ("episodes", "bodies", "late"):
+        (part,) = (tmp_path / kind).iterdir()
+        part.rename(part.with_name(part.name.replace(f"{host_name()}-{os.getpid()}", owner)))
+    journal.rename(journal.with_name(journal.name.replace(f"{host_name()}-{os.getpid()}", owner)))
+    pack(tmp_path)
+    assert not list((tmp_path / "journal").iterdir())
+    assert len(RunReader(tmp_path).table) == 1
+
+
+def test_packing_that_was_interrupted_leaves_nothing_twice(tmp_path: Path) -> None:
+    """Killed behind the renaming of the packed part: those that it was made of are still there."""
+    ids = keep(tmp_path, 6, seal_episodes=2)
+    whole = tmp_path.with_name("whole")
+    shutil.copytree(tmp_path, whole)
+    pack(tmp_path)
+    for kind in ("episodes", "bodies"):
+        for part in (whole / kind).iterdir():
+            shutil.copy(part, tmp_path / kind)
+    assert RunReader(tmp_path).table["id"].to_pylist() == ids
+    pack(tmp_path)
+    assert len(list((tmp_path / "episodes").iterdir())) == 1
+    assert RunReader(tmp_path).table["id"].to_pylist() == ids

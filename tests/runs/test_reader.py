@@ -1,0 +1,124 @@
+"""A run as others see it, while it is written, sealed and packed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlenv.errors import UsageError
+from rlenv.runs.folder import Attempt, RunInfo, open_run, write_info
+from rlenv.runs.pack import pack
+from rlenv.runs.reader import RunReader
+from rlenv.runs.schema import Facts, ending_of
+from rlenv.runs.writer import RunWriter
+from rlenv.trajectory import RewardBreakdown
+from tests.support.kept import episode, keep
+
+
+def test_a_refresh_reads_what_is_new_and_only_that(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, seal_episodes=3)
+    reader = RunReader(tmp_path)
+    assert len(reader.table) == 0
+    assert not reader.refresh()
+    for number in range(10):
+        writer.append(episode(number), Facts())
+        assert reader.refresh()
+        assert reader.table["task"].to_pylist() == list(range(number + 1))
+        assert not reader.refresh() or len(reader.table) == number + 1  # sealed in the meantime: the same rows
+    writer.close()
+    reader.refresh()
+    assert sorted(reader.table["task"].to_pylist()) == list(range(10))
+    assert not reader.refresh()
+
+
+def test_counts_never_go_back_while_segments_are_sealed_and_packed(tmp_path: Path) -> None:
+    """Three writers seal every other episode, one packs what is sealed, and a reader looks all the time."""
+    done, seen = threading.Event(), []
+    (tmp_path / "journal").mkdir()
+
+    def write() -> None:
+        keep(tmp_path, 60, seal_episodes=2)
+
+    def look() -> None:
+        reader = RunReader(tmp_path)
+        while not done.is_set():
+            reader.refresh()
+            ids = reader.table["id"].to_pylist()
+            assert len(ids) == len(set(ids))
+            if ids:
+                assert reader.body(ids[-1]).trajectory().environment == "toy-v0"
+            seen.append(len(ids))
+        reader.refresh()
+        seen.append(len(reader.table))
+
+    failed: list[BaseException] = []
+
+    def looked() -> None:
+        try:
+            look()
+        except BaseException as error:
+            failed.append(error)
+
+    looking = threading.Thread(target=looked)
+    looking.start()
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        pack(tmp_path)
+    for writer in writers:
+        writer.join()
+    done.set()
+    looking.join()
+    assert not failed
+    assert seen == sorted(seen)
+    assert seen[-1] == 180
+
+
+def test_an_attempt_that_was_gone_on_from_does_not_count(tmp_path: Path) -> None:
+    for attempt, steps in ((0, (1, 2, 3)), (1, (3, 4))):
+        writer = RunWriter(tmp_path, attempt=attempt)
+        for step in steps:
+            writer.append(episode(step), Facts(step=step))
+        writer.close()
+    write_info(tmp_path, RunInfo("train", attempts=(Attempt(0), Attempt(1, from_step=2))))
+    reader = open_run(tmp_path)
+    rows = sorted(zip(reader.table["step"].to_pylist(), reader.table["attempt"].to_pylist(), strict=True))
+    assert rows == [(1, 0), (2, 0), (3, 1), (4, 1)]
+    assert sum(reader.counts(row) for row in reader.rows()) == 4
+
+
+def test_what_an_episode_has_ended_as_may_be_known_later(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    id = writer.append(episode(0), Facts())
+    again = episode(0).rescored(RewardBreakdown(0.25, episode(0).reward.terms, (0.0, 0.25)), success=False)
+    writer.late(id, ending_of(again))
+    for _ in ("open", "sealed"):
+        reader = RunReader(tmp_path)
+        assert reader.body(id).trajectory() == again
+        assert reader.table["reward"].to_pylist() == [0.25]
+        assert reader.table["success"].to_pylist() == [False]
+        writer.close()
+
+
+@pytest.mark.parametrize("id", ["nothing", "nothing-0", "{segment}-9", "", "../../x-0"])
+def test_an_id_that_is_no_episodes_is_told(tmp_path: Path, id: str) -> None:
+    (real,) = keep(tmp_path, 1)
+    with pytest.raises(UsageError, match="is no episode of"):
+        RunReader(tmp_path).body(id.format(segment=real.rpartition("-")[0]))
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no run at"):
+        RunReader(tmp_path / "nowhere")
+
+
+def test_a_journal_that_was_cut_off_in_a_line_is_read_up_to_it(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path)
+    for number in range(3):
+        writer.append(episode(number), Facts())
+    (rows,) = (tmp_path / "journal").glob("*.rows.jsonl")
+    rows.write_bytes(rows.read_bytes()[:-30])
+    assert RunReader(tmp_path).table["task"].to_pylist() == [0, 1]

@@ -1,0 +1,50 @@
+"""Episodes to be kept, and the run that keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlenv.messages import Message, Observation, ParsedAction, ToolCall, ToolResult
+from rlenv.runs.schema import Facts, Tokens
+from rlenv.runs.writer import RunWriter
+from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
+
+__all__ = ["TOKENS", "episode", "keep"]
+
+TOKENS = Tokens([1, 2, 3], [4, 5, 6, 7], [1, 0, 1, 1], [-0.5, 0.0, -0.25, -1.0], [(0, 1), (2, 4)])
+
+
+def episode(number: int = 0, *, text: str = "found", reward: float = 1.0, **keys: Any) -> Trajectory:
+    """An episode with one call and an answer; episodes of two numbers differ."""
+    result = ToolResult("search", f"{text} {number}", seconds=0.5, started=0.25, waited=0.125)
+    said = Message("tool", result.text)
+    turns = (
+        Turn(0, "look", ParsedAction("", calls=(ToolCall("search", {"q": number}),)), (result,), Observation((said,))),
+        Turn(1, f"<answer>{number}</answer>", ParsedAction(f"<answer>{number}</answer>")),
+    )
+    fields: dict[str, Any] = {
+        "environment": "toy-v0",
+        "split": "train",
+        "task_index": number,
+        "seed": number,
+        "task": {"question": f"question {number}"},
+        "messages": (Message("user", f"question {number}"), Message("assistant", "look"), said),
+        "turns": turns,
+        "answer": str(number),
+        "seconds": 1.5,
+    }
+    ends: dict[str, Any] = {
+        "reason": "answer",
+        "reward": RewardBreakdown(reward, {"correct": TermResult.valid("correct", value=reward, weight=1.0)}, (0, 1)),
+        "success": reward > 0,
+    }
+    return Trajectory.termination(**{**fields, **ends, **keys})
+
+
+def keep(run: Path, count: int, *, first: int = 0, facts: Facts | None = None, **options: Any) -> list[str]:
+    """Keeps so many episodes in a run, and returns their ids."""
+    writer = RunWriter(run, **options)
+    ids = [writer.append(episode(number), facts or Facts(tokens=(TOKENS,))) for number in range(first, first + count)]
+    writer.close()
+    return ids

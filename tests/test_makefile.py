@@ -1,0 +1,57 @@
+"""What the Makefile does with the Python that it is told to take."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = sorted(set(re.findall(r"^(\w*VENV) \?= ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)))
+OF_MAKE = {"PYTHON", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"}
+"""What a `make test` that runs these tests has set."""
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def make(place: str, folder: Path, *words: str, **asked: str) -> subprocess.CompletedProcess[str]:
+    """Asks make for the environment that lies in `folder`, complete, and says that its Python is 3.1."""
+    (folder / "bin").mkdir(exist_ok=True)
+    python = folder / "bin" / "python"
+    python.write_text("#!/bin/sh\necho 3.1\n", encoding="utf-8")
+    python.chmod(0o755)
+    (folder / ".ready").touch()
+    environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE} | asked
+    command = ["make", "-C", str(ROOT), f"{folder}/.ready", f"{place}={folder}", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_there_are_four_environments() -> None:
+    assert PLACES == ["CORE_VENV", "DOCS_VENV", "VENV", "VLLM_VENV"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_environment_of_another_python_than_the_one_asked_for_is_refused(place: str, tmp_path: Path) -> None:
+    of_this = f"{sys.version_info.major}.{sys.version_info.minor}"
+    said = f"{tmp_path} was made with Python 3.1, and PYTHON={sys.executable} is {of_this}; remove it"
+    for done in (
+        make(place, tmp_path, f"PYTHON={sys.executable}"),
+        make(place, tmp_path, PYTHON=sys.executable),
+    ):
+        assert done.returncode != 0
+        assert said in done.stdout
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_environment_of_the_python_asked_for_is_taken_as_it_is(place: str, tmp_path: Path) -> None:
+    assert make(place, tmp_path).returncode == 0
+    assert make(place, tmp_path, f"PYTHON={tmp_path}/bin/python").returncode == 0
+
+
+def test_a_python_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
+    assert make("VENV", tmp_path, f"PYTHON={tmp_path}/none").returncode != 0
