@@ -152,7 +152,7 @@ class Viewer:
     """`rlenv view` as a process, asked as its page asks it."""
 
     def __init__(self, run: Path) -> None:
-        command = [sys.executable, "-m", "rlenv", "view", str(run), "--port", "0", "--no-open", "--read-only"]
+        command = [sys.executable, "-m", "rlenv", "view", str(run), "--port", "0", "--no-open"]
         self.begun = time.perf_counter()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
