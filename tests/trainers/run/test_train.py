@@ -14,7 +14,7 @@ import yaml
 
 from rlenv.runs.folder import open_run, read_info
 from rlenv_verl.run.train import main
-from tests.support.kept import held_out
+from tests.support.kept import held_out, keep
 
 NAME = "trainer.experiment_name=same"
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,8 +86,12 @@ def test_a_trainer_that_there_is_not_gives_those_there_are(capsys: pytest.Captur
     assert "choose from 'verl'" in said
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("")
+@pytest.mark.parametrize("what", ["figures", "episodes"])
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path, what: str) -> None:
+    if what == "figures":
+        (tmp_path / "metrics.jsonl").write_text("")
+    else:
+        keep(tmp_path, 1)
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path)]) == 2
 
 

@@ -19,6 +19,7 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.models import lacks, local_model
 from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
+from rlenv.runs.folder import is_run
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.loop.lost import told_at_the_end
 from rlenv_verl.run.attempts import merge_metrics
@@ -120,7 +121,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"{name}-{stamp}").resolve()
-    if (folder / "metrics.jsonl").exists():
+    # Episodes come before the first figures: those of a run that died early would be taken for this one's.
+    if (folder / "metrics.jsonl").exists() or is_run(folder):
         raise UsageError(
             f"{folder} holds a run already", hint=f"choose another folder with -o, or go on with --resume {folder}"
         )
