@@ -104,7 +104,8 @@ def _held_bytes(run: Path) -> int:
 
 def with_ids(trajectory: Trajectory, tokens: TokenRows) -> Trajectory:
     """The record with the ids that were sampled in each turn, as they were."""
-    sampled = [tuple(row.response_ids[start:end]) for row in tokens.rows for start, end in row.turn_spans]
+    whole = ((row.response_ids, row.turn_spans) for row in tokens.rows)  # the ids are a new list each time
+    sampled = [tuple(ids[start:end]) for ids, spans in whole for start, end in spans]
     turns = (replace(turn, token_ids=ids) for turn, ids in zip(trajectory.turns, sampled, strict=False))
     return replace(trajectory, turns=(*turns, *trajectory.turns[len(sampled) :]))
 
