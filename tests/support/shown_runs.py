@@ -81,7 +81,13 @@ def episode(task: int, sample: int, step: int) -> Trajectory:
     search = ToolCall("search", {"query": f"bridges of {city} {year}", "k": 3})
     chart = ToolCall("chart", {"page": 2, "title": f"Bridges of {city}"})
     turns = [
-        _turn(0, f"I need the census.\nThe year is {year}.\nA chart may help.", "I look it up.", (search, chart), (found, slow))
+        _turn(
+            0,
+            f"I need the census.\nThe year is {year}.\nA chart may help.",
+            "I look it up.",
+            (search, chart),
+            (found, slow),
+        )
     ]
     if sample % 2:
         again = ToolCall("search", {"query": f"{city} bridges after {year}"})

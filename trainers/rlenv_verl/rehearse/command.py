@@ -257,7 +257,7 @@ def _played(
 
 
 def _checked(scene: _Scene, plan: Plan) -> list[Check]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet
 
     from rlenv_verl.export.weights import plain_weights
     from rlenv_verl.rehearse.server import digest
