@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import mimetypes
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -44,8 +43,11 @@ def application(roots: Sequence[Path], *, guard: Guard, read_only: bool = False,
     app[VERSION] = __version__
     for part in (api, figures, files, live):
         part.add_routes(app)
-    if not read_only and importlib.util.find_spec("rlenv.web.workbench") is not None:
-        importlib.import_module("rlenv.web.workbench").add_routes(app)
+    if not read_only:
+        from rlenv.web import workbench  # the half of rlenv that plays episodes
+
+        app[workbench.ROOTS] = tuple(root for root in app[SHELF].roots if root.is_dir())
+        workbench.add_routes(app)
     app.add_routes([web.get("/{path:.*}", _page(dist))])
     return app
 
