@@ -108,13 +108,19 @@ export interface Hit { id: string; where: string; before: string; hit: string; a
 export interface SpecFault {
   line: number; column: number; end_line?: number; end_column?: number; path?: string; message: string; hint?: string | null;
 }
+export interface Diagnosis { faults: SpecFault[]; superseded?: boolean }
 export interface Compiled {
+  superseded?: boolean;
   prompt: { role: string; content: string }[]; tools: Plain[]; tasks: { index: number; row: Record<string, Plain>; split?: string }[];
   schema: Plain; splits: string[] | Record<string, number>;
 }
+export interface PlayTurn {
+  index: number; action: string; parse: { content: string; thinking: string; calls: Call[]; is_cut: boolean; leniencies: string[] };
+  results: Pick<Result, "name" | "text" | "outcome" | "seconds" | "reason">[]; observation: string; seconds: number;
+  schedule: { tool: string; outcome: string; started: number | null; waited: number; seconds: number }[];
+}
 export interface PlayState {
-  messages: Message[]; turns: Turn[]; ended: boolean; reason: string; reward: { total: number | null; terms: Term[] | Record<string, Term> } | null;
-  parse: { content: string; thinking: string; calls: Call[]; is_cut?: boolean; leniencies?: string[] } | null; observation: string | { text: string } | null;
-  schedule: { tool: string; started: number | null; waited: number; seconds: number }[];
+  messages: Message[]; turns: PlayTurn[]; ended: boolean; reason: string; answer: string | null; success: boolean | null;
+  failure: { reason: string; message: string } | null; reward: { total: number | null; terms: Term[] } | null;
 }
 export interface Job { id: string; kind: string; argv: string[]; state: string; started: number | null; run: string | null; code: number | null }

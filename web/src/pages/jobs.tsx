@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Empty, Fault, Loading, names, Num, Outcome, when, useNow } from "../bits";
 import { ask, remove, useData, useKeys, type Refusal } from "../core";
 import { Untrusted, UntrustedBlock } from "../text";
-import type { Job } from "../types";
+import type { Job, Run } from "../types";
 
 /** The log of a job from its beginning on, asked for piece by piece; it scrolls along where its end is in view. */
 export function JobLog({ id }: { id: string }) {
@@ -18,7 +18,7 @@ export function JobLog({ id }: { id: string }) {
         at.current = part.offset;
         if (part.text) setText(old => (old + part.text).slice(-400_000));
         setState(part.state); setFault(undefined);
-        if (part.state === "running" || grew) timer = setTimeout(more, grew ? 250 : 1000) as unknown as number;
+        if (part.state !== "ended" || grew) timer = setTimeout(more, grew ? 250 : 1000) as unknown as number;
       } catch (error) { if (on) { setFault(error as Refusal); timer = setTimeout(more, 3000) as unknown as number; } }
     };
     void more();
@@ -31,10 +31,11 @@ export function JobLog({ id }: { id: string }) {
 
 export function Jobs() {
   const now = useNow(2000), asked = useData<{ jobs: Job[] }>("/api/jobs", now), [chosen, setChosen] = useState(""), jobs = asked.data?.jobs, at = jobs?.find(job => job.id === chosen) ?? jobs?.[0];
+  const runs = useData<{ runs: Run[] }>(at?.run ? "/api/runs" : null, at?.state), run = runs.data?.runs.find(one => one.path === at?.run);
   const move = (by: number) => { const all = [...document.querySelectorAll<HTMLElement>(".jobs button.link")], i = all.indexOf(document.activeElement as HTMLElement); all[Math.max(0, Math.min(all.length - 1, i + by))]?.focus(); };
   useKeys({ j: () => move(1), k: () => move(-1) });
   return <main id="main" class="page" tabIndex={-1}><div class="title"><h1>Jobs</h1></div><Fault fault={asked.fault} />
     {!jobs ? !asked.fault && <Loading /> : !at ? <Empty>Nothing was started here. The workbench's checks start jobs.</Empty> : <div class="columns wide-right"><div class="scroll" role="region" aria-label="Jobs" tabIndex={0}><table class="jobs"><thead><tr><th scope="col">job</th><th scope="col">state</th><th scope="col">started</th></tr></thead><tbody>{jobs.map(job => <tr key={job.id} class={names(job === at && "current")}><td><button class="link" aria-pressed={job === at} onClick={() => setChosen(job.id)}><b>{job.kind}</b> <Num class="dim">{job.id}</Num></button></td><td><Outcome word={job.state} />{job.code !== null && <span class="dim num"> {job.code}</span>}</td><td class="dim nowrap">{when(job.started)}</td></tr>)}</tbody></table></div>
-      <div><p class="argv"><code><Untrusted text={at.argv.join(" ")} most={600} /></code></p>{at.run && <p><a href={`/r/${at.run}`}>Open its run</a></p>}<JobLog key={at.id} id={at.id} /></div></div>}
+      <div><p class="argv"><code><Untrusted text={at.argv.join(" ")} most={600} /></code></p>{run && <p><a href={`/r/${run.key}`}>Open its run</a></p>}<JobLog key={at.id} id={at.id} /></div></div>}
   </main>;
 }

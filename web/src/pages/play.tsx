@@ -1,9 +1,9 @@
 /** An episode of the spec, step by step: what was parsed, when calls ran, what came back, the terms so far. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Empty, Fault, names, Num, Outcome, plural, seconds } from "../bits";
+import { Empty, Fault, names, Num, Outcome, plural, seconds, Verdict } from "../bits";
 import { post, remove, type Refusal } from "../core";
 import { Untrusted, UntrustedBlock } from "../text";
-import type { CallRow, PlayState } from "../types";
+import type { CallRow, PlayState, PlayTurn } from "../types";
 import { Bars, spanOf } from "./conversation";
 import { Waterfall } from "./reward";
 
@@ -34,17 +34,25 @@ export function Play({ spec, text }: { spec: string; text: string }) {
 }
 
 function Shown({ state }: { state: PlayState }) {
-  const calls: CallRow[] = state.schedule.map((call, index) => ({ turn: Math.max(0, state.turns.length - 1), index, outcome: state.turns[state.turns.length - 1]?.results[index]?.outcome ?? "ok", attempts: 1, cached: false, chars: 0, ...call, waited: call.waited ?? 0 }));
-  const [origin, end] = calls.length ? spanOf(calls) : [0, 1], parse = state.parse, seen = typeof state.observation === "string" ? state.observation : state.observation?.text ?? "";
-  const open = useRef<HTMLDivElement>(null);
-  useEffect(() => { open.current?.lastElementChild?.scrollIntoView({ block: "nearest" }); }, [state]);
-  return <div class="cards" ref={open}>
-    {state.messages.map((m, i) => <article key={i} class={names("card", m.role)}><header><h2>{m.role}</h2></header><UntrustedBlock text={m.content} plain={m.role !== "tool"} /></article>)}
-    {state.turns.map(turn => <article key={turn.index} class="card turn"><header><h2>Turn {turn.index + 1}</h2><span class="end"><Num class="dim">{seconds(turn.seconds)}</Num></span></header><UntrustedBlock text={turn.action} />{turn.results.map((result, i) => <section key={i} class={names("call", result.outcome !== "ok" && "failed")}><h3><b><Untrusted text={result.name} /></b><span class="end"><Outcome word={result.outcome} bare /></span></h3><UntrustedBlock text={result.text} /></section>)}</article>)}
-    {parse && <section class="parsed"><h2>Parse</h2><p>{plural(parse.calls.length, "call")}{parse.thinking ? ", thinking" : ""}{parse.is_cut ? ", cut open" : ""}{parse.leniencies?.length ? `, ${parse.leniencies.join(", ")}` : ""}</p>{parse.calls.map((call, i) => <p key={i} class={call.arguments ? "used" : "used failed"}><code><Untrusted text={call.arguments ? `${call.name}(${JSON.stringify(call.arguments)})` : call.reason} most={300} /></code></p>)}</section>}
-    {calls.length > 0 && <section><h2>Schedule</h2><Bars calls={calls} origin={origin} end={end} label="calls in time" /></section>}
-    {seen && <section><h2>Observation</h2><UntrustedBlock text={seen} /></section>}
-    {state.reward && <section><h2>Reward {state.ended ? "" : "so far"}</h2><Waterfall reward={state.reward} /></section>}
-    {state.ended && <p class="ending"><b>Ended</b> <span class="dim">by</span> <Untrusted text={state.reason} /></p>}
+  const box = useRef<HTMLDivElement>(null), first = state.messages.findIndex(m => m.role === "assistant"), asked = first < 0 ? state.messages : state.messages.slice(0, first);
+  useEffect(() => { box.current?.lastElementChild?.scrollIntoView({ block: "nearest" }); }, [state]);
+  return <div class="cards" ref={box}>
+    {asked.map((m, i) => <article key={i} class={names("card", m.role)}><header><h2>{m.role}</h2></header><UntrustedBlock text={m.content} plain /></article>)}
+    {state.turns.map(turn => <Played key={turn.index} turn={turn} />)}
+    {state.reward && state.reward.terms.length > 0 && <section><h2>Reward{state.ended ? "" : " so far"}</h2><Waterfall reward={state.reward} /></section>}
+    {state.failure && <p class="fault"><b><Untrusted text={state.failure.reason} /></b> <Untrusted text={state.failure.message} most={1200} /></p>}
+    {state.ended && <p class="ending"><Verdict row={{ success: state.success, reward: state.reward?.total ?? null, failure: state.failure?.reason ?? "" }} /> <span class="dim">ended by</span> <Untrusted text={state.reason} /> {state.answer !== null && <><span class="dim">with the answer</span> <Untrusted text={state.answer} /></>}</p>}
   </div>;
+}
+
+/** One step: what was said, what was read of it, when its calls ran, what the model sees next. */
+function Played({ turn }: { turn: PlayTurn }) {
+  const calls: CallRow[] = turn.schedule.map((call, index) => ({ turn: turn.index, index, attempts: 1, cached: false, chars: 0, ...call })), [origin, end] = calls.length ? spanOf(calls) : [0, 1], parse = turn.parse;
+  const read = [plural(parse.calls.length, "call"), parse.thinking && "thinking", parse.content.trim() && "text", parse.is_cut && "cut open", ...parse.leniencies].filter(Boolean).join(", ");
+  return <article class="card turn"><header><h2>Turn {turn.index + 1}</h2><span class="dim">read as {read}</span><span class="end"><Num class="dim">{seconds(turn.seconds)}</Num></span></header>
+    <UntrustedBlock text={turn.action} label="action" />
+    {parse.calls.map((call, i) => <section key={i} class={names("call", turn.results[i]?.outcome !== "ok" && "failed")}><h3><b><Untrusted text={call.name ?? "unreadable call"} most={60} /></b><span class="brief"><Untrusted text={call.arguments ? JSON.stringify(call.arguments) : call.reason} most={200} /></span><span class="end">{turn.results[i] && <Outcome word={turn.results[i].outcome} bare={turn.results[i].outcome === "ok"} />}</span></h3>{turn.results[i] && <div class="call-body"><UntrustedBlock text={turn.results[i].text} /></div>}</section>)}
+    {calls.length > 0 && <Bars calls={calls} origin={origin} end={end} label="calls in time" />}
+    {turn.observation && <details class="observed"><summary>Observation, as the model sees it</summary><UntrustedBlock text={turn.observation} /></details>}
+  </article>;
 }

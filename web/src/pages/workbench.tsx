@@ -4,7 +4,7 @@ import { Empty, Facts, Fault, Loading, names, Num, Outcome, plural, Tabs } from 
 import { go, param, post, put, query, say, useData, useKeys, type Refusal } from "../core";
 import type { Editor } from "../editor";
 import { Untrusted, UntrustedBlock } from "../text";
-import type { Compiled, Job, Plain, SpecFault } from "../types";
+import type { Compiled, Diagnosis, Job, Plain, SpecFault } from "../types";
 import { JobLog } from "./jobs";
 import { Play } from "./play";
 
@@ -23,8 +23,8 @@ function Bench({ path, specs, tab, onTab }: { path: string; specs: { path: strin
   const check = async (full: boolean) => {
     const mine = ++turn.current;
     try {
-      const found = await post<{ faults: SpecFault[] }>("/api/language/diagnose", { path, text: editor.current!.text(), full });
-      if (mine !== turn.current || !editor.current) return;
+      const found = await post<Diagnosis>("/api/language/diagnose", { path, text: editor.current!.text(), full });
+      if (mine !== turn.current || !editor.current || found.superseded) return;
       setFaults(found.faults); editor.current.faults(found.faults); setRefused(undefined);
       if (full) setState("checked");
     } catch (error) { if (mine === turn.current) setRefused(error as Refusal); }
@@ -69,7 +69,7 @@ function CompiledTab({ path, text, still }: { path: string; text: string; still:
   useEffect(() => {
     if (!text || !still) return undefined;
     const stop = new AbortController();
-    post<Compiled>("/api/language/compile", { path, text }, stop.signal).then(found => { setMade(found); setFault(undefined); }, error => { if (error.name !== "AbortError") setFault(error); });
+    post<Compiled>("/api/language/compile", { path, text }, stop.signal).then(found => { if (!found.superseded) { setMade(found); setFault(undefined); } }, error => { if (error.name !== "AbortError") setFault(error); });
     return () => stop.abort();
   }, [path, text, still]);
   if (!made) return fault ? <Fault fault={fault} /> : <Empty>{still ? "Compiling…" : "Compiles as soon as there is no fault."}</Empty>;
@@ -82,13 +82,15 @@ function CompiledTab({ path, text, still }: { path: string; text: string; still:
 }
 
 const CHECKS: { kind: string; word: string; options: Record<string, Plain>; what: string }[] = [
-  { kind: "validate", word: "Validate", options: {}, what: "every fault, and whether the tools answer" }, { kind: "audit", word: "Audit", options: {}, what: "attacks the reward and prints a report card" }, { kind: "eval", word: "Eval 20", options: { n: 20 }, what: "twenty episodes by the oracle" }, { kind: "train", word: "Train", options: {}, what: "a training run on veRL, to be watched and stopped under Jobs" },
+  { kind: "validate", word: "Validate", options: {}, what: "every fault, and whether the tools answer" }, { kind: "audit", word: "Audit", options: {}, what: "attacks the reward and prints a report card" }, { kind: "eval", word: "Eval 20", options: { n: 20, policy: "oracle" }, what: "twenty episodes by the oracle" }, { kind: "train", word: "Train", options: {}, what: "a training run on veRL, to be watched and stopped under Jobs" },
 ];
 function Checks({ spec, dirty, onSave }: { spec: string; dirty: boolean; onSave: () => Promise<void> }) {
   const [job, setJob] = useState<Job | null>(null), [fault, setFault] = useState<Refusal>();
   const start = async (kind: string, options: Record<string, Plain>) => {
     if (dirty) await onSave();
-    post<{ id: string }>("/api/jobs", { kind, spec, options }).then(({ id }) => { setFault(undefined); setJob({ id, kind, argv: [], state: "running", started: null, run: null, code: null }); }, setFault);
+    const name = spec.split("/").pop()!.replace(/\.ya?ml$/, ""), at = new Date().toISOString().slice(0, 19).replace(/[:T]/g, "-");
+    const out = kind === "eval" ? { out: `runs/${name}-${at}` } : kind === "train" ? { output: `runs/${name}-${at}` } : {};
+    post<{ id: string }>("/api/jobs", { kind, spec, options: { ...options, ...out } }).then(({ id }) => { setFault(undefined); setJob({ id, kind, argv: [], state: "running", started: null, run: null, code: null }); }, setFault);
   };
   return <div class="stack"><ul class="checks">{CHECKS.map(check => <li key={check.kind}><button onClick={() => void start(check.kind, check.options)}>{check.word}</button><span class="dim">{check.what}</span></li>)}</ul>
     {dirty && <p class="dim">What is not saved is saved first.</p>}<Fault fault={fault} />{job && <><p><Outcome word={job.kind} bare /> <Num class="dim">job {job.id}</Num> <a href="/jobs">all jobs</a></p><JobLog key={job.id} id={job.id} /></>}</div>;
