@@ -25,6 +25,7 @@ from rlenv._base.visible import visible
 from rlenv.errors import MissingVariable, UsageError
 
 __all__ = [
+    "LITERAL",
     "leave_open",
     "logger",
     "margin",
@@ -38,6 +39,12 @@ __all__ = [
     "set_aside",
 ]
 
+LITERAL: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?:sk-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{24,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
+    r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|gsk_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{18,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----)"
+)
+"""The forms in which well-known services give out keys."""
 _REFERENCE: Final = re.compile(r"\$\{env:([^{}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Below these a value is found in text that has nothing to do with it: a port in a price, a word within a word.

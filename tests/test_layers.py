@@ -46,10 +46,11 @@ ORDER = (
     "preflight",
     "gym",
     "testing",
+    "web",
     "cli",
     "__main__",
 )
-ROOMS = 30
+ROOMS = 31
 FORBIDDEN = {"torch", "ray", "transformers", "verl", "vllm", "tensordict", "rlenv_verl"}
 
 

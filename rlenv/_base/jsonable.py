@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["plain"]
+from rlenv._base.bounded import encodable
+
+__all__ = ["plain", "sendable"]
 
 _MAX_DEPTH = 200
 """Far below what a reader or a writer of JSON follows, and above what any dialect lets a policy write."""
@@ -40,3 +42,18 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item, depth) for item in value]
     return str(value)
+
+
+def sendable(value: Any) -> Any:
+    """`value` as a strict writer of JSON takes it: plain, lone surrogates as U+FFFD, long integers as text."""
+    return _sendable(plain(value))
+
+
+def _sendable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        return {encodable(key): _sendable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_sendable(item) for item in value]
+    return str(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value

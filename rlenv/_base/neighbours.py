@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["file_module", "loaded_beside"]
+__all__ = ["file_module", "forget_files", "loaded_beside"]
 
 _PREFIX = "rlenv_spec_"
 _STANDARD = frozenset(sys.stdlib_module_names)
@@ -54,6 +54,16 @@ def loaded_beside(folder: Path) -> list[Path]:
     prefix = f"{_PREFIX}{_digest(str(folder))}."
     files = (getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name.startswith(prefix))
     return sorted(Path(file) for file in files if file)
+
+
+def forget_files() -> None:
+    """Has every file of a spec run anew when it is next asked for; functions that somebody holds stay as they are.
+
+    For a process that outlives an edit of its author's. Not to be called while such a file is being run.
+    """
+    # The packages stay: a function that somebody holds may import what lies beside its file.
+    for name in [name for name in sys.modules if name.startswith(_PREFIX) and "." in name]:
+        del sys.modules[name]
 
 
 def _digest(text: str) -> str:

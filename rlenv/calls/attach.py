@@ -28,7 +28,7 @@ _POLICY = frozenset(
 
 
 def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpec) -> tuple[Tool, ...]:
-    """The tools of the entry `name` with policy, example and identity.
+    """The tools of the entry `name` with policy, example, identity, digest and the entry's name.
 
     Raises:
         UsageError: the entry asks for retries or a cache that the tool cannot keep, or its example fits no tool.
@@ -42,15 +42,19 @@ def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpe
         path = loaded.base_of(place) / cache.path
     content = entry.model_dump(mode="json", exclude=set(_POLICY))
     base = str(loaded.base_of(f"tools.{name}"))
-    return tuple(
-        replace(
+    found = []
+    for tool in made:
+        parts = [content, tool.name, dict(tool.parameters), tool.identity]
+        governed_tool = replace(
             tool,
             policy=policy_of(spec.calls, entry, idempotent=tool.idempotent, mutates=tool.mutates, cache_path=path),
             example=_example(tool, name, entry.example, made),
-            identity=_digest([spec.name, spec.version, base, content, tool.name, dict(tool.parameters), tool.identity]),
+            identity=_digest([spec.name, spec.version, base, *parts]),
+            entry=name,
+            digest=_digest(parts),
         )
-        for tool in made
-    )
+        found.append(governed_tool)
+    return tuple(found)
 
 
 def _example(

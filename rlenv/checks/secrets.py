@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from rlenv.checks.subject import Subject
 from rlenv.errors import Fault
-from rlenv.secrets import names_in
+from rlenv.secrets import LITERAL, names_in
 
 __all__ = ["check_secrets"]
 
 _SECTIONS: Final = ("prompt", "vars", "oracle", "observation", "user")
 _KEYS: Final = ("prompt", "system", "description")
 _SHORTEST_KEY: Final = 20
-# The forms in which well-known services give out keys.
-_SECRET: Final = re.compile(
-    r"(?<![A-Za-z0-9])(?:sk-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{24,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,}"
-    r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|gsk_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{18,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----)"
-)
 _HINT: Final = "name it where it is sent: under endpoints, in headers, in the environment of a command"
 
 
@@ -40,7 +33,7 @@ def _literal(subject: Subject, value: Any, path: tuple[str | int, ...]) -> Itera
     """Values that look like secrets: a spec is kept and shown, recorded with its runs and shipped."""
     if isinstance(value, str):
         is_key = path[-1] == "api_key" and "${env:" not in value and len(value) >= _SHORTEST_KEY
-        if (found := _SECRET.search(value)) is not None or is_key:
+        if (found := LITERAL.search(value)) is not None or is_key:
             shown = (found[0] if found is not None else value)[:6]
             hint = "write ${env:NAME}, and set the variable where the spec runs"
             fault = subject.document.fault(path, f"found what looks like a secret ('{shown}…')", hint)

@@ -13,7 +13,7 @@ from rlenv.errors import Fault
 from rlenv.language.spec import Spec
 from rlenv.language.templates import Template, TemplateError, UnfitTemplate, template_of
 
-__all__ = ["Site", "Stub", "check_site", "check_templates", "listed_names"]
+__all__ = ["Site", "Stub", "check_site", "check_templates", "listed_names", "names_at"]
 
 _MARK = re.compile(r"\{\{|\{%")
 # Text that is shown or matched as it stands, and never rendered.
@@ -23,6 +23,9 @@ _PROMPT = ("task", "resources", "vars")
 _OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")
 _REWARD = ("task", "resources", "vars", "answer", "item")
 _JUDGE = ("task", "vars", "answer", "message", "transcript")
+_RESOURCE = ("task", "vars")
+_USER = ("task", "vars", "message", "turn")
+_ORACLE = ("task", "vars", "results", "item")
 
 
 class Stub:
@@ -55,6 +58,23 @@ def listed_names(options: tuple[str, ...] | list[str]) -> str:
     return ", ".join(options) if options else "none"
 
 
+def names_at(path: tuple[str | int, ...], *, kind: str = "") -> tuple[str, ...]:
+    """The names that a template at `path` may read, () where none may stand; `kind` is that of its entry."""
+    if path[-1] in _LITERAL:
+        return ()
+    places: dict[str | int, tuple[str, ...]] = {
+        "prompt": _PROMPT,
+        "observation": _OBSERVATION,
+        "resources": _RESOURCE,
+        "rewards": _JUDGE if kind == "judge" else _REWARD,
+        "tools": ("task", "vars"),  # and what its kind adds
+        "user": _USER,
+        "oracle": _ORACLE,
+        "tasks": ("vars",),
+    }
+    return places.get(path[0], ())
+
+
 def check_templates(subject: Subject) -> Iterator[Fault]:
     """Faults of all templates outside the oracle."""
     for site in _sites(subject):
@@ -74,7 +94,7 @@ def _sites(subject: Subject) -> Iterator[Site]:
         shown = {"result": "text", "tool": "tool", "is_error": False, "turn": 1}
         yield Site(("observation", "template"), spec.observation.template, _OBSERVATION, shown)
     entries: list[tuple[str, Mapping[str, Spec], tuple[str, ...], dict[str, Any]]] = [
-        ("resources", spec.resources, ("task", "vars"), {}),
+        ("resources", spec.resources, _RESOURCE, {}),
         ("rewards", spec.rewards, _REWARD, {**stubs, "answer": "1", "item": Stub()}),
     ]
     for group, section, names, stand_ins in entries:
@@ -85,7 +105,7 @@ def _sites(subject: Subject) -> Iterator[Site]:
                 yield Site(path, text, _JUDGE if is_judge else names, shown)
     said = {"message": "text", "turn": 1}
     for path, text in _texts(document.get("user"), ("user",)):
-        yield Site(path, text, ("task", "vars", "message", "turn"), said)
+        yield Site(path, text, _USER, said)
     for name in spec.tools:
         # What a tool's templates may read depends on its kind, which checks it: constants alone are looked at here.
         for path, text in _texts(document.get(("tools", name)), ("tools", name)):

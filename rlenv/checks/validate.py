@@ -24,7 +24,7 @@ from rlenv.language.functions import failure
 from rlenv.language.loader import LoadedSpec, in_order, load_document, loaded_of
 from rlenv.secrets import leave_open
 
-__all__ = ["Report", "validate", "validate_loaded"]
+__all__ = ["Report", "validate", "validate_loaded", "validate_text"]
 
 UNEXPECTED = "validation itself failed"
 """How the fault of a check that failed begins."""
@@ -84,21 +84,30 @@ def validate(paths: Iterable[str | os.PathLike[str]], *, set: Mapping[str, Any] 
     not_checked: dict[str, None] = {}
     for path in paths:
         files += 1
-        try:
-            document = load_document(path, set=set)
-        except SpecError as error:
-            faults.extend(error.faults)
-            continue
-        try:
-            loaded = loaded_of(document)
-        except SpecError as error:
-            faults.extend(_with_the_rest(document, error.faults))
-            not_checked[f"{os.fspath(path)}: what the faults stand in the way of"] = None
-            continue
-        report = validate_loaded(loaded)
+        report = _validated(path, set, None)
         faults.extend(report.faults)
         not_checked.update((f"{os.fspath(path)}: {note}", None) for note in report.not_checked)
     return Report(files, tuple(faults), tuple(not_checked))
+
+
+def validate_text(text: str, *, path: str | os.PathLike[str]) -> Report:
+    """Checks what stands at `path` in an editor that has not saved it; see `validate`, whose faults these are.
+
+    What the text names is read from its files, relative to `path`.
+    """
+    return _validated(path, None, text)
+
+
+def _validated(path: str | os.PathLike[str], set: Mapping[str, Any] | None, text: str | None) -> Report:
+    try:
+        document = load_document(path, set=set, text=text)
+    except SpecError as error:
+        return Report(1, error.faults)
+    try:
+        loaded = loaded_of(document)
+    except SpecError as error:
+        return Report(1, _with_the_rest(document, error.faults), ("what the faults stand in the way of",))
+    return validate_loaded(loaded)
 
 
 def validate_loaded(loaded: LoadedSpec) -> Report:

@@ -15,8 +15,8 @@ from rich.table import Table
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, check_options, make_policy
-from rlenv.cli.run_folder import add_overwrite, add_resume, kept_run
+from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
+from rlenv.cli.run_folder import add_overwrite, add_resume, kept_run, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -24,6 +24,7 @@ from rlenv.errors import UsageError
 from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, open_run
+from rlenv.runs.lock import lock_of
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import Summary, summarise
 from rlenv.trajectory import Trajectory
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     tasks = environment.part(split, args.n)
     jobs = [Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(kept_run(args, environment, split=split)) if args.out else None
+        out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
         begun = time.monotonic()
         trajectories = asyncio.run(_play(environment, args, jobs, _Kept(args, jobs, out)))
     by = environment.spec.tasks[split].report_by
@@ -89,6 +90,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(Console(), environment, args.policy, split, summary, args.out)
     return _verdict(args, summary, trajectories)
+
+
+def _kept_run(args: argparse.Namespace, environment: Environment, split: str) -> KeptRun:
+    lock = lock_of(
+        environment,
+        splits=[split],
+        policy=policy_facts(args, say=told),
+        seed=args.seed,
+        k=args.k,
+        tokenizer=policy_tokenizer(args),
+        say=told,
+    )
+    return kept_run(args, environment, lock=lock, split=split)
 
 
 async def _play(environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept) -> list[Trajectory]:

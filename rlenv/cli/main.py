@@ -25,8 +25,10 @@ _COMMANDS = {
     "bench": ("rlenv.cli.bench", "measure how fast an environment steps on this machine, without a model"),
     "runs": ("rlenv.cli.runs", "list, show, pack, export and remove runs that were kept"),
     "view": ("rlenv.cli.view", "show recorded episodes: turns, calls, results and the reward's terms"),
+    "report": ("rlenv.cli.report", "write runs as one HTML file for papers and reviews"),
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
+    "lock": ("rlenv.cli.lock", "show what made a run's episodes, by content, or what differs between two"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
     "preflight": ("rlenv.cli.preflight", "say before a run whether lengths and memory fit, and whether it is exact"),
     "collect": ("rlenv.cli.collect", "make supervised data out of episodes, as the tokens that training reads"),
@@ -38,6 +40,7 @@ _COMMANDS = {
     "dialects": ("rlenv.cli.dialects", "list the dialects, or show a conversation in the words of one"),
     "tokens": ("rlenv.cli.tokens", "prove that token ids are exact for a model, or show a trajectory's"),
     "schema": ("rlenv.cli.schema", "write the JSON Schema that editors complete specs with"),
+    "lsp": ("rlenv.cli.lsp", "serve editors: faults, completion, hovers and an outline of specs"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlenv.cli.adapter import adapter
@@ -12,8 +13,10 @@ from rlenv.cli.options import fields
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
+from rlenv.runs.lock_files import Say, file_sha256, tree_sha256
+from rlenv.runs.lock_parts import host_of
 
-__all__ = ["OPTIONS", "add_policy", "check_options", "make_policy"]
+__all__ = ["OPTIONS", "add_policy", "check_options", "make_policy", "policy_facts", "policy_tokenizer"]
 
 _HELP = "oracle, random, script:FILE, openai, or hf:MODEL (as `rlenv train --model` takes it, with the verl extra)"
 
@@ -33,6 +36,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "retries": 3,
 }
 _KINDS = ("you", "oracle", "random", "script", "openai", "hf")
+_WEIGHTS = (".safetensors", ".bin", ".json")
 OPTIONS = tuple(_TAKEN_BY)
 """The options of one kind of policy or another, as `add_policy` names them in the arguments."""
 
@@ -136,6 +140,47 @@ def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:
         policy: Policy = make(place, environment, temperature=args.temperature, top_p=args.top_p)
         return policy
     raise UsageError(f"no policy '{args.policy}'; expected {_HELP}")
+
+
+def policy_facts(args: argparse.Namespace, *, say: Say | None = None) -> dict[str, Any]:
+    """What the options say of the policy, for a lock: its kind, its model by content where it lies here, its sampling.
+
+    Raises:
+        UsageError: there is no such model or script.
+    """
+    kind, _, rest = str(args.policy).partition(":")
+    found: dict[str, Any] = {"kind": kind}
+    if kind == "script":
+        found["script"] = file_sha256(Path(rest))
+    if kind == "openai":
+        mode = args.mode or _DEFAULTS["mode"]
+        found |= {"model": args.model, "host": host_of(args.base_url or ""), "mode": mode}
+    if kind == "hf":
+        from rlenv.models import local_model
+
+        folder = Path(local_model(rest, chat_template=args.policy_chat_template))
+        is_here = folder.is_dir()
+        found["model"] = folder.name if is_here else rest  # a path is no part of what a model is
+        found["weights"] = tree_sha256(folder, suffixes=_WEIGHTS, say=say) if is_here else None
+    if kind in _SAMPLED:
+        sampling = {"temperature": args.temperature, "top_p": args.top_p}
+        more = {"max_tokens": args.max_tokens, "extra": fields(args.extra)} if kind == "openai" else {}
+        found["sampling"] = sampling | more
+    return found
+
+
+def policy_tokenizer(args: argparse.Namespace) -> Any:
+    """The tokenizer that a policy on this machine brings; None where a server has it, or there is none.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    kind, _, rest = str(args.policy).partition(":")
+    if kind != "hf":
+        return None
+    from rlenv.models import local_tokenizer
+
+    return local_tokenizer(rest, chat_template=args.policy_chat_template)
 
 
 def _with_defaults(args: argparse.Namespace) -> dict[str, Any]:

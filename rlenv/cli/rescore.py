@@ -13,11 +13,12 @@ from rich.table import Table
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.run_folder import add_overwrite, kept_run
+from rlenv.cli.run_folder import add_overwrite, kept_run, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs import files as record
+from rlenv.runs.lock import lock_of
 from rlenv.runs.recorded import recorded
 from rlenv.runs.rescore import Difference, compare, rescore
 from rlenv.runs.schema import Facts
@@ -54,8 +55,10 @@ def run(args: argparse.Namespace) -> int:
         async with environment:
             return await rescore(environment, before, concurrency=args.concurrency)
 
+    # The rows are the recorded episodes' own, so no split is read.
+    lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=told) if args.out else None
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(kept_run(args, environment)) if args.out else None
+        out = stack.enter_context(kept_run(args, environment, lock=lock)) if args.out else None
         after = asyncio.run(main())
         if out is not None:
             for one in after:

@@ -6,10 +6,12 @@ import argparse
 import sys
 from typing import Any
 
+from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
-from rlenv.runs.folder import KeptRun, RunInfo
+from rlenv.runs.folder import KeptRun, RunInfo, read_info
+from rlenv.runs.lock import FOLDER, Lock
 
-__all__ = ["add_overwrite", "add_resume", "kept_run"]
+__all__ = ["add_overwrite", "add_resume", "kept_run", "told"]
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
@@ -22,18 +24,30 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="play what the run in the folder of -o lacks")
 
 
-def kept_run(args: argparse.Namespace, environment: Environment, **facts: Any) -> KeptRun:
-    """The run that `-o` names.
+def told(line: str) -> None:
+    """Says on standard error what takes long."""
+    write_error(f"{line} …\n")
+
+
+def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock | None = None, **facts: Any) -> KeptRun:
+    """The run that `-o` names; where it goes on with another lock than before, that is said.
 
     Raises:
         UsageError: see `KeptRun`.
     """
     info = RunInfo(
         kind=args.command,
-        command=tuple(sys.argv),
+        command=("rlenv", *sys.argv[1:]),
         spec=str(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
         facts=facts,
     )
-    return KeptRun(args.out, info, resume=getattr(args, "resume", False), overwrite=args.overwrite)
+    is_resumed = getattr(args, "resume", False)
+    before = read_info(args.out) if is_resumed else None
+    kept = KeptRun(args.out, info, lock=lock, resume=is_resumed, overwrite=args.overwrite)
+    old = before.attempts[-1].lock if before is not None and before.attempts else ""
+    if lock is not None and old not in ("", lock.hash12):
+        files = [str(kept.path / FOLDER / f"{one}.json") for one in (old, lock.hash12)]
+        write_error(f"the run goes on, but not with what it began with: rlenv lock diff {' '.join(files)}\n")
+    return kept

@@ -1,103 +1,166 @@
-"""`rlenv view FILE`: recorded episodes in the terminal."""
+"""`rlenv view`: runs in the browser, or episodes in the terminal."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
+import asyncio
+import os
+import signal
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
-
-from rlenv._base.bounded import cut_end
-from rlenv.cli.console import Console
+from rlenv.cli.terminal import write, write_error
 from rlenv.errors import UsageError
-from rlenv.messages import ToolCall
-from rlenv.runs.recorded import recorded
-from rlenv.trajectory import Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rlenv.web.guard import Guard
 
 __all__ = ["add_arguments", "run"]
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv view`."""
-    parser.add_argument("file", help="a run's folder, or a .jsonl of trajectories")
-    parser.add_argument("--line", type=int, metavar="N", help="one episode by its line in the file, from 1")
-    which = parser.add_mutually_exclusive_group()
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="RUN",
+        help="run folders, .jsonl files, or folders below which runs are looked for (the current one); "
+        "behind a run also ids of its episodes",
+    )
+    parser.add_argument("--where", metavar="QUERY", help="only episodes that match: 'success:false errors>0'")
+    parser.add_argument(
+        "--sort", default="", metavar="COLUMNS", help="such as --sort=-reward,step; - is the largest first"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--text", action="store_true", help="in the terminal; a .jsonl file always is, without --web")
+    how.add_argument("--web", action="store_true", help="in the browser, a .jsonl file too")
+    text = parser.add_argument_group("in the terminal")
+    text.add_argument("--line", type=int, metavar="N", help="one episode by its line in the file, from 1")
+    which = text.add_mutually_exclusive_group()
     which.add_argument("--failed", action="store_true", help="only episodes whose reward is invalid")
     which.add_argument("--wrong", action="store_true", help="only episodes that are valid and no success")
-    parser.add_argument("-n", type=int, default=5, metavar="N", help="at most N episodes (5)")
-    parser.add_argument("--full", action="store_true", help="do not cut long texts")
+    text.add_argument("-n", type=int, metavar="N", help="at most N episodes (5)")
+    text.add_argument("--full", action="store_true", help="do not cut long texts")
+    web = parser.add_argument_group("in the browser")
+    web.add_argument("--host", default="127.0.0.1", help="127.0.0.1 by default; another makes it open to a network")
+    web.add_argument("--port", type=int, default=8765, help="8765 by default, or the next free one; 0 takes any")
+    web.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that it may be called by: a proxy's",
+    )
+    web.add_argument("--no-open", action="store_true", help="print the address and do not open a browser")
+    web.add_argument("--read-only", action="store_true", help="without what writes, runs or stops something")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows episodes; exit code 1 where none is as asked."""
-    found = list(enumerate(recorded(args.file), 1))
-    if args.line is not None:
-        if not 1 <= args.line <= len(found):
-            raise UsageError(f"{args.file} has lines 1 to {len(found)}, not {args.line}")
-        found = [found[args.line - 1]]
-    if args.failed:
-        found = [(line, one) for line, one in found if one.reward.total is None]
-    if args.wrong:
-        found = [(line, one) for line, one in found if one.success is False]
-    console = Console(highlight=False)
-    for line, trajectory in found[: args.n]:
-        console.print(_episode(line, trajectory, most=None if args.full else 1500))
-    shown = min(len(found), args.n)
-    console.print(f"{shown} of {len(found)} episodes" + ("" if shown == len(found) else "; -n shows more"))
-    return 0 if found else 1
+    """Shows episodes in the terminal, or serves until SIGINT or SIGTERM comes; exit code 2 where it cannot."""
+    args.runs = [name for name in args.names if _is_path(name)]
+    args.ids = [name for name in args.names if not _is_path(name)]
+    if args.ids and not args.runs:
+        args.runs, args.ids = args.names, []  # told as paths that are not there
+    asked = args.text or args.line is not None or args.failed or args.wrong or args.full or args.n is not None
+    is_file = len(args.runs) == 1 and not Path(args.runs[0]).is_dir()
+    if not args.web and (asked or is_file):
+        from rlenv.cli.view_text import show
+
+        return show(args)
+    if args.web and asked:
+        raise UsageError("--line, --failed, --wrong, --full and -n are the terminal's", hint="leave --web out")
+    return _serve(args)
 
 
-def _episode(line: int, trajectory: Trajectory, *, most: int | None) -> RenderableType:
-    parts: list[RenderableType] = []
-    for message in trajectory.messages:
-        if message.role not in ("system", "user"):
-            break  # what follows the prompt stands with its turn
-        parts.append(_box(message.content, title=message.role, style="dim", most=most))
-    for turn in trajectory.turns:
-        parts += _turn(turn, most=most)
-    parts.append(_end(trajectory))
-    title = f"{trajectory.environment} · {trajectory.split}/{trajectory.task_index} · line {line}"
-    return Panel(Group(*parts), title=escape(title), title_align="left")
+def _is_path(name: str) -> bool:
+    """Whether a word names a run; one with a number at its end that is no path is an episode's id."""
+    return os.path.exists(name) or not name.rpartition("-")[2].isdecimal() or "/" in name
 
 
-def _turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
-    title = f"turn {turn.index + 1}" + (f", {turn.calls_malformed} malformed" if turn.calls_malformed else "")
-    title += ", cut at its limit of tokens" if turn.was_cut else ""
-    yield _box(turn.action, title=title, style="cyan", most=most)
-    calls = list(turn.parsed.calls)
-    for index, result in enumerate(turn.results):
-        call = calls[index] if index < len(calls) else None
-        arguments = json.dumps(call.arguments, ensure_ascii=False) if isinstance(call, ToolCall) else ""
-        head = f"{result.name} {arguments} · {result.outcome} · {result.seconds * 1000:.1f} ms"
-        style = "green" if result.outcome == "ok" else "red"
-        yield _box(result.text, title=cut_end(head, 120), style=style, most=most)
-    if turn.observation is not None and not turn.results:
-        text = "\n".join(message.content for message in turn.observation.messages)
-        yield _box(text, title="observation", style="yellow", most=most)
+def _serve(args: argparse.Namespace) -> int:
+    from rlenv.runs.parts import arrow
+    from rlenv.web.app import application, serve
+    from rlenv.web.guard import Guard
+    from rlenv.web.shelf import Shelf
+
+    if not 0 <= args.port <= 65_535:
+        raise UsageError("--port is 0 to 65535")
+    arrow()
+    roots = [Path(name) for name in args.runs or ["."]]
+    for root in roots:
+        if not root.exists():
+            raise UsageError(f"there is no run at {root}")
+    found = Shelf(roots).found()
+    if not found and args.read_only:
+        raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")
+    if args.host not in _LOOPBACK:
+        write_error(f"rlenv: {args.host} is open to its network: whoever has the link sees and runs what you can\n")
+    own = () if args.host in ("0.0.0.0", "::", *_LOOPBACK) else (args.host.lower(),)
+    guard = Guard(hosts=(*own, *(name.lower() for name in args.allow_host)))
+    app = application(roots, guard=guard, read_only=args.read_only)
+    place = _place(args, found)
+
+    async def main(port: int) -> None:
+        stopped = asyncio.Event()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(name, stopped.set)
+        ready = _Ready(guard, place, is_opened=not args.no_open)
+        await serve(app, host=args.host, port=port, stopped=stopped, on_ready=ready)
+
+    asyncio.run(main(_free(args.host, args.port)))
+    return 0
 
 
-def _box(text: str, *, title: str, style: str, most: int | None) -> Panel:
-    shown = Text(text if most is None else cut_end(text, most))
-    return Panel(shown, title=escape(title), title_align="left", border_style=style)
+def _place(args: argparse.Namespace, keys: list[str]) -> str:
+    """Where the browser begins: the one run that was named, its episodes where some were asked for."""
+    if len(keys) != 1:
+        return "/"
+    run = f"/r/{quote(keys[0], safe='')}"
+    if args.ids:
+        return f"{run}/e/{quote(args.ids[0], safe='')}"
+    if args.where or args.sort:
+        pairs = (("q", args.where), ("sort", args.sort))
+        return f"{run}/episodes?{'&'.join(f'{key}={quote(value)}' for key, value in pairs if value)}"
+    return run
 
 
-def _end(trajectory: Trajectory) -> Table:
-    how = "terminated" if trajectory.terminated else "truncated"
-    table = Table(
-        "term", "value", "", title=escape(f"{how}: {trajectory.reason}"), title_justify="left", show_header=False
-    )
-    for name, term in trajectory.reward.terms.items():
-        value = "–" if term.value is None else f"{term.value:.3f}"
-        note = term.error or term.evidence or ""
-        table.add_row(escape(name), f"{term.status} {value}", escape(cut_end(note, 100)))
-    total = trajectory.reward.total
-    table.add_row("reward", "invalid" if total is None else f"{total:.3f}", f"success {trajectory.success}")
-    table.add_row("answer", escape(cut_end(str(trajectory.answer), 100)), f"{trajectory.seconds:.2f} s")
-    if trajectory.failure is not None:
-        table.add_row("failure", escape(trajectory.failure.reason), escape(trajectory.failure.message[:300]))
-    return table
+def _free(host: str, port: int) -> int:
+    """The port, or the next of a few that is free: a second viewer beside the first is no mistake.
+
+    Raises:
+        UsageError: the address is not this machine's, or none is free.
+    """
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for one in range(port, min(port + 20, 65_536)) if port else (0,):
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, one))
+            return one
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise UsageError(f"--port {port}: cannot listen at {host}: {reason}", hint="choose another, or 0 for a free one")
+
+
+class _Ready:
+    """Says where the viewer is, and opens it."""
+
+    def __init__(self, guard: Guard, place: str, *, is_opened: bool) -> None:
+        self._guard, self._place, self._is_opened = guard, place, is_opened
+
+    def __call__(self, host: str, port: int) -> None:
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        sign = "&" if "?" in self._place else "?"
+        base = f"http://{shown}:{port}{self._place}{sign}token="
+        write(f"{base}{self._guard.token}\n")
+        sys.stdout.flush()
+        has_screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        if self._is_opened and has_screen:
+            webbrowser.open(base + self._guard.ticket())

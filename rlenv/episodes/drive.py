@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlenv.episodes.episode import Episode
+from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
 from rlenv.messages import Message, Sampled
 from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["context_of", "drive"]
+__all__ = ["advance", "context_of", "drive", "started"]
 
 
 def context_of(episode: Episode) -> PolicyContext:
@@ -33,7 +33,8 @@ def context_of(episode: Episode) -> PolicyContext:
     )
 
 
-def _started(episode: Episode, policy: Policy) -> PolicySession:
+def started(episode: Episode, policy: Policy) -> PolicySession:
+    """One episode's policy; raises EpisodeError where it cannot start, whatever it raised itself."""
     try:
         return policy.start(context_of(episode))
     except (InvalidReward, EpisodeError):
@@ -63,6 +64,23 @@ def _with_ids(said: Message, turn: Turn, answered: Sequence[Message]) -> tuple[M
     return replace(said, content=turn.parsed.content, tool_calls=calls), results
 
 
+async def advance(episode: Episode, session: PolicySession, messages: list[Message]) -> Step:
+    """Lets a policy take one action; what it said and what was answered are added to `messages`.
+
+    Raises:
+        EpisodeError: the policy failed; the episode is left as it was.
+    """
+    action = await _acted(session, messages)
+    said = action.action if isinstance(action, Sampled) else action
+    messages.append(said if isinstance(said, Message) else Message("assistant", said))
+    step = await episode.step(action)
+    answered = step.observation.messages
+    if isinstance(said, Message) and not said.tool_calls and answered and answered[0].role == "tool":
+        messages[-1], answered = _with_ids(said, episode.turns[-1], answered)
+    messages.extend(answered)
+    return step
+
+
 async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajectory:
     """Lets `policy` act until the open `episode` ends.
 
@@ -73,18 +91,10 @@ async def drive(episode: Episode, policy: Policy, *, limit_s: float) -> Trajecto
     messages = list(episode.messages)
     try:
         async with asyncio.timeout(limit_s):
-            session = _started(episode, policy)
-            while True:
-                action = await _acted(session, messages)
-                said = action.action if isinstance(action, Sampled) else action
-                messages.append(said if isinstance(said, Message) else Message("assistant", said))
-                step = await episode.step(action)
-                if step.is_last:
-                    return episode.trajectory
-                answered = step.observation.messages
-                if isinstance(said, Message) and not said.tool_calls and answered and answered[0].role == "tool":
-                    messages[-1], answered = _with_ids(said, episode.turns[-1], answered)
-                messages.extend(answered)
+            session = started(episode, policy)
+            while not (await advance(episode, session, messages)).is_last:
+                pass
+            return episode.trajectory
     except EpisodeError as error:
         return episode.fail(error.reason, str(error))
     except TimeoutError:

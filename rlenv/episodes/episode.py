@@ -26,7 +26,7 @@ from rlenv.episodes.tools import EpisodeTools
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers
-from rlenv.trajectory import Failure, Record, Step, Trajectory, Turn
+from rlenv.trajectory import Failure, Record, Step, TermResult, Trajectory, Turn
 from rlenv.users.base import UserContext
 from rlenv.users.dialogue import Conversation, dialogue
 
@@ -149,6 +149,11 @@ class Episode:
     def failure(self) -> Failure | None:
         """Why the reward is invalid; None while the episode runs or where it is valid."""
         return self._trajectory.failure if self._trajectory is not None else None
+
+    @property
+    def turn_terms(self) -> tuple[Mapping[str, TermResult], ...]:
+        """What the terms that are measured at every turn have given so far, turn by turn."""
+        return self._reward.so_far
 
     async def step(self, action: str | Message | Sampled) -> Step:
         """Takes one action: parses it, runs its calls, and answers or ends.

@@ -34,6 +34,11 @@ class EpisodeReward:
         self._tools = tools
         self._turns: list[TurnResults] = []
 
+    @property
+    def so_far(self) -> tuple[TurnResults, ...]:
+        """What the terms that are measured at every turn have given, turn by turn."""
+        return tuple(self._turns)
+
     async def score_turn(self, messages: Sequence[Message], turns: Sequence[Turn]) -> float:
         """Measures the last of `turns`; the share of the total that is settled by it."""
         context = self._context(messages, turns)

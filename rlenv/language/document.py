@@ -26,6 +26,7 @@ PathLike = str | tuple[str | int, ...]
 
 _MAX_EXTENDS = 64
 _MAX_WORDS = 2_000
+_OVERRIDE = "--set "
 _LEADING_VAR = re.compile(r"\s*\{\{-?\s*(vars(?:\.\w+)+)")
 
 
@@ -58,6 +59,12 @@ class SourceDocument:
         for key in keys:
             value = value[key]
         return value
+
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """The dotted paths that overrides have replaced, sorted; one under another that came later is not told."""
+        files = {span.file for span in self._values.values() if span.line == 0 and span.file.startswith(_OVERRIDE)}
+        return tuple(sorted(file.removeprefix(_OVERRIDE) for file in files))
 
     def key_span(self, path: PathLike) -> Span:
         """Where the key at `path` stands; the nearest parent that exists otherwise."""
@@ -240,10 +247,14 @@ def override_value(path: str, text: str) -> Any:
     return text if isinstance(value, (dict, list)) and bare[0] not in "[{" else value
 
 
-def read_source(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None) -> SourceDocument:
+def read_source(
+    path: str | os.PathLike[str], *, set: Mapping[str, Any] | None = None, text: str | None = None
+) -> SourceDocument:
     """A file to a document: `extends` is followed, then the overrides in `set` are laid over it.
 
     Args:
+        text: what stands at `path` in an editor that has not saved it; the file is not read then, and need not be
+            there. What it extends is read from its file.
         set: values by dotted path (`tasks.test.path`); texts are read by `override_value`. Relative paths in them
             refer to the working directory.
 
@@ -252,19 +263,19 @@ def read_source(path: str | os.PathLike[str], *, set: Mapping[str, Any] | None =
     """
     file = Path(path)
     files: list[Path] = []
-    root = _read_tree(file, chain=(), files=files, shown=os.fspath(path))
+    root = _read_tree(file, chain=(), files=files, shown=os.fspath(path), text=text)
     for key, value in (set or {}).items():
         _override(root, key, override_value(key, value) if isinstance(value, str) else value)
     return _flatten(root, file, tuple(files))
 
 
-def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown: str) -> Node:
+def _read_tree(path: Path, *, chain: tuple[Path, ...], files: list[Path], shown: str, text: str | None = None) -> Node:
     files.append(path)
     try:
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL, a circle of links
         raise SpecError([Fault(shown, 1, 1, "", f"the file cannot be read: {error}")]) from error
-    root = parse_text(_read_text(path, shown), file=shown, base=path.parent)
+    root = parse_text(_read_text(path, shown) if text is None else text, file=shown, base=path.parent)
     assert isinstance(root.value, dict)
     extends = root.value.get("extends")
     if extends is None or extends.value is None:
@@ -306,7 +317,7 @@ def _merge(below: Node, above: Node) -> Node:
 
 
 def _override(root: Node, path: str, value: Any) -> None:
-    span = Span(f"--set {path}", 0, 0, Path.cwd())
+    span = Span(f"{_OVERRIDE}{path}", 0, 0, Path.cwd())
 
     def refuse(message: str, hint: str = "") -> SpecError:
         return SpecError([Fault(span.file, 0, 0, path, message, hint)])

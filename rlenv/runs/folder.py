@@ -2,6 +2,7 @@
 
     RUN/run.json      what made the run and what has become of it; replaced whole, by whoever runs it
     RUN/summary.json  its figures, once it has ended
+    RUN/locks/        what made its episodes; see `rlenv.runs.lock`
 
 and beside them what `rlenv.runs.journal` and `rlenv.runs.parts` describe.
 """
@@ -22,6 +23,7 @@ from typing import Any, Final, Literal
 
 from rlenv.errors import UsageError
 from rlenv.runs.journal import loads
+from rlenv.runs.lock import Lock
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
 from rlenv.runs.writer import KeepPolicy, RunWriter
@@ -157,6 +159,7 @@ class KeptRun:
     episode is tried again.
 
     Args:
+        lock: what makes its episodes: kept in the folder, and its hash in every row and in the attempt.
         resume: go on with the run that is in the folder, as a new attempt from `from_step`.
         overwrite: remove the run that is in the folder.
 
@@ -169,7 +172,7 @@ class KeptRun:
         folder: str | Path,
         info: RunInfo,
         *,
-        lock: str = "",
+        lock: Lock | None = None,
         resume: bool = False,
         overwrite: bool = False,
         from_step: int = 0,
@@ -185,14 +188,17 @@ class KeptRun:
         if resume and not (has_run and before is not None):
             raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
         attempts = before.attempts if before is not None and resume else ()
-        attempt = Attempt(len(attempts), from_step, lock, time.time(), socket.gethostname(), os.getpid())
+        hash12 = lock.hash12 if lock is not None else ""
+        attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
             if overwrite and not resume:
                 clear(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
+            if lock is not None:
+                lock.write(self.path)
             write_info(self.path, self.info)
-            self.writer = RunWriter(self.path, attempt=attempt.number, lock=lock, keep=keep)
+            self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
         except OSError as error:
             raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
 

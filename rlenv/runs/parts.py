@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ __all__ = [
     "PACKED",
     "Sealed",
     "arrow",
+    "flattened",
     "late_schema",
     "part_of",
     "row_schema",
@@ -138,6 +139,23 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
         total += length
         offsets.append(total)
     return offsets
+
+
+def flattened(table: pa.Table, column: str) -> pa.Table:
+    """The entries of a column of lists, one row an entry, with the place of its list in the table first, as `row`."""
+    import pyarrow.compute as pc
+
+    pa = arrow()
+    kind = table.schema.field(column).type.value_type
+    fields = [pa.field("row", pa.int64()), *(kind.field(index) for index in range(kind.num_fields))]
+    batches, start = [], 0
+    for chunk in table[column].chunks:
+        inside = pc.list_flatten(chunk)
+        places = pc.add(pc.cast(pc.list_parent_indices(chunk), pa.int64()), start)
+        columns = [inside.field(index) for index in range(kind.num_fields)]
+        batches.append(pa.RecordBatch.from_arrays([places, *columns], schema=pa.schema(fields)))
+        start += len(chunk)
+    return pa.Table.from_batches(batches, schema=pa.schema(fields))
 
 
 def seal(run: Path, segment: str) -> None:
@@ -262,3 +280,13 @@ class Sealed:
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
         return table["record"][0].as_py(), rows
+
+    def records(self) -> Iterator[tuple[str, bytes]]:
+        """The records of all bodies with their ids, a row group at a time."""
+        arrow()
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=["id", "record"], use_threads=False)
+                yield from zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
-from rlenv.runs.parts import PACKED, Sealed, arrow, late_schema, part_of, row_schema, rows_table
+from rlenv.runs.parts import PACKED, Sealed, arrow, flattened, late_schema, part_of, row_schema, rows_table
 from rlenv.runs.schema import LATE, Tokens
 from rlenv.trajectory import Trajectory
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Body", "RunReader"]
+
+
+_LARGE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class RunReader:
         self._table: pa.Table | None = None
         self._again: tuple[int, set[int]] | None = None
         self._endings: tuple[int, dict[str, str]] | None = None
+        self._terms: tuple[int, dict[str, list[dict[str, Any]]]] | None = None
         self.refresh()
 
     def refresh(self) -> bool:
@@ -126,7 +130,8 @@ class RunReader:
             part = pq.ParquetFile(part_of(self.run, kind, segment))
         except FileNotFoundError:  # packed since it was listed; the next look finds it there
             return
-        known[segment] = part.read(columns=columns, use_threads=False)
+        # Threads cost more than they bring for the parts of a few hundred rows that writers make.
+        known[segment] = part.read(columns=columns, use_threads=part.metadata.num_rows > _LARGE)
         opened.pop(segment, None)
         for inside, row, body in orjson.loads((part.schema_arrow.metadata or {}).get(PACKED, b"[]")):
             self._packed[inside] = (segment, row, body)
@@ -165,7 +170,7 @@ class RunReader:
             schema = row_schema(is_nested=False)
             live = [row for segment in self._open.values() for row in segment.rows]
             tables = [*self._parts.values(), rows_table(live, schema)]
-            self._table = self._completed(self._counted(pa.concat_tables(tables).combine_chunks()))
+            self._table = self._completed(self._counted(pa.concat_tables(tables)))
         return self._table
 
     def _counted(self, table: pa.Table) -> pa.Table:
@@ -239,28 +244,72 @@ class RunReader:
         return grouped.rename_columns([name.removesuffix("_last") for name in grouped.column_names])
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
-        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`."""
+        """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`.
+
+        Terms that came later stand in the place of the earlier ones.
+        """
+        if ids is None:
+            found = self.entries(column)
+            return found.set_column(0, "id", self.table["id"].take(found["row"]))
         import pyarrow.compute as pc
 
         pa = arrow()
-        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
-        tables = []
-        for segment in self._parts:
-            import pyarrow.parquet as pq
+        # An id names its segment: a page of a list reads the parts of its own rows.
+        whole = pa.concat_tables(self._lists(column, self._held_in(ids)))
+        whole = whole.filter(pc.is_in(whole["id"], value_set=pa.array(list(ids), pa.string())))
+        found = flattened(self._with_late(whole, column), column)
+        return found.set_column(0, "id", whole["id"].take(found["row"]))
 
-            read = pq.ParquetFile(part_of(self.run, "episodes", segment))
-            tables.append(read.read(columns=["id", column], use_threads=False))
-        tables.append(rows_table([row for one in self._open.values() for row in one.rows], schema))
-        table = pa.concat_tables(tables).combine_chunks()
-        wanted = self.table["id"] if ids is None else pa.array(list(ids), pa.string())
-        table = table.filter(pc.is_in(table["id"], value_set=wanted))
-        entries = table[column].combine_chunks()
-        inside = pc.list_flatten(entries)
-        parents = table["id"].combine_chunks().take(pc.list_parent_indices(entries))
-        kind = entries.type.value_type
-        names = [kind.field(index).name for index in range(kind.num_fields)]
-        flat = pa.Table.from_arrays([inside.field(index) for index in range(kind.num_fields)], names=names)
-        return flat.add_column(0, "id", parents)
+    def entries(self, column: str) -> pa.Table:
+        """`terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`."""
+        pa = arrow()
+        whole = pa.concat_tables(self._lists(column, None))
+        if len(whole) != len(self.table):  # of attempts that do not count
+            import pyarrow.compute as pc
+
+            whole = whole.filter(pc.is_in(whole["id"], value_set=self.table["id"].combine_chunks()))
+        return flattened(self._with_late(whole, column), column)
+
+    def _held_in(self, ids: Collection[str]) -> set[str]:
+        """The parts and open segments that hold some episodes."""
+        segments = {id.rpartition("-")[0] for id in ids}
+        return {self._packed.get(segment, (segment,))[0] for segment in segments}
+
+    def _lists(self, column: str, asked: Collection[str] | None) -> list[pa.Table]:
+        """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
+        import pyarrow.parquet as pq
+
+        pa = arrow()
+        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
+        parts = [part_of(self.run, "episodes", one) for one in self._parts if asked is None or one in asked]
+        live = [one for segment, one in self._open.items() if asked is None or segment in asked]
+        tables = [pq.ParquetFile(part).read(columns=["id", column], use_threads=False) for part in parts]
+        bare = [table.replace_schema_metadata() for table in tables]
+        return [*bare, rows_table([row for one in live for row in one.rows], schema)]
+
+    def _with_late(self, whole: pa.Table, column: str) -> pa.Table:
+        """Lists of terms with those that came later in their place."""
+        if column != "terms" or not (late := self._late_terms()):
+            return whole
+        pa = arrow()
+        lists = [late.get(id, own) for id, own in zip(whole["id"].to_pylist(), whole[column].to_pylist(), strict=True)]
+        schema = pa.schema([whole.schema.field("id"), whole.schema.field(column)])
+        ids = whole["id"].to_pylist()
+        return rows_table([{"id": id, column: own} for id, own in zip(ids, lists, strict=True)], schema)
+
+    def _late_terms(self) -> dict[str, list[dict[str, Any]]]:
+        """By id, the terms of which a late fact says that they are others now."""
+        if self._terms is None or self._terms[0] != self.version:
+            import pyarrow.compute as pc
+
+            found: dict[str, list[dict[str, Any]]] = {}
+            for table in self._late_parts.values():
+                said = table.filter(pc.is_valid(table["terms"]))
+                found |= dict(zip(said["id"].to_pylist(), said["terms"].to_pylist(), strict=True))
+            for segment in self._late_open.values():
+                found |= {row["id"]: row["terms"] for row in segment.rows if row.get("terms") is not None}
+            self._terms = (self.version, found)
+        return self._terms[1]
 
     def counts(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is of an attempt that was not gone on from before it."""
@@ -333,6 +382,23 @@ class RunReader:
         index = first + (int(kept.slice(row, number).to_numpy().sum()) if number else 0)
         sealed = self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part)))
         return Body(id, *sealed.body(index), self._ending(id))
+
+    def records(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
+        """Every record that was kept (of `ids`, where given) as JSON, with its id, a segment after the other.
+
+        A few episodes are in memory at a time; tokens are not read.
+        """
+        counted = None if ids is None else set(ids)
+        for segment in sorted({*self._parts, *self._open} if counted is None else self._held_in(counted)):
+            if segment in self._open:
+                for row in list(self._open[segment].rows):
+                    if row["has_body"] and (counted is None or row["id"] in counted):
+                        with contextlib.suppress(UsageError, FileNotFoundError):
+                            yield row["id"], self.body(row["id"]).record
+            elif segment in self._parts and part_of(self.run, "bodies", segment).exists():
+                for id, record in Sealed(part_of(self.run, "bodies", segment)).records():
+                    if counted is None or id in counted:
+                        yield id, record
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         """Every episode whose body was kept, with its row, in the order of segments."""

@@ -14,7 +14,7 @@ from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.reader import RunReader
 from rlenv.trajectory import Trajectory
 
-__all__ = ["in_order", "recorded", "recorded_in"]
+__all__ = ["file_of", "in_order", "recorded", "recorded_in"]
 
 _FILE: Final = "trajectories.jsonl"
 
@@ -29,7 +29,7 @@ def recorded(name: str | Path) -> list[Trajectory]:
         UsageError: there is none, it is empty, or what is there cannot be read.
     """
     path = Path(name)
-    found = list(recorded_in(path)) if is_run(path) else list(files.read(_file(path)))
+    found = list(recorded_in(path)) if is_run(path) else list(files.read(file_of(path)))
     if not found:
         raise UsageError(f"{path} holds no trajectory")
     return found
@@ -55,7 +55,12 @@ def in_order(reader: RunReader) -> list[str]:
     return [row["id"] for row in rows]
 
 
-def _file(path: Path) -> Path:
+def file_of(path: Path) -> Path:
+    """The file of trajectories that a name means: itself, or trajectories.jsonl in a folder.
+
+    Raises:
+        UsageError: there is none; the message names what is near.
+    """
     if path.is_dir() and not (path / _FILE).is_file():
         inside = sorted(item for item in path.glob("*") if is_run(item)) or sorted(path.glob("**/*.jsonl"))
         hint = f"name what is in it, such as {inside[0]}" if inside else ""

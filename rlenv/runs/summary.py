@@ -16,6 +16,7 @@ __all__ = [
     "PassAtK",
     "Summary",
     "clustered",
+    "clustered_counts",
     "mean_interval",
     "pass_at",
     "summarise",
@@ -109,12 +110,17 @@ def clustered(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
     Cochran 1977, 9A.2): as many as there are tasks where a task's samples all agree, and all samples where tasks do not
     differ. With one sample a task it is Wilson's interval of the samples.
     """
-    groups = [group for group in groups if group]
-    trials = sum(map(len, groups))
+    return clustered_counts([(sum(group), len(group)) for group in groups])
+
+
+def clustered_counts(groups: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """The interval of `clustered`, of each task's successes and samples."""
+    groups = [group for group in groups if group[1]]
+    trials = sum(count for _, count in groups)
     if not trials:
         return (0.0, 1.0)
-    share = sum(map(sum, groups)) / trials
-    spread = math.fsum((sum(group) - len(group) * share) ** 2 for group in groups) / trials**2
+    share = sum(successes for successes, _ in groups) / trials
+    spread = math.fsum((successes - count * share) ** 2 for successes, count in groups) / trials**2
     if share in (0.0, 1.0):
         worth = float(len(groups))  # nothing varies, so that nothing says how alike a task's samples are
     else:

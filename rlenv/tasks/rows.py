@@ -70,11 +70,13 @@ class Tasks(Sequence[Row]):
     Reading a row raises SpecError where its line is broken; the fault names FILE:LINE:COLUMN.
     """
 
-    def __init__(self, read: Callable[[int], Row], order: Sequence[int], *, source: str) -> None:
+    def __init__(self, read: Callable[[int], Row], order: Sequence[int], *, source: str, revision: str = "") -> None:
         self._read = read
         self._order = order
         self.source = source
         """Where the rows come from, for people."""
+        self.revision = revision
+        """The commit of a dataset of the hub; "" for rows from elsewhere."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -85,7 +87,7 @@ class Tasks(Sequence[Row]):
     def __getitem__(self, index: slice) -> Sequence[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
-            return Tasks(self._read, self._order[index], source=self.source)
+            return Tasks(self._read, self._order[index], source=self.source, revision=self.revision)
         return self._read(self._order[index])
 
     def __iter__(self) -> Iterator[Row]:
@@ -103,6 +105,7 @@ def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
     source = loaded.spec.tasks[split]
     key = f"tasks.{split}"
     read: Callable[[int], Row]
+    revision = ""
     if source.rows is not None:
         rows = source.rows
         read, count, name = rows.__getitem__, len(rows), f"{loaded.path}, {key}.rows"
@@ -111,7 +114,7 @@ def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         made = _from_python(loaded, f"{key}.python", source.python, most)
         read, count, name = made.__getitem__, len(made), source.python
     elif source.hf is not None:
-        read, count, name = _dataset(loaded, f"{key}.hf", source.hf, source.hf.split or split)
+        read, count, name, revision = _dataset(loaded, f"{key}.hf", source.hf, source.hf.split or split)
     else:
         assert source.path is not None
         path = _file(loaded, f"{key}.path", source.path)
@@ -121,10 +124,10 @@ def load_tasks(loaded: LoadedSpec, split: str) -> Tasks:
         at = next(f"{key}.{part}" for part in ("rows", "python", "hf", "path") if getattr(source, part) is not None)
         raise SpecError([loaded.document.fault(at, f"found no rows in {name}; expected at least one", "add rows")])
     order: Sequence[int] = range(count) if source.shuffle is None else shuffled(count, seed=source.shuffle)
-    return Tasks(read, order[: source.limit], source=name)
+    return Tasks(read, order[: source.limit], source=name, revision=revision)
 
 
-def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tuple[Callable[[int], Row], int, str]:
+def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tuple[Callable[[int], Row], int, str, str]:
     name = _filled(loaded, f"{key}.dataset", spec.dataset)
     try:
         folder = dataset_folder(name, base=loaded.base_of(f"{key}.dataset"), revision=spec.revision)
@@ -147,7 +150,9 @@ def _dataset(loaded: LoadedSpec, key: str, spec: DatasetSpec, split: str) -> tup
         row = opened[part][0](index - (ends[part - 1] if part else 0))
         return {column: row[theirs] for column, theirs in spec.columns.items()} if spec.columns else row
 
-    return read, total, f"{name}, {split}"
+    # The hub's cache keeps a commit's files in snapshots/COMMIT.
+    revision = folder.name if folder.parent.name == "snapshots" else ""
+    return read, total, f"{name}, {split}", revision
 
 
 def _file(loaded: LoadedSpec, key: str, value: str) -> Path:

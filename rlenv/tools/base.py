@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rlenv.concurrency.scope import Scope
@@ -88,8 +88,10 @@ class Tool:
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
     forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
-    such a call is not taken again to restore what an episode left. The compiler sets `example` and `policy` from the
-    entry.
+    such a call is not taken again to restore what an episode left. `about` says what stands behind the tool, as JSON,
+    for the lock of a run: a server's name and version. The compiler sets `example` and `policy` from the entry, and
+    `entry`, the key under `tools`, and `digest`: what the tool is made of (`identity` too), equal wherever the files of
+    the spec stand.
     """
 
     name: str
@@ -103,6 +105,9 @@ class Tool:
     idempotent: bool = False
     depends_on: DependsOn = "episode"
     identity: str = ""
+    entry: str = ""
+    digest: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
     reaches_out: bool = False
     example: Mapping[str, Any] | None = None
     policy: CallPolicy | None = None

@@ -193,8 +193,10 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
         raise UsageError(
             f"the entry gives {len(tools)} tools, which have their own", key="description", hint="remove 'description'"
         )
-    made = [_tool(spec, tool, server, listing) for tool in tools]
-    return tuple(made)
+    said = {"server": listing.server, "version": listing.version, "protocol": listing.protocol}
+    pinned = {"pin": listing.digest} if path is not None else {}
+    about = {key: value for key, value in (said | pinned).items() if value}
+    return tuple(_tool(spec, tool, server, listing, about) for tool in tools)
 
 
 def _parameters(tool: ListedTool, server: Server) -> Mapping[str, Any]:
@@ -221,7 +223,7 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
         raise ToolFailed("the arguments cannot be sent as JSON", reason="bad_arguments") from error
 
 
-def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> Tool:
+def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing, about: Mapping[str, str]) -> Tool:
     from rlenv.tools._mcp.content import as_output
     from rlenv.tools._mcp.link import CallFailed, ServerDied, open_pool
     from rlenv.tools._mcp.server import ServerDown
@@ -260,6 +262,7 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing) -> 
         run=run,
         mode="async",
         reaches_out=spec.command is None,
+        about=about,
         **fields,
     )
 

@@ -88,11 +88,11 @@ def test_an_episode_that_failed_is_not_played(
         ("nowhere", "there are no recorded trajectories"),
     ],
 )
-@pytest.mark.parametrize("command", ["replay", "view"])
+@pytest.mark.parametrize("command", [["replay"], ["view", "--text"]])
 def test_a_file_that_is_not_there_is_told_with_the_nearest(
-    recorded: Path, command: str, name: str, message: str, capsys: pytest.CaptureFixture[str]
+    recorded: Path, command: list[str], name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, str(recorded / name)]) == 2
+    assert main([*command, str(recorded / name)]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -43,7 +43,7 @@ from rlenv.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LANGUAGES = ("python", "sh", "yaml", "text", "jinja", "json", "sql", "toml")
+LANGUAGES = ("python", "sh", "yaml", "text", "jinja", "json", "sql", "toml", "lua", "elisp")
 TRAINER = ("train", "sft", "export-policy")
 _HAS_TRAINER = importlib.util.find_spec("verl") is not None
 

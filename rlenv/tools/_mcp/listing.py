@@ -52,11 +52,15 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a server is called and which tools it has, in its order."""
+    """What a server is called and which tools it has, in its order.
+
+    `protocol` is the version that was agreed on with it, "" in a pin, which holds for every server with these tools.
+    """
 
     server: str
     version: str
     tools: tuple[ListedTool, ...]
+    protocol: str = ""
 
     @property
     def digest(self) -> str:
@@ -145,7 +149,7 @@ async def _ask(server: Any) -> Listing:
                         break
             info = connection.client.server_info
             names = (_clean(info.name, _MAX_NAME), _clean(info.version, _MAX_NAME)) if info else ("", "")
-            return Listing(*names, tuple(tools))
+            return Listing(*names, tuple(tools), str(connection.client.protocol_version))
     except ServerDown as error:
         raise UsageError(str(error)) from error
     except (MCPError, TimeoutError, ValueError, RuntimeError, BaseExceptionGroup) as error:

@@ -1,0 +1,149 @@
+"""Names that a spec gives itself, offered where another of its places asks for one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlenv.checks.editor.rows import first_row
+from rlenv.checks.editor.shape import description_of
+from rlenv.checks.sites import names_at
+from rlenv.dialects.aliases import ALIASES
+from rlenv.language import kinds as registry
+from rlenv.language.shipped import shipped
+
+__all__ = ["Name", "Names", "in_template", "kind_group"]
+
+Path_ = tuple[str | int, ...]
+
+_OPEN = re.compile(r"\{\{|\{%")
+_CLOSED = re.compile(r"\}\}|%\}")
+_DOTTED = re.compile(r"((?:[A-Za-z_]\w*\.)*)\Z")
+_REFERS: Mapping[str, str] = {"resource": "resources", "endpoint": "endpoints", "tool": "tools"}
+_GROUPS: Mapping[str, registry.Group] = {"tools": "tools", "resources": "resources", "rewards": "rewards"}
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name that fits, what it is in a word or two, and what it stands for."""
+
+    label: str
+    detail: str
+    doc: str = ""
+    insert: str = ""
+
+
+def kind_group(path: Path_) -> registry.Group | None:
+    """The group of kinds that the value at `path` names one of."""
+    if len(path) == 3 and path[2] == "kind":
+        return _GROUPS.get(str(path[0]))
+    if len(path) == 3 and path[0] == "rewards" and path[2] == "rule":
+        return "rules"
+    return "users" if path == ("user", "kind") else None
+
+
+def in_template(before: str) -> str | None:
+    """What stands before the cursor in the expression of a template, None where it is in none."""
+    opened = [found.end() for found in _OPEN.finditer(before)]
+    if not opened or _CLOSED.search(before, opened[-1]):
+        return None
+    return before[opened[-1] :]
+
+
+@dataclass(slots=True)
+class _Lazy:
+    row: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names in `data`, the content of a spec whose folder is `folder`."""
+
+    data: Mapping[str, Any]
+    folder: Path
+    _lazy: _Lazy = field(default_factory=_Lazy)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first row of the tasks; see `first_row`."""
+        if self._lazy.row is None:
+            self._lazy.row = first_row(self.data, folder=self.folder)
+        return self._lazy.row
+
+    def entries(self, group: str) -> Iterator[Name]:
+        """The entries of a section, each with its kind."""
+        section = self.data.get(group)
+        for name, entry in section.items() if isinstance(section, Mapping) else ():
+            kind = str(entry.get("kind") or "") if isinstance(entry, Mapping) else ""
+            named = group if group in _GROUPS else ""
+            word = {"rewards": "term"}.get(group, group.removesuffix("s"))
+            yield Name(str(name), f"{word} of kind {kind}" if kind else word, description_of(named, kind))
+
+    def keys(self, path: Path_) -> Iterator[Name]:
+        """The names that can be keys of the mapping at `path`: the tools that a step of the oracle calls."""
+        if len(path) in (3, 4) and path[0] == "oracle" and path[2] == "call":
+            yield from self.entries("tools")
+
+    def values(self, path: Path_) -> Iterator[Name]:
+        """The names that can be the value at `path`."""
+        last = next((part for part in reversed(path) if isinstance(part, str)), "")
+        group = kind_group(path)
+        if group is not None:
+            for name in registry.names(group):
+                yield Name(name, group.removesuffix("s"), description_of(group, name))
+        elif path == ("dialect",) or path == ("dialect", "base"):
+            yield from (Name(name, "dialect") for name in registry.names("dialects"))
+            yield from (Name(name, f"dialect, the same as {of}") for name, of in ALIASES.items())
+        elif path == ("success",) or last == "gate":
+            yield from self.entries("rewards")
+            yield from (Name(word, "operator") for word in ("and", "or", "not"))
+        elif path == ("extends",):
+            for name, file in shipped().items():
+                yield Name(name, "ships with rlenv", insert=os.path.relpath(file, self.folder))
+        elif path[0] != "dialect":
+            yield from self._referred(path, last)
+
+    def _referred(self, path: Path_, last: str) -> Iterator[Name]:
+        if last in _REFERS:
+            yield from self.entries(_REFERS[last])
+        elif last == "inject":
+            yield from self.entries("resources")
+            yield Name("task", "the row")
+            yield Name("context", "the episode's context")
+        elif last == "tools" and len(path) > 2:
+            yield from self.entries("tools")
+        elif last == "report_by":
+            yield from (Name(column, "column", _shown(value)) for column, value in self.row.items())
+
+    def expression(self, path: Path_, before: str) -> Iterator[Name]:
+        """The names that fit behind `before` in the expression of a template at `path`."""
+        found = _DOTTED.search(before)
+        dotted = found.group(1) if found is not None else ""
+        if not dotted:
+            if not before.rstrip().endswith("|"):
+                for name in names_at(path, kind=self._kind(path)):
+                    yield Name(name, "name of a template")
+            return
+        value: Any = {"task": self.row, "vars": self.data.get("vars"), "resources": self.data.get("resources")}
+        *parents, last = dotted[:-1].split(".")
+        if parents and parents[0] == "resources":
+            return
+        for part in (*parents, last):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        for key, item in value.items() if isinstance(value, Mapping) else ():
+            word = {"task": "column", "vars": "constant", "resources": "resource"}.get(last, "key")
+            yield Name(str(key), word, _shown(item))
+
+    def _kind(self, path: Path_) -> str:
+        section = self.data.get(str(path[0]))
+        entry = section.get(str(path[1])) if isinstance(section, Mapping) and len(path) > 1 else None
+        return str(entry.get("kind") or "") if isinstance(entry, Mapping) else ""
+
+
+def _shown(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= 200 else text[:199] + "…"

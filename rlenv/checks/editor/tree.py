@@ -1,0 +1,192 @@
+"""What can be read of a text that is not whole: the sections that stand, and where in them the cursor is.
+
+A text is broken while it is typed. Sections at the top of a spec are read one by one, so that one that is broken does
+not hide the others, and the section with the cursor is read with a mark in the cursor's place: where the mark lands in
+the tree is what the cursor stands on, whatever style of YAML is around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv.checks.editor.lines import YAML_BREAK, Lines
+from rlenv.errors import SpecError
+from rlenv.language.yamltree import Node, parse_text
+
+__all__ = ["Cursor", "Found", "find_cursor", "read_tree"]
+
+Path_ = tuple[str | int, ...]
+
+_MARK: Final = "rlenvCursorHere"
+_WORD: Final = re.compile(r"[\w-]*", re.ASCII)
+_WORD_BEFORE: Final = re.compile(r"[\w-]*\Z", re.ASCII)
+_NOT_BREAKS: Final = re.compile("[^\n\r\x85\u2028\u2029]")
+_TRIES: Final = 3
+_PAIRS: Final = {"{": "}", "[": "]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """One reading of what the cursor stands on: a key of the mapping at `path`, or the value at `path`.
+
+    `before` is what stands before the cursor in that key or value, without the word that is being typed.
+    """
+
+    path: Path_
+    is_key: bool
+    before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The readings of a cursor. `start` is the offset of the word that is being typed; `data` is what can be read of
+    the text, without that word unless it is a key that stands; `has_colon` is true where a colon follows it already."""
+
+    cursors: tuple[Cursor, ...]
+    start: int
+    data: dict[str, Any]
+    has_colon: bool = False
+
+
+def read_tree(text: str) -> Node:
+    """The tree of a text, or of those of its sections that can be read; an empty mapping where there is none."""
+    whole = _parsed(text)
+    if whole is not None:
+        return whole
+    merged: dict[str, Node] = {}
+    for start, end in _sections(text):
+        part = _standing(text, start, end)
+        if part is not None and isinstance(part.value, dict):
+            merged.update(part.value)
+    span = parse_text("a: 1", file="", base=Path()).span
+    return Node(merged, span)
+
+
+def find_cursor(text: str, offset: int) -> Found:
+    """What stands at a character of a text; no readings in a comment, or where no repair makes it readable."""
+    start = offset - len(_word_before(text, offset))
+    end = _end_of_word(text, offset)
+    before, after = text[:start], text[end:]
+    has_colon = re.match(r"[ \t]*:(?=[ \t\r\n]|$)", after) is not None
+    marked = f"{before}{_MARK}{after}"
+    section = next(((one, to) for one, to in _sections(marked) if one <= start < to), (0, len(marked)))
+    for tries in _repairs(before, after, section[0], section[1] - len(_MARK) - start, has_colon):
+        found: dict[Cursor, None] = {}
+        data: dict[str, Any] = {}
+        for tried in tries:
+            node = _parsed(_blank(tried, section[0]))
+            for cursor in _marked(node, ()) if node is not None else ():
+                found[cursor] = None
+                stands = text[start:end] if has_colon else ""
+                data = data or _without_mark(node.plain() if node is not None else {}, stands)
+        if found:
+            rest = read_tree(before[: section[0]] + text[section[1] - len(_MARK) + (end - start) :]).plain()
+            return Found(tuple(found), start, {**rest, **data}, has_colon)
+    return Found((), start, read_tree(text).plain(), has_colon)
+
+
+def _word_before(text: str, offset: int) -> str:
+    found = _WORD_BEFORE.search(text, max(0, offset - 200), offset)
+    return found.group() if found is not None else ""
+
+
+def _end_of_word(text: str, offset: int) -> int:
+    found = _WORD.match(text, offset)
+    return found.end() if found is not None else offset
+
+
+def _repairs(before: str, after: str, start: int, rest: int, has_colon: bool) -> Iterator[list[str]]:
+    """Texts to try, the most faithful first; those of one list are readings that may both hold."""
+    inside = after[: max(rest, 0)]
+    line_end = YAML_BREAK.search(inside)
+    below = inside[line_end.start() :] if line_end is not None else ""
+    as_key = _MARK if has_colon else f"{_MARK}: "
+    closing = _closers(before[start:])
+    for tail, closers in ((inside, ""), (below, closing), ("", closing)):
+        yield [f"{before}{as_key}{closers}{tail}", f"{before}{_MARK}{closers}{tail}"]
+    yield [f"{before}{as_key}{after}", f"{before}{_MARK}{after}"]
+
+
+def _closers(text: str) -> str:
+    """What closes the quotes and brackets that the last lines of a text leave open."""
+    opened: list[str] = []
+    quote = ""
+    line = text[text.rfind("\n") + 1 :]
+    for index, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'" and (index == 0 or line[index - 1] in " \t{[,:"):
+            quote = character
+        elif character in _PAIRS:
+            opened.append(_PAIRS[character])
+        elif opened and character == opened[-1]:
+            opened.pop()
+    return quote + "".join(reversed(opened))
+
+
+def _blank(text: str, start: int) -> str:
+    """The text with all before `start` as spaces, so that every place stays where it is."""
+    return _NOT_BREAKS.sub(" ", text[:start]) + text[start:]
+
+
+def _parsed(text: str) -> Node | None:
+    try:
+        return parse_text(text, file="", base=Path())
+    except SpecError:
+        return None
+
+
+def _standing(text: str, start: int, end: int) -> Node | None:
+    """What can be read of a section: all, or what stands before its first fault."""
+    blank = _NOT_BREAKS.sub(" ", text[:start])
+    for _ in range(_TRIES):
+        part = text[start:end]
+        try:
+            return parse_text(blank + part, file="", base=Path())
+        except SpecError as error:
+            cut = Lines(text[:end]).offset(error.faults[0].line, 1)
+            if not start < cut < end:
+                return None
+            end = cut
+    return None
+
+
+def _sections(text: str) -> list[tuple[int, int]]:
+    """Where the parts of a text begin and end that a key at the left edge begins."""
+    starts = []
+    begin = 0
+    for found in [*YAML_BREAK.finditer(text), None]:
+        stop = found.start() if found is not None else len(text)
+        if stop > begin and text[begin] not in " \t#-}]":
+            starts.append(begin)
+        if found is not None:
+            begin = found.end()
+    return list(zip(starts, [*starts[1:], len(text)], strict=False))
+
+
+def _marked(node: Node, path: Path_) -> Iterator[Cursor]:
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            if key == _MARK:
+                yield Cursor(path, is_key=True)
+            else:
+                yield from _marked(child, (*path, key))
+    elif isinstance(node.value, list):
+        for index, child in enumerate(node.value):
+            yield from _marked(child, (*path, index))
+    elif isinstance(node.value, str) and _MARK in node.value:
+        yield Cursor(path, is_key=False, before=node.value.partition(_MARK)[0])
+
+
+def _without_mark(value: Any, word: str) -> Any:
+    """The content without the mark; the key that it stands for is `word`, none where that is ""."""
+    if isinstance(value, dict):
+        named = ((word if key == _MARK else key, item) for key, item in value.items())
+        return {key: _without_mark(item, word) for key, item in named if key}
+    if isinstance(value, list):
+        return [_without_mark(item, word) for item in value]
+    return value.replace(_MARK, "") if isinstance(value, str) else value

@@ -1,0 +1,147 @@
+"""What is asked of a text that imports the author's files, in processes that end when a newer text takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rlenv.errors import Fault, UsageError
+
+__all__ = ["LIMIT_S", "Validator"]
+
+LIMIT_S = 60.0
+"""Seconds after which a process is ended: an author's file that hangs is a fault too."""
+
+_PACKAGES = str(Path(__file__).resolve().parents[3])
+_HANGS = "a function of the spec may hang; see `rlenv validate`"
+_Key = tuple[str, str]
+
+
+class _NoAnswer(Exception):
+    """A process gave none; the arguments are what is said of it, and what may be done."""
+
+
+@dataclass(slots=True)
+class Validator:
+    """Validates and compiles texts in processes of their own, at most one of each for each path.
+
+    Close it with `aclose`; what it started ends then, or once its time is over.
+    """
+
+    limit_s: float = LIMIT_S
+    _running: dict[_Key, asyncio.subprocess.Process] = field(default_factory=dict)
+
+    async def validate(self, text: str, *, path: str | os.PathLike[str]) -> tuple[Fault, ...] | None:
+        """The faults of `rlenv validate` for a text that stands at `path`; None where a newer text took its place.
+
+        A validation that takes longer than `limit_s`, or ends without an answer, is a fault at the text's start.
+        """
+        shown = os.fspath(path)
+        try:
+            found = await self._ask({"do": "validate", "path": shown, "text": text})
+        except _NoAnswer as error:
+            return (Fault(shown, 1, 1, "", f"validation {error.args[0]}", error.args[1]),)
+        return None if found is None else tuple(Fault(**fault) for fault in found["faults"])
+
+    async def compile(
+        self, text: str, *, path: str | os.PathLike[str], split: str | None = None, task: int = 0
+    ) -> dict[str, Any] | None:
+        """What a text compiles to: `prompt` of one task, `tools`, `splits` with their sizes, and the first `tasks`.
+
+        None where a newer text took its place.
+
+        Raises:
+            UsageError: it does not compile, or there is no such task; the message says why.
+        """
+        asked = {"do": "compile", "path": os.fspath(path), "text": text, "split": split, "task": task}
+        try:
+            found = await self._ask(asked)
+        except _NoAnswer as error:
+            raise UsageError(f"compiling {error.args[0]}", hint=error.args[1]) from error
+        if found is not None and "error" in found:
+            raise UsageError(found["error"])
+        return found
+
+    def stop(self, path: str) -> None:
+        """Ends what is asked of the text at `path`."""
+        for key in [key for key in self._running if key[1] == path]:
+            self._replace(key)
+
+    async def aclose(self) -> None:
+        """Ends all that is asked."""
+        for key in list(self._running):
+            self._replace(key)
+
+    def _replace(self, key: _Key) -> None:
+        process = self._running.pop(key, None)
+        if process is not None:
+            _kill(process)
+
+    async def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer to a question; None where a newer one took its place."""
+        key = (question["do"], question["path"])
+        self._replace(key)
+        process = await _started()
+        self._replace(key)  # whoever came while this one was started
+        self._running[key] = process
+        try:
+            async with asyncio.timeout(self.limit_s):
+                # A lone surrogate, which JSON has no word for, is refused by the language: any other mark stands in.
+                text = question["text"].encode("utf-8", "replace").decode()
+                out, _ = await process.communicate(orjson.dumps({**question, "text": text}))
+        except TimeoutError:
+            raise _NoAnswer(f"took longer than {self.limit_s:g} s and was ended", _HANGS) from None
+        finally:
+            is_newest = self._running.get(key) is process
+            if is_newest:
+                del self._running[key]
+            await _ended(process)
+        if not is_newest:
+            return None
+        try:
+            answer: dict[str, Any] = orjson.loads(out)
+        except orjson.JSONDecodeError:
+            message = f"ended without an answer (exit code {process.returncode})"
+            raise _NoAnswer(message, "a function of the spec may end the program") from None
+        return answer
+
+
+async def _started() -> asyncio.subprocess.Process:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "rlenv.checks.editor.worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        env=environ,
+    )
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Waits until a process that answered, or is killed here, is gone with its pipes."""
+    _kill(process)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    await process.stdout.read()
+    await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Ends a process and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()

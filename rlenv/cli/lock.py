@@ -1,0 +1,161 @@
+"""`rlenv lock show RUN` and `rlenv lock diff A B`: what made episodes, by content."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.markup import escape
+from rich.table import Table
+
+from rlenv.cli.console import Console
+from rlenv.cli.options import add_set, overrides
+from rlenv.cli.run_folder import told
+from rlenv.cli.terminal import write_error, write_json
+from rlenv.episodes.environment import load
+from rlenv.errors import UsageError
+from rlenv.runs.folder import is_run, read_info
+from rlenv.runs.lock import SECTIONS, Lock, LockEntry, diff, entries, lock_of, locks_of, read_lock
+
+__all__ = ["add_arguments", "run"]
+
+_OF_A_RUN: Final = ("policy", "tokenizer", "trainer")
+"""Sections of which a spec says nothing."""
+_KEYS_OF_A_RUN: Final = ("seed", "k")
+_DIGEST_DIGITS: Final = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv lock`."""
+    parser.add_argument("action", choices=("show", "diff"), help="show one lock, or what differs between two")
+    parser.add_argument(
+        "of", nargs="+", metavar="RUN", help="a run's folder (its last lock), a lock's file, or a spec as it is now"
+    )
+    parser.add_argument("--json", action="store_true", help="print the lock, or the differences, as JSON")
+    parser.add_argument("--full", action="store_true", help="print digests in full")
+    add_set(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 where two locks differ, 0 otherwise."""
+    wanted = 1 if args.action == "show" else 2
+    if len(args.of) != wanted:
+        example = "rlenv lock show RUN" if wanted == 1 else "rlenv lock diff A B"
+        raise UsageError(f"found {len(args.of)} names; expected {wanted}", hint=f"write {example}")
+    if wanted == 1:
+        return _show(args, _named(args.of[0], args))
+    return _diff(args, *_comparable(_named(args.of[0], args), _named(args.of[1], args), args))
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A lock as it was named; None where the name is a spec's, whose lock depends on what it is compared with."""
+
+    name: str
+    lock: Lock | None
+
+
+def _named(name: str, args: argparse.Namespace) -> _Named:
+    path = Path(name)
+    if path.suffix == ".json":
+        return _Named(name, read_lock(path))
+    if not path.is_dir():
+        return _Named(name, None)
+    locks, info = locks_of(path), read_info(path)
+    if not locks:
+        said = f"{name} holds no lock" if is_run(path) else f"{name} holds no run"
+        raise UsageError(said, hint="`rlenv eval -o DIR` keeps a run with its lock")
+    last = info.attempts[-1].lock if info is not None and info.attempts else ""
+    chosen = last if last in locks else list(locks)[-1]
+    if others := [other for other in locks if other != chosen]:
+        write_error(f"{name} has {len(locks)} locks; {chosen} is the last, before it: {', '.join(others)}\n")
+    return _Named(name, locks[chosen])
+
+
+def _of_spec(name: str, args: argparse.Namespace, splits: list[str] | None) -> Lock:
+    environment = load(name, set=overrides(args.set))
+    known = None if splits is None else [split for split in splits if split in environment.spec.tasks]
+    return lock_of(environment, splits=known, say=told)
+
+
+def _comparable(a: _Named, b: _Named, args: argparse.Namespace) -> tuple[Lock, Lock]:
+    """The locks; where one is a spec's, without what only a run has, and for the splits of the other."""
+    if a.lock is not None and b.lock is not None:
+        if args.set:
+            raise UsageError("--set is for a spec, and none is named", hint="leave it out")
+        return a.lock, b.lock
+    other = a.lock or b.lock
+    splits = list(other.data) if other is not None else None
+    mine, theirs = (one.lock or _of_spec(one.name, args, splits) for one in (a, b))
+    return _of_a_spec(mine), _of_a_spec(theirs)
+
+
+def _of_a_spec(lock: Lock) -> Lock:
+    play = {key: value for key, value in lock.play.items() if key not in _KEYS_OF_A_RUN}
+    empty: dict[str, Any] = {section: {} for section in _OF_A_RUN}
+    return replace(lock, play=play, **empty)
+
+
+def _show(args: argparse.Namespace, named: _Named) -> int:
+    if args.set and named.lock is not None:
+        raise UsageError("--set is for a spec, and none is named", hint="leave it out")
+    lock = named.lock or _of_spec(named.name, args, None)
+    if args.json:
+        write_json({"hash": lock.hash12, **lock.as_dict()}, indent=2)
+        return 0
+    console = Console(highlight=False)
+    console.print(f"[bold]{lock.hash12}[/bold]  {escape(named.name)}", soft_wrap=True)
+    held = entries(lock)
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="cyan", overflow="fold")
+    table.add_column(overflow="fold")
+    for section in SECTIONS:
+        first = section
+        for (own, key), value in held.items():
+            if own == section:
+                table.add_row(first, escape(key), escape(_shown(value, args)))
+                first = ""
+    console.print(table)
+    return 0
+
+
+def _diff(args: argparse.Namespace, a: Lock, b: Lock) -> int:
+    found = diff(a, b)
+    if args.json:
+        write_json({"a": a.hash12, "b": b.hash12, "differences": [asdict(one) for one in found]}, indent=2)
+        return 1 if found else 0
+    console = Console(highlight=False)
+    if not found:
+        console.print(f"no difference: {a.hash12}")
+        return 0
+    table = Table("", "", escape(args.of[0]), escape(args.of[1]), box=None)
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
+    table.columns[1].style = "cyan"
+    for column in table.columns[1:]:
+        column.overflow = "fold"
+    last = ""
+    for one in found:
+        table.add_row(one.section if one.section != last else "", escape(one.key), *_both(one, args))
+        last = one.section
+    console.print(table)
+    count = len(found)
+    console.print(f"{count} difference{'s' if count != 1 else ''}")
+    return 1
+
+
+def _both(one: LockEntry, args: argparse.Namespace) -> tuple[str, str]:
+    a, b = (escape(_shown(value, args)) for value in (one.a, one.b))
+    return f"[red]{a}[/red]", f"[green]{b}[/green]"
+
+
+def _shown(value: Any, args: argparse.Namespace) -> str:
+    if value is None:
+        return "–"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    is_digest = len(value) >= 32 and set(value) <= set("0123456789abcdef")
+    return value[:_DIGEST_DIGITS] if is_digest and not args.full else value

@@ -1,0 +1,93 @@
+"""`rlenv lsp`: the language server that editors start, over standard input and output."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import threading
+from typing import Any, BinaryIO
+
+from rlenv import __version__
+from rlenv.checks.editor import wire
+from rlenv.checks.editor.server import Server
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    # Many clients add it to the command of a server whatever that is.
+    parser.add_argument("--stdio", action="store_true", help="over standard input and output, which is the only way")
+    parser.add_argument("--pause", type=float, default=0.2, metavar="SECONDS", help="look at the text after a pause")
+    parser.add_argument("--full", type=float, default=1.0, metavar="SECONDS", help="validate after a longer one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 where the client has ended the session as the protocol says, 1 otherwise."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    # Nothing but messages may reach the client: what is printed goes to standard error.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with out:
+        return asyncio.run(_serve(_Input(sys.stdin.fileno()), out, args.pause, args.full))
+
+
+class _Input:
+    """Reads a descriptor. Python's own buffer of standard input is locked while a thread waits in it, and Python cannot
+    end then."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._held = b""
+
+    def read(self, size: int) -> bytes:
+        parts = [self._held[:size]]
+        self._held = self._held[size:]
+        missing = size - len(parts[0])
+        while missing and (part := os.read(self._descriptor, min(missing, 1 << 20))):
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def readline(self, size: int) -> bytes:
+        while b"\n" not in self._held and len(self._held) < size:
+            part = os.read(self._descriptor, 1 << 16)
+            if not part:
+                break
+            self._held += part
+        end = self._held.find(b"\n", 0, size) + 1 or size
+        return self.read(min(end, len(self._held)))
+
+
+async def _serve(source: _Input, out: BinaryIO, pause_s: float, full_s: float) -> int:
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Queue[dict[str, Any] | wire.Unreadable | None] = asyncio.Queue()
+
+    def read() -> None:
+        try:
+            for message in wire.messages(source.readline, source.read):
+                loop.call_soon_threadsafe(waiting.put_nowait, message)
+            loop.call_soon_threadsafe(waiting.put_nowait, None)
+        except (OSError, ValueError, RuntimeError):  # closed while it was read, or the loop has ended
+            pass
+
+    def send(message: dict[str, Any]) -> None:
+        out.write(wire.frame(message))
+        out.flush()
+
+    server = Server(send, version=__version__, pause_s=pause_s, full_s=full_s)
+    threading.Thread(target=read, name="rlenv-lsp", daemon=True).start()
+    try:
+        while server.exit_code is None:
+            message = await waiting.get()
+            if message is None:
+                return 1
+            await server.take(message)
+        return server.exit_code
+    except BrokenPipeError:
+        return 1
+    finally:
+        await server.aclose()

@@ -1,0 +1,42 @@
+"""`rlenv report RUN… -o FILE`: runs as one HTML file for papers and reviews."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rlenv.cli.terminal import write
+from rlenv.errors import UsageError
+from rlenv.runs.folder import is_run
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv report`."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; the others are compared with the first")
+    parser.add_argument("-o", "--out", metavar="FILE", required=True, help="the file, such as report.html")
+    parser.add_argument("--title", default="Runs", help="its title")
+    parser.add_argument("--episodes", type=int, default=6, metavar="N", help="episodes of each run to show (6)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it is there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file; exit code 0."""
+    from rlenv.runs.report import report
+
+    if args.episodes < 0:
+        raise UsageError("--episodes is at least 0")
+    for name in args.runs:
+        if not is_run(name):
+            raise UsageError(f"there is no run at {name}", hint="`rlenv runs list` shows those below this folder")
+    out = Path(args.out)
+    if out.exists() and not args.overwrite:
+        raise UsageError(f"{out} exists already", hint="name another file, or add --overwrite")
+    text = report([Path(name) for name in args.runs], title=args.title, episodes=args.episodes)
+    try:
+        out.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+    write(f"{out}: {len(args.runs)} runs, {len(text) / 1e3:.0f} kB\n")
+    return 0

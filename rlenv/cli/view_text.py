@@ -1,0 +1,143 @@
+"""`rlenv view … --text`: recorded episodes in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rlenv._base.bounded import cut_end
+from rlenv.cli.console import Console
+from rlenv.errors import UsageError
+from rlenv.messages import ToolCall
+from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.lines import LinesReader
+from rlenv.runs.query import ordered, parse
+from rlenv.runs.recorded import file_of
+from rlenv.runs.snapshot import Episodes, Snapshot
+from rlenv.trajectory import Trajectory, Turn
+
+__all__ = ["show"]
+
+_SHOWN: Final = 5
+
+
+def show(args: argparse.Namespace) -> int:
+    """Shows episodes of one run or file in the terminal; exit code 1 where none is as asked.
+
+    Raises:
+        UsageError: there is no such run, file, line or episode, or the query is none.
+    """
+    names, ids = args.runs, args.ids
+    if len(names) > 1:
+        raise UsageError("the terminal shows one run at a time", hint="leave --text out to open them in the browser")
+    source = _opened(names[0] if names else ".")
+    rows = Snapshot(source)
+    lines = _lines(rows, is_file=source.run.is_file())
+    matching = parse(_query(args)).mask(rows)
+    places = ordered(rows, lines[matching[lines]], args.sort)
+    if args.line is not None:
+        if not 1 <= args.line <= len(lines):
+            raise UsageError(f"{source.run} has lines 1 to {len(lines)}, not {args.line}")
+        places = places[places == lines[args.line - 1]]
+    if ids:
+        places = np.asarray([_place(rows, id, source.run) for id in ids])
+    console = Console(highlight=False)
+    number = {int(place): line for line, place in enumerate(lines, 1)}
+    shown = places[: len(ids) or (_SHOWN if args.n is None else args.n)].tolist()
+    for place in shown:
+        id = rows.table["id"][place].as_py()
+        line = f"line {number[place]}" if place in number else "without a body"
+        name = line if source.run.is_file() else f"{line} · {id}"
+        console.print(_episode(name, source.body(id).trajectory(), most=None if args.full else 1500))
+    more = "" if len(shown) == len(places) else "; -n shows more"
+    console.print(f"{len(shown)} of {len(places)} episodes{more}")
+    return 0 if len(places) else 1
+
+
+def _lines(rows: Snapshot, *, is_file: bool) -> NDArray[np.int64]:
+    """The rows whose bodies were kept, in the order in which other commands number them."""
+    places = np.nonzero(rows.numbers("has_body") == 1)[0]
+    return ordered(rows, places, "" if is_file else "step,mode,split,task,sample,seed")
+
+
+def _place(rows: Snapshot, id: str, run: Path) -> int:
+    place = rows.place(id)
+    if place is None:
+        raise UsageError(f"'{id}' is no episode of {run}")
+    return place
+
+
+def _query(args: argparse.Namespace) -> str:
+    parts = [args.where or "", "invalid:true" if args.failed else "", "success:false" if args.wrong else ""]
+    return " ".join(part for part in parts if part)
+
+
+def _opened(name: str) -> Episodes:
+    if is_run(name):
+        return open_run(name)
+    found = LinesReader(file_of(Path(name)))
+    if not len(found.table):
+        raise UsageError(f"{found.run} holds no trajectory")
+    return found
+
+
+def _episode(name: str, trajectory: Trajectory, *, most: int | None) -> RenderableType:
+    parts: list[RenderableType] = []
+    for message in trajectory.messages:
+        if message.role not in ("system", "user"):
+            break  # what follows the prompt stands with its turn
+        parts.append(_box(message.content, title=message.role, style="dim", most=most))
+    for turn in trajectory.turns:
+        parts += _turn(turn, most=most)
+    parts.append(_end(trajectory))
+    title = f"{trajectory.environment} · {trajectory.split}/{trajectory.task_index} · {name}"
+    return Panel(Group(*parts), title=escape(title), title_align="left")
+
+
+def _turn(turn: Turn, *, most: int | None) -> Iterator[RenderableType]:
+    title = f"turn {turn.index + 1}" + (f", {turn.calls_malformed} malformed" if turn.calls_malformed else "")
+    title += ", cut at its limit of tokens" if turn.was_cut else ""
+    yield _box(turn.action, title=title, style="cyan", most=most)
+    calls = list(turn.parsed.calls)
+    for index, result in enumerate(turn.results):
+        call = calls[index] if index < len(calls) else None
+        arguments = json.dumps(call.arguments, ensure_ascii=False) if isinstance(call, ToolCall) else ""
+        head = f"{result.name} {arguments} · {result.outcome} · {result.seconds * 1000:.1f} ms"
+        style = "green" if result.outcome == "ok" else "red"
+        yield _box(result.text, title=cut_end(head, 120), style=style, most=most)
+    if turn.observation is not None and not turn.results:
+        text = "\n".join(message.content for message in turn.observation.messages)
+        yield _box(text, title="observation", style="yellow", most=most)
+
+
+def _box(text: str, *, title: str, style: str, most: int | None) -> Panel:
+    shown = Text(text if most is None else cut_end(text, most))
+    return Panel(shown, title=escape(title), title_align="left", border_style=style)
+
+
+def _end(trajectory: Trajectory) -> Table:
+    how = "terminated" if trajectory.terminated else "truncated"
+    table = Table(
+        "term", "value", "", title=escape(f"{how}: {trajectory.reason}"), title_justify="left", show_header=False
+    )
+    for name, term in trajectory.reward.terms.items():
+        value = "–" if term.value is None else f"{term.value:.3f}"
+        note = term.error or term.evidence or ""
+        table.add_row(escape(name), f"{term.status} {value}", escape(cut_end(note, 100)))
+    total = trajectory.reward.total
+    table.add_row("reward", "invalid" if total is None else f"{total:.3f}", f"success {trajectory.success}")
+    table.add_row("answer", escape(cut_end(str(trajectory.answer), 100)), f"{trajectory.seconds:.2f} s")
+    if trajectory.failure is not None:
+        table.add_row("failure", escape(trajectory.failure.reason), escape(trajectory.failure.message[:300]))
+    return table

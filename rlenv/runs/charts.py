@@ -1,0 +1,121 @@
+"""Charts as SVG that need no script: lines over steps, with bands; the same figures stand in a table beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+__all__ = ["Line", "line_chart"]
+
+_WIDTH, _HEIGHT = 640, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 12, 32
+_DASHES: Final = ("", "6 3", "2 3", "8 3 2 3")
+"""Lines differ by their dashes too: colour is never the only carrier."""
+
+Value = float | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values by step; `low` and `high` bound a band around them where they are given. None leaves a gap."""
+
+    name: str
+    values: Sequence[Value]
+    low: Sequence[Value] = ()
+    high: Sequence[Value] = ()
+
+
+def line_chart(title: str, steps: Sequence[int], lines: Sequence[Line]) -> str:
+    """An SVG element of lines over steps, described for readers who do not see it; "" where there is nothing to draw.
+
+    All text in it is escaped.
+    """
+    known = [value for line in lines for part in (line.values, line.low, line.high) for value in part]
+    values = [float(value) for value in known if value is not None]
+    if not values or not steps:
+        return ""
+    low, high = _range(min(values), max(values))
+    first, last = steps[0], steps[-1]
+
+    def x(step: int) -> float:
+        span = max(last - first, 1)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (step - first) / span
+
+    def y(value: float) -> float:
+        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - (value - low) / (high - low))
+
+    drawn = [_axes(low, high, first, last, y)]
+    for number, line in enumerate(lines):
+        drawn.append(f'<g class="line-{number % 4}">')
+        for start, end in _stretches(line.low) if line.low and line.high else ():
+            upper = [f"{x(steps[at]):.1f},{y(_number(line.high[at])):.1f}" for at in range(start, end)]
+            lower = [f"{x(steps[at]):.1f},{y(_number(line.low[at])):.1f}" for at in reversed(range(start, end))]
+            drawn.append(f'<polygon class="band" points="{" ".join(upper + lower)}"/>')
+        for start, end in _stretches(line.values):
+            points = [f"{x(steps[at]):.1f},{y(_number(line.values[at])):.1f}" for at in range(start, end)]
+            if len(points) == 1:
+                at_x, at_y = points[0].split(",")
+                drawn.append(f'<circle class="dot" cx="{at_x}" cy="{at_y}" r="2.5"/>')
+            else:
+                dash = f' stroke-dasharray="{_DASHES[number % 4]}"' if number % 4 else ""
+                drawn.append(f'<polyline class="stroke"{dash} points="{" ".join(points)}"/>')
+        drawn.append("</g>")
+    told = escape(title)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"><title>{told}</title>'
+        f"{''.join(drawn)}</svg>{_legend(lines)}"
+    )
+
+
+def _range(low: float, high: float) -> tuple[float, float]:
+    """What the axis shows: shares from 0 to 1 whole, others with room around them."""
+    if low >= 0 and high <= 1:
+        return 0.0, 1.0
+    room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    return low - room, high + room
+
+
+def _number(value: Value) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _stretches(values: Sequence[Value]) -> list[tuple[int, int]]:
+    """Where values follow each other without a gap."""
+    found: list[tuple[int, int]] = []
+    start: int | None = None
+    for at, value in enumerate([*values, None]):
+        if value is not None and start is None:
+            start = at
+        elif value is None and start is not None:
+            found.append((start, at))
+            start = None
+    return found
+
+
+def _axes(low: float, high: float, first: int, last: int, y: object) -> str:
+    assert callable(y)
+    parts = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        value = low + (high - low) * share
+        at = y(value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    bottom = _HEIGHT - _BOTTOM + 18
+    ends: Mapping[str, tuple[int, int]] = {"start": (_LEFT, first), "end": (_WIDTH - _RIGHT, last)}
+    for anchor, (at_x, step) in ends.items():
+        parts.append(f'<text class="tick" x="{at_x}" y="{bottom}" text-anchor="{anchor}">step {step}</text>')
+    return "".join(parts)
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    if len(lines) < 2:
+        return ""
+    keys = []
+    for number, line in enumerate(lines):
+        dash = f' stroke-dasharray="{_DASHES[number % 4]}"' if number % 4 else ""
+        mark = f'<svg class="key" viewBox="0 0 24 8" aria-hidden="true"><g class="line-{number % 4}">'
+        mark += f'<line class="stroke" x1="0" x2="24" y1="4" y2="4"{dash}/></g></svg>'
+        keys.append(f"<li>{mark}{escape(line.name)}</li>")
+    return f'<ul class="legend">{"".join(keys)}</ul>'

@@ -1,0 +1,169 @@
+"""One version of a run's rows, with what lists, filters and figures ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv.runs.reader import Body
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Episodes", "Snapshot", "term_lists"]
+
+
+class Episodes(Protocol):
+    """Where rows and bodies come from: a run's folder, or a file of an older version."""
+
+    run: Path
+    version: int
+
+    @property
+    def table(self) -> pa.Table:
+        """The flat columns of all rows, one version at a time."""
+
+    def refresh(self) -> bool:
+        """Looks for what is new; whether there was something."""
+
+    def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
+        """`terms` or `calls`, one row an entry, with the episode's `id` beside."""
+
+    def entries(self, column: str) -> pa.Table:
+        """`terms` or `calls` of all rows, one row an entry, with the place of its row in `table` as `row`."""
+
+    def body(self, id: str) -> Body:
+        """The whole record of an episode; a UsageError where there is none."""
+
+    def records(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
+        """The records of episodes whose body was kept, as JSON lines."""
+
+
+class Snapshot:
+    """The rows of one version of a run. What is nested is read when it is first asked for, and kept.
+
+    Not safe for two threads at once: whoever shares one holds a lock.
+    """
+
+    def __init__(self, episodes: Episodes) -> None:
+        self.version = episodes.version
+        self.table: pa.Table = episodes.table
+        self._episodes = episodes
+        self._terms: dict[str, tuple[NDArray[np.float64], NDArray[np.object_]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A numeric or true/false column as floats; not a number where it is null."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self.table[name].combine_chunks()
+        if pa.types.is_boolean(column.type):
+            column = pc.cast(column, pa.int8())
+        found: NDArray[np.float64] = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+        return found
+
+    def words(self, name: str) -> tuple[NDArray[np.int32], list[str]]:
+        """A text column as numbers of words, and the words; -1 where it is null."""
+        import pyarrow.compute as pc
+
+        coded = pc.dictionary_encode(self.table[name].combine_chunks())
+        codes: NDArray[np.int32] = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+        return codes, coded.dictionary.to_pylist()
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where each episode's row is, by its id."""
+        return {id: place for place, id in enumerate(self.table["id"].to_pylist())}
+
+    def place(self, id: str) -> int | None:
+        """Where an episode's row is, None where there is none."""
+        import pyarrow.compute as pc
+
+        found = int(pc.index(self.table["id"], id).as_py())
+        return None if found < 0 else found
+
+    @cached_property
+    def calls(self) -> pa.Table:
+        """All calls (`rlenv.runs.schema.CALLS`) with the place of their episode's row as `row`."""
+        return self._episodes.entries("calls")
+
+    @cached_property
+    def terms(self) -> pa.Table:
+        """All terms (`rlenv.runs.schema.TERMS`) with the place of their episode's row as `row`."""
+        return self._episodes.entries("terms")
+
+    @cached_property
+    def term_names(self) -> list[str]:
+        """The names of terms, in the order in which they were first seen."""
+        import pyarrow.compute as pc
+
+        return [name for name in pc.unique(self.terms["name"]).to_pylist() if name is not None]
+
+    @cached_property
+    def tools(self) -> list[str]:
+        """The names that were called, the most frequent first."""
+        import pyarrow.compute as pc
+
+        counted = pc.value_counts(self.calls["tool"]).to_pylist()
+        return [one["values"] for one in sorted(counted, key=lambda one: -one["counts"]) if one["values"] is not None]
+
+    def term(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.object_]]:
+        """Values of a term, one a row (not a number where it is not valid), and its states (None without the term)."""
+        if name not in self._terms:
+            import pyarrow.compute as pc
+
+            found = self.terms.filter(pc.equal(self.terms["name"], name))
+            rows = found["row"].to_numpy()
+            values = np.full(len(self), np.nan)
+            values[rows] = found["value"].to_numpy()
+            states = np.full(len(self), None, dtype=object)
+            states[rows] = found["status"].to_numpy()
+            self._terms[name] = (values, states)
+        return self._terms[name]
+
+    @cached_property
+    def _flat(self) -> pa.Table:
+        """What a row shows: what an episode has ended as is long, and stands in its record."""
+        return self.table.drop_columns(["ending"])
+
+    def rows(self, places: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
+        """The rows at some places, with their `terms`."""
+        rows = self._taken(np.asarray(places, dtype=np.int64))
+        terms = term_lists(self._episodes, [row["id"] for row in rows])
+        for row in rows:
+            row["terms"] = terms.get(row["id"], [])
+        return rows
+
+    def _taken(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Rows at some places. Each is taken of its own chunk: of all at once, Arrow makes one text of a column."""
+        ends = np.cumsum([len(chunk) for chunk in self.table["id"].chunks])
+        chunk_of = np.searchsorted(ends, places, side="right")
+        rows: list[dict[str, Any]] = [{}] * len(places)
+        for chunk in np.unique(chunk_of).tolist():
+            start = int(ends[chunk - 1]) if chunk else 0
+            inside = np.nonzero(chunk_of == chunk)[0]
+            part = self._flat.slice(start, int(ends[chunk]) - start).take(places[inside] - start)
+            for at, row in zip(inside.tolist(), part.to_pylist(), strict=True):
+                rows[at] = row
+        return rows
+
+    def calls_of(self, id: str) -> list[dict[str, Any]]:
+        """The calls of one episode."""
+        found: list[dict[str, Any]] = self._episodes.nested("calls", [id]).drop_columns(["id"]).to_pylist()
+        return found
+
+
+def term_lists(episodes: Episodes, ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The terms of some episodes, by their ids."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for term in episodes.nested("terms", ids).to_pylist() if ids else ():
+        found.setdefault(term.pop("id"), []).append(term)
+    return found

@@ -1,0 +1,1 @@
+"""`rlenv view`: runs in a browser, served from this machine to its user alone."""

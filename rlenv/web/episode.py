@@ -1,0 +1,207 @@
+"""One episode as its page needs it: the record with its long texts cut and its images named, and what is beside it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from rlenv._base.pictures import bare_image
+from rlenv.errors import UsageError
+from rlenv.runs.groups import group_of, members
+from rlenv.web.shelf import OpenRun
+
+__all__ = ["CUT_CHARS", "Blobs", "evidence_places", "page", "shown", "text_at"]
+
+CUT_CHARS: Final = 20_000
+_MAX_PLACES: Final = 5
+_MIN_EVIDENCE: Final = 3
+_MIMES: Final = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+_BLOBS: Final = 64
+_BLOB_BYTES: Final = 64_000_000
+_NAMED: Final = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class Blobs:
+    """Images of records by the SHA-256 of their bytes; those of the episodes that were looked at."""
+
+    _places: OrderedDict[tuple[str, str], tuple[str, str]] = field(default_factory=OrderedDict)
+    _held: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
+
+    def name(self, run: str, id: str, path: str, image: Mapping[str, Any]) -> dict[str, str]:
+        """What stands in the image's place: its media type and its name."""
+        data = _decoded(image)
+        sha = hashlib.sha256(data).hexdigest()
+        self._places[run, sha] = (id, path)
+        self._hold(sha, data)
+        while len(self._places) > _NAMED:
+            self._places.popitem(last=False)
+        return {"mime": str(image.get("mime", ""))[:100], "sha": sha}
+
+    def _hold(self, sha: str, data: bytes) -> None:
+        self._held[sha] = data
+        while len(self._held) > _BLOBS or sum(map(len, self._held.values())) > _BLOB_BYTES:
+            self._held.popitem(last=False)
+
+    def image(self, run: OpenRun, sha: str) -> tuple[str, bytes]:
+        """The media type and the bytes of an image, without all that a picture does not need.
+
+        Raises:
+            UsageError: no record that was looked at has it, or its bytes are no image.
+        """
+        place = self._places.get((run.key, sha))
+        if place is None:
+            raise UsageError("no such image was looked at", hint="open its episode first")
+        data = self._held.get(sha)
+        if data is None:
+            data = _decoded(_at(run.episodes.body(place[0]).as_json(), place[1]))
+            if hashlib.sha256(data).hexdigest() != sha:
+                raise UsageError("the image is not there any more")
+            self._hold(sha, data)
+        found = bare_image(data)
+        if found is None:
+            raise UsageError("it is no PNG, JPEG, WebP or GIF")
+        return _MIMES[found.form], found.data
+
+
+def _decoded(image: Mapping[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(image["base64"], validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        return b""
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands at a dotted path.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    for part in path.split(".") if path else ():
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part.replace("~1", ".")]
+        except (LookupError, ValueError, TypeError) as error:
+            raise UsageError(f"the record has nothing at '{path[:200]}'") from error
+    return value
+
+
+def text_at(record: Any, path: str) -> str:
+    """A text of a record in full.
+
+    Raises:
+        UsageError: there is none at the path.
+    """
+    found = _at(record, path)
+    if not isinstance(found, str):
+        raise UsageError(f"'{path[:200]}' is no text of the record", hint="such as turns.3.results.0.text")
+    return found
+
+
+def shown(run: OpenRun, id: str, record: Any, blobs: Blobs) -> tuple[Any, dict[str, int]]:
+    """A record for a page: images as `{"mime", "sha"}`, long texts cut and "…" behind them; and by the path of each
+    text that is cut how many characters are left out."""
+    cuts: dict[str, int] = {}
+
+    def seen(value: Any, path: str) -> Any:
+        if isinstance(value, str):
+            if len(value) <= CUT_CHARS:
+                return value
+            cuts[path] = len(value) - CUT_CHARS
+            return value[:CUT_CHARS] + "…"
+        if isinstance(value, dict):
+            if isinstance(value.get("base64"), str) and "mime" in value:
+                return blobs.name(run.key, id, path, value)
+            below = path + "." if path else ""
+            return {key: seen(item, f"{below}{key.replace('.', '~1')}") for key, item in value.items()}
+        if isinstance(value, list):
+            if len(value) > CUT_CHARS:
+                cuts[path] = len(value) - CUT_CHARS
+                value = value[:CUT_CHARS]
+            return [seen(item, f"{path}.{index}") for index, item in enumerate(value)]
+        return value
+
+    return seen(record, ""), cuts
+
+
+def evidence_places(record: Mapping[str, Any]) -> dict[str, list[dict[str, int]] | None]:
+    """By term, where its evidence stands: spans of characters in messages, by their index; None where it is not found.
+
+    Messages are counted as they were said: the prompt's, then of each turn its action and what was observed. What the
+    term says itself counts (`where`); else the evidence is looked for, from the last message on.
+    """
+    messages = [str(message.get("content", "")) for message in record.get("messages", ())]
+    for turn in record.get("turns", ()):
+        observed = (turn.get("observation") or {}).get("messages", ())
+        messages += [str(turn.get("action", "")), *(str(message.get("content", "")) for message in observed)]
+    found: dict[str, list[dict[str, int]] | None] = {}
+    for name, term in record["reward"]["terms"].items():
+        if term.get("where"):
+            found[name] = [{"message": one[0], "start": one[1], "end": one[2]} for one in term["where"]]
+            continue
+        evidence = str(term.get("evidence") or "").removesuffix("…").strip()
+        places: list[dict[str, int]] = []
+        for index in reversed(range(len(messages))) if len(evidence) >= _MIN_EVIDENCE else ():
+            start = messages[index].find(evidence)
+            if start >= 0:
+                places.append({"message": index, "start": start, "end": start + len(evidence)})
+        found[name] = places[:_MAX_PLACES] or None
+    return found
+
+
+def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = "") -> dict[str, Any]:
+    """All that the page of one episode shows; its neighbours are those of the list with this query and order.
+
+    Raises:
+        UsageError: there is no such episode.
+    """
+    rows = run.rows()
+    place = rows.place(id)
+    if place is None:
+        raise UsageError(f"'{id[:100]}' is no episode of this run")
+    (row,) = rows.rows([place])
+    record: Any = None
+    cuts: dict[str, int] = {}
+    where: dict[str, Any] = {}
+    missing = ""
+    try:
+        whole = run.episodes.body(id).as_json()
+        where = evidence_places(whole)
+        record, cuts = shown(run, id, whole, blobs)
+    except UsageError as error:
+        missing = str(error)
+    late = {name: row.get(name) for name in ("fate", "why", "advantage", "staleness")}
+    return {
+        "row": row,
+        "record": record,
+        "missing": missing,
+        "cuts": cuts,
+        "where": where,
+        "late": late,
+        "neighbours": _neighbours(run, place, query, sort),
+        "group": {
+            "step": row["step"],
+            "group": group_of(row),
+            "ids": [rows.table["id"][int(at)].as_py() for at in members(rows, row["step"], group_of(row))],
+        },
+        "calls": rows.calls_of(id),
+        "lock": row["lock"],
+    }
+
+
+def _neighbours(run: OpenRun, place: int, query: str, sort: str) -> dict[str, str | None]:
+    rows = run.rows()
+    places = run.places(query, sort)
+    at = np.nonzero(places == place)[0]
+    if not len(at):
+        return {"prev": None, "next": None}
+    index, ids = int(at[0]), rows.table["id"]
+    before = ids[int(places[index - 1])].as_py() if index else None
+    after = ids[int(places[index + 1])].as_py() if index + 1 < len(places) else None
+    return {"prev": before, "next": after}

@@ -1,0 +1,152 @@
+"""The routes of figures: facets, tools, rewards, groups, and two runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from aiohttp import web
+
+from rlenv._base.jsonable import plain
+from rlenv.errors import UsageError
+from rlenv.runs import reward_figures
+from rlenv.runs.facets import facets
+from rlenv.runs.groups import aligned, first_difference, members, over_steps, spread
+from rlenv.runs.journal import loads
+from rlenv.runs.paired import compared
+from rlenv.runs.tool_figures import tools
+from rlenv.web.answers import SHELF, answered, reading
+from rlenv.web.files import current_lock
+from rlenv.web.shelf import OpenRun
+
+__all__ = ["add_routes"]
+
+_JUDGED: Final = 200
+"""Episodes whose records are read for the agreement of judges, spread evenly."""
+_MOST_STEP: Final = 2**31 - 1
+
+
+def add_routes(app: web.Application) -> None:
+    """The routes of this module."""
+    run = "/api/runs/{run}"
+    app.add_routes(
+        [
+            web.get(f"{run}/facets", _facets),
+            web.get(f"{run}/tools", _tools),
+            web.get(f"{run}/rewards", _rewards),
+            web.get(f"{run}/g/{{step}}/{{group}}", _group),
+            web.get("/api/compare", _compare),
+        ]
+    )
+
+
+async def _of_query(request: web.Request, name: str, figures: Callable[[OpenRun, Any], Any]) -> web.Response:
+    """Figures over the rows that the request's query matches, kept for as long as the version is the same."""
+    query = request.query.get("q", "")
+
+    def kept(run: OpenRun) -> Any:
+        places = run.places(query)
+        return run.computed((name, query), lambda rows: figures(run, places))
+
+    return await reading(request, kept)
+
+
+async def _facets(request: web.Request) -> web.Response:
+    return await _of_query(request, "facets", lambda run, places: {"facets": facets(run.rows(), places)})
+
+
+async def _tools(request: web.Request) -> web.Response:
+    return await _of_query(request, "tools", lambda run, places: {"tools": tools(run.rows(), places)})
+
+
+async def _rewards(request: web.Request) -> web.Response:
+    def figures(run: OpenRun, places: Any) -> dict[str, Any]:
+        rows = run.rows()
+        judged = _judged(run, places)
+        return {
+            "terms": reward_figures.terms(rows, places),
+            "scatter": reward_figures.scatter(rows, places),
+            "quadrants": reward_figures.quadrants(rows, places),
+            "invalid": reward_figures.invalid_reasons(rows, places),
+            "judge": {"terms": reward_figures.judge_agreement(judged), "episodes": len(judged)},
+        }
+
+    return await _of_query(request, "rewards", figures)
+
+
+def _judged(run: OpenRun, places: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Records of some episodes, for what their judges said; none where the first ones asked no judge."""
+    rows = run.rows()
+    kept = places[rows.numbers("has_body")[places] == 1]
+    if not len(kept):
+        return []
+    chosen = kept[np.unique(np.linspace(0, len(kept) - 1, min(_JUDGED, len(kept))).astype(np.int64))]
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for count, place in enumerate(chosen.tolist()):
+        id = rows.table["id"][place].as_py()
+        found.append((id, run.episodes.body(id).as_json()))
+        if count == 7 and not reward_figures.judge_agreement(found):
+            return []
+    return found
+
+
+async def _group(request: web.Request) -> web.Response:
+    group = request.match_info["group"]
+    step = request.match_info["step"]
+
+    def shown(run: OpenRun) -> dict[str, Any]:
+        if not step.isascii() or not step.isdecimal() or int(step[:12]) > _MOST_STEP:
+            raise UsageError(f"'{step[:40]}' is no step")
+        rows = run.rows()
+        places = members(rows, int(step), group)
+        if not len(places):
+            raise UsageError(f"no episode of step {step} is of the group '{group[:100]}'")
+        episodes: list[dict[str, Any]] = []
+        turns: list[list[dict[str, Any]]] = []
+        for row in rows.rows(places):
+            found: list[dict[str, Any]] = []
+            if row["has_body"]:
+                found = aligned(loads(run.episodes.body(row["id"]).record))
+                turns.append(found)
+            episodes.append({"row": row, "turns": found})
+        mean, deviation = spread([one["row"]["reward"] for one in episodes])
+        return {
+            "episodes": episodes,
+            "mean": mean,
+            "spread": deviation,
+            "first_difference": first_difference(turns),
+            "over_steps": over_steps(rows, places),
+        }
+
+    return await reading(request, shown)
+
+
+async def _compare(request: web.Request) -> web.Response:
+    a, b = request.query.get("a", ""), request.query.get("b", "")
+    shelf = request.app[SHELF]
+
+    def both() -> dict[str, Any]:
+        one, other = shelf.open(a), shelf.open(b)
+        first, second = sorted((one, other), key=lambda run: run.key)
+        with first.lock, second.lock:  # in one order, whoever asks
+            lock = _differences(one, other)
+            return {"lock": lock, **compared(one.rows(), other.rows())}
+
+    return await answered(both)
+
+
+def _differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
+    """Where what made two runs differs; one entry that says why where that cannot be read."""
+    hashes = {"a": current_lock(a), "b": current_lock(b)}
+    if hashes["a"] == hashes["b"]:
+        return []
+    from rlenv.runs.lock import FOLDER, diff, read_lock  # the half of rlenv that plays episodes
+
+    try:
+        locks = [
+            read_lock(run.folder / FOLDER / f"{name}.json") for run, name in zip((a, b), hashes.values(), strict=True)
+        ]
+    except UsageError as error:
+        return [{"section": "lock", "key": str(error), **hashes}]
+    return [plain(entry) for entry in diff(*locks)]

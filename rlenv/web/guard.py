@@ -1,0 +1,141 @@
+"""Who may ask the viewer for what: one token, this machine's names, and pages of its own alone.
+
+Other users of a machine reach its loopback addresses, and so does any page in a browser, by a name that it has made
+resolve to them. So every request needs the cookie that the printed link gives, a Host that is meant (DNS rebinding),
+and to change something an Origin that is the viewer's own and a header that no form can send.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+__all__ = ["CSP", "NONCE", "Guard", "refusal"]
+
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'nonce-{nonce}'; img-src 'self'; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+"""The policy of every answer; `nonce` is new for each page."""
+
+NONCE: Final[ContextVar[str]] = ContextVar("rlenv-nonce", default="")
+"""That of the request which is being answered."""
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+_READS: Final = ("GET", "HEAD")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def refusal(status: int, error: str, **more: object) -> web.Response:
+    """An answer that says what is wrong: `{"error": …}`."""
+    return web.json_response({"error": error, **more}, status=status)
+
+
+@dataclass(slots=True, eq=False)
+class Guard:
+    """The checks before every request, and the headers of every answer.
+
+    Args:
+        hosts: names beside those of loopback that a request may call this server by, without port.
+    """
+
+    hosts: tuple[str, ...] = ()
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    _session: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    _tickets: set[str] = field(default_factory=set)
+
+    def ticket(self) -> str:
+        """A token for one use: what opens a browser stands in the list of processes, which others can read."""
+        ticket = secrets.token_urlsafe(24)
+        self._tickets.add(ticket)
+        return ticket
+
+    def middleware(self) -> Middleware:
+        """What an `aiohttp` application takes."""
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            NONCE.set(secrets.token_urlsafe(16))
+            refused = self._entered(request) or self._refused(request)
+            try:
+                answer = await handler(request) if refused is None else refused
+            except web.HTTPException as error:
+                if error.status < 400:
+                    raise
+                answer = refusal(error.status, f"{error.reason}: {request.method} {request.path}")
+            if not answer.prepared:
+                self._marked(answer)
+            return answer
+
+        return guarded
+
+    def _marked(self, answer: web.StreamResponse) -> None:
+        for name, value in {**_HEADERS, "Content-Security-Policy": CSP.format(nonce=NONCE.get())}.items():
+            answer.headers.setdefault(name, value)
+        answer.headers.setdefault("Cache-Control", "no-store")
+
+    async def mark(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """For `on_response_prepare`: answers that are streamed are prepared before they come back here."""
+        self._marked(answer)
+
+    def _entered(self, request: web.Request) -> web.Response | None:
+        """The way in: the printed link gives the cookie and leads on without the token."""
+        given = request.query.get("token")
+        if given is None or request.method != "GET" or not self._is_meant(request):
+            return None
+        is_ticket = any(_same(given, ticket) for ticket in self._tickets)
+        if not is_ticket and not _same(given, self.token):
+            return refusal(403, "the token of this link is not this server's: open the link that `rlenv view` printed")
+        self._tickets.discard(given)
+        rest = "&".join(part for part in request.rel_url.raw_query_string.split("&") if not part.startswith("token="))
+        # A path of two slashes would be another host's.
+        place = "/" + request.rel_url.raw_path.lstrip("/") + (f"?{rest}" if rest else "")
+        answer = web.Response(status=303, headers={"Location": place})
+        answer.set_cookie(_cookie(request), self._session, httponly=True, samesite="Strict", path="/")
+        return answer
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        """Why a request is not answered, None where it is."""
+        if not self._is_meant(request):
+            hint = "name it with --allow-host if it is meant"
+            return refusal(403, f"the host '{request.host[:100]}' is not this server's; {hint}")
+        origin = request.headers.get("Origin")
+        if request.method not in _READS or request.headers.get("Sec-Fetch-Site") == "cross-site":
+            if origin is not None and origin != f"{request.scheme}://{request.host}":
+                return refusal(403, "a page of another origin may not ask for this")
+            if request.method not in _READS and (origin is None or request.headers.get("X-Rlenv") != "1"):
+                return refusal(403, "a change needs the header X-Rlenv: 1 and the Origin of the viewer's page")
+        given = request.cookies.get(_cookie(request), "")
+        if not _same(given, self._session):
+            return refusal(401, "open the link that `rlenv view` printed: it holds the token that this page needs")
+        return None
+
+    def _is_meant(self, request: web.Request) -> bool:
+        name = request.host.lower()
+        name = name[: name.rfind("]") + 1] if name.startswith("[") else name.partition(":")[0]
+        return name in _LOOPBACK or name in self.hosts
+
+
+def _cookie(request: web.Request) -> str:
+    """Cookies are not kept apart by port: another viewer of the same host has its own."""
+    port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
+    return f"rlenv-{port}"
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())

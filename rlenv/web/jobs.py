@@ -1,0 +1,291 @@
+"""Commands that are started from the browser: `rlenv validate`, `audit`, `eval` and `train` as child processes.
+
+A command is a list of arguments made of a table of options, never a text for a shell. It writes to a log that is read
+from an offset on; it is stopped as Ctrl-C would, then harder, and no longer runs than the server that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv._base.nearest import did_you_mean
+from rlenv.errors import UsageError
+
+__all__ = ["KINDS", "Job", "Jobs", "arguments"]
+
+MOST_RUNNING: Final = 4
+"""Jobs at once."""
+MOST_KEPT: Final = 50
+"""Jobs that have ended and are still listed."""
+MOST_READ: Final = 256 * 1024
+"""Bytes of a log in one answer."""
+
+_POLICY: Final = {
+    "policy": str, "base_url": str, "model": str, "api_key_env": str, "mode": str, "max_tokens": int, "extra": list,
+    "request_timeout": float, "retries": int, "temperature": float, "top_p": float,
+}  # fmt: skip
+KINDS: Final[Mapping[str, Mapping[str, type]]] = {
+    "validate": {"model": str, "history": str, "set": list, "json": bool},
+    "audit": {
+        "split": list, "n": int, "attacked": int, "max_adversary": float, "max_alike": float, "time_limit": float,
+        "seed": int, "set": list, "json": bool, "out": Path,
+    },
+    "eval": {
+        **_POLICY, "split": str, "n": int, "k": int, "concurrency": int, "seed": int, "max_invalid": float,
+        "min_success": float, "max_success": float, "json": bool, "out": Path, "overwrite": bool, "set": list,
+    },
+    "train": {
+        "preset": str, "algorithm": str, "mode": str, "model": str, "lora": int, "seed": int, "steps": int,
+        "validation_tasks": int, "save_every": int, "time_limit": float, "output": Path, "resume": Path, "eval": bool,
+        "dry_run": bool, "set": list,
+    },
+}  # fmt: skip
+"""The options of each command, as its own `--help` names them, with their types."""
+
+_WAITS: Final = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
+_PACKAGES: Final = [str(Path(__file__).resolve().parents[2])]
+_WORDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list of texts",
+                 Path: "a path"}  # fmt: skip
+
+
+def arguments(
+    kind: str, spec: str, options: Mapping[str, Any], *, confine: Callable[[str], Path] = Path
+) -> tuple[list[str], Path | None]:
+    """The arguments of a command behind `rlenv`, and the folder or file that it writes (None where it writes none).
+
+    Args:
+        confine: what makes a path of a text that names what is written, or refuses it by UsageError.
+
+    Raises:
+        UsageError: there is no such command or option, or a value of another type.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"no job '{kind}'", key="kind", hint=did_you_mean(kind, KINDS))
+    if spec.startswith("-"):
+        raise UsageError(f"'{spec[:40]}' is no spec", key="spec", hint="name a file")
+    written: Path | None = None
+    argv = [kind, spec]
+    for name, value in options.items():
+        wanted = KINDS[kind].get(name)
+        if wanted is None:
+            known = ", ".join(KINDS[kind])
+            hint = did_you_mean(name, KINDS[kind], otherwise=f"it has: {known}")
+            raise UsageError(f"`rlenv {kind}` has no option '{name[:40]}' here", key=f"options.{name[:40]}", hint=hint)
+        if value is None:
+            continue
+        if not _fits(value, wanted):
+            raise UsageError(f"expected {_WORDS[wanted]}", key=f"options.{name}", hint=f"see `rlenv {kind} --help`")
+        if wanted is Path:
+            written = confine(value)
+            value = os.fspath(written)
+        argv += _option(name, value)
+    return argv, written
+
+
+def _fits(value: Any, wanted: type) -> bool:
+    if wanted is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if wanted is Path:
+        return isinstance(value, str) and bool(value)
+    if wanted is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is wanted
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """One option; its value stands in the same argument, so that none is read as an option of its own."""
+    option = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    if value is True:
+        return [option]
+    if value is False:
+        return []
+    if isinstance(value, list):
+        return [part for item in value for part in _option(name, item)]
+    return [f"{option}{value}"] if len(name) == 1 else [f"{option}={value}"]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A command that was started. `started` is seconds since 1970; `run` is what it writes, None for nothing.
+
+    `state` is `running`, `stopping` or `ended`; `code` is the exit code once it has ended, negative for a signal.
+    """
+
+    id: str
+    kind: str
+    argv: Sequence[str]
+    started: float
+    run: Path | None
+    log: Path
+    process: asyncio.subprocess.Process
+    stopping: asyncio.Task[None] | None = None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, None while the command runs."""
+        return self.process.returncode
+
+    @property
+    def state(self) -> str:
+        """Where the command is."""
+        if self.code is not None:
+            return "ended"
+        return "stopping" if self.stopping is not None else "running"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The job as JSON."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "argv": list(self.argv),
+            "state": self.state,
+            "started": self.started,
+            "run": None if self.run is None else str(self.run),
+            "code": self.code,
+        }
+
+    def read(self, offset: int) -> tuple[str, int]:
+        """The log from a byte on, and the byte to go on from. A character that is not whole yet waits for its rest."""
+        with self.log.open("rb") as file:
+            file.seek(max(offset, 0))
+            part = file.read(MOST_READ)
+        if self.code is None or len(part) == MOST_READ:
+            part = _whole(part)
+        return part.decode("utf-8", "replace"), max(offset, 0) + len(part)
+
+
+def _whole(part: bytes) -> bytes:
+    """The bytes without a character at their end that is not whole."""
+    for back in range(1, min(4, len(part)) + 1):
+        byte = part[-back]
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return part[:-back] if length > back else part
+        if byte < 0x80:
+            break
+    return part
+
+
+@dataclass(slots=True, eq=False)
+class Jobs:
+    """The jobs of one server, in the order in which they were started.
+
+    Args:
+        waits: the signals that stop a job, each with the seconds until the next one.
+    """
+
+    waits: Sequence[tuple[signal.Signals, float]] = _WAITS
+    most_running: int = MOST_RUNNING
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _folder: Path | None = None
+    _starting: int = 0
+
+    async def start(
+        self, kind: str, spec: str, options: Mapping[str, Any], *, confine: Callable[[str], Path] = Path
+    ) -> Job:
+        """Starts a command; see `arguments`.
+
+        Raises:
+            UsageError: it has no such options, or too many jobs are running.
+        """
+        argv, written = arguments(kind, spec, options, confine=confine)
+        running = sum(job.code is None for job in self._jobs.values()) + self._starting
+        if running >= self.most_running:
+            raise UsageError(f"{self.most_running} jobs are running already", hint="stop one, or wait for it")
+        self._forget()
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rlenv-jobs-"))
+        id = secrets.token_urlsafe(6)
+        log = self._folder / f"{len(self._jobs)}-{id}.log"
+        self._starting += 1
+        try:
+            process = await _started([sys.executable, "-m", "rlenv", *argv], log)
+        finally:
+            self._starting -= 1
+        job = self._jobs[id] = Job(id, kind, ("rlenv", *argv), time.time(), written, log, process)
+        return job
+
+    def get(self, id: str) -> Job:
+        """The job with an id.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if id not in self._jobs:
+            raise UsageError(f"no job '{id[:40]}'", hint="GET /api/jobs lists them")
+        return self._jobs[id]
+
+    def all(self) -> list[Job]:
+        """All jobs, the newest first."""
+        return list(reversed(self._jobs.values()))
+
+    def stop(self, id: str) -> Job:
+        """Asks a job to stop as Ctrl-C does, and less kindly where it does not; returns at once."""
+        job = self.get(id)
+        if job.code is None and job.stopping is None:
+            job.stopping = asyncio.create_task(self._stopped(job))
+        return job
+
+    async def wait(self, id: str) -> Job:
+        """Waits until a job has ended."""
+        job = self.get(id)
+        await job.process.wait()
+        if job.stopping is not None:
+            await job.stopping
+        return job
+
+    async def aclose(self) -> None:
+        """Stops all jobs and waits until they have ended; their logs go."""
+        for job in self._jobs.values():
+            self.stop(job.id)
+        await asyncio.gather(*(self.wait(job.id) for job in self._jobs.values()))
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _stopped(self, job: Job) -> None:
+        for number, wait_s in self.waits:
+            if job.code is not None:
+                break
+            _send(job.process, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(job.process.wait(), wait_s)
+        _send(job.process, signal.SIGKILL)  # what it has left behind
+
+    def _forget(self) -> None:
+        ended = [job for job in self._jobs.values() if job.code is not None]
+        for job in ended[: max(0, len(ended) - MOST_KEPT + 1)]:
+            del self._jobs[job.id]
+            job.log.unlink(missing_ok=True)
+
+
+async def _started(argv: list[str], log: Path) -> asyncio.subprocess.Process:
+    paths = [*_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
+    with log.open("wb") as out:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            env=environ,
+        )
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """A signal to a command and all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

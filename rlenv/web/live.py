@@ -1,0 +1,180 @@
+"""What is sent while it happens: the state of a run that is being written, hits of a search, and the wish to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from aiohttp import web
+
+from rlenv.errors import RlenvError, UsageError
+from rlenv.runs.journal import loads
+from rlenv.runs.query import parse
+from rlenv.runs.search import Hit, searched
+from rlenv.web.answers import READ_ONLY, SHELF, answered, encoded
+from rlenv.web.guard import refusal
+from rlenv.web.shelf import OpenRun
+
+__all__ = ["add_routes", "state_of"]
+
+_EACH_S: Final = 1.0
+_BEAT_S: Final = 15.0
+_FRESH_S: Final = 30.0
+_MOST_HITS: Final = 500
+_BATCH_S: Final = 0.1
+_WATCH_BYTES: Final = 1_000_000
+
+
+def add_routes(app: web.Application) -> None:
+    """The routes of this module; without that which stops a run where the viewer only reads."""
+    run = "/api/runs/{run}"
+    app.add_routes([web.get(f"{run}/events", _events), web.get(f"{run}/search", _search)])
+    if not app[READ_ONLY]:
+        app.add_routes([web.post(f"{run}/stop", _stop)])
+
+
+async def _stop(request: web.Request) -> web.Response:
+    """Leaves the word that a run looks for: it then ends as for Ctrl-C, on whatever host it is."""
+    shelf, key = request.app[SHELF], request.match_info["run"]
+
+    def stop() -> dict[str, Any]:
+        path = shelf.path(key)
+        if not path.is_dir():
+            raise UsageError("a file of episodes is no run that could be stopped")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(path / "stop", flags, 0o644))
+        return {"stopped": True}
+
+    return await answered(stop)
+
+
+# Events
+
+
+async def _events(request: web.Request) -> web.StreamResponse:
+    """Server-sent events (WHATWG HTML, 9.2): the state of a run, each second while something changed."""
+    shelf, key = request.app[SHELF], request.match_info["run"]
+    try:
+        run = await asyncio.to_thread(shelf.open, key)
+    except RlenvError as error:
+        return refusal(404, str(error))
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+    await answer.prepare(request)
+    before, sent = b"", 0.0
+    with contextlib.suppress(ConnectionResetError):
+        while request.transport is not None and not request.transport.is_closing():
+            state = encoded(await asyncio.to_thread(state_of, run))
+            now = time.monotonic()
+            if state != before:
+                await answer.write(b"data: " + state + b"\n\n")
+                before, sent = state, now
+            elif now - sent > _BEAT_S:
+                await answer.write(b": still here\n\n")  # finds out whether anyone listens
+                sent = now
+            await asyncio.sleep(_EACH_S)
+    return answer
+
+
+def state_of(run: OpenRun) -> dict[str, Any]:
+    """What is new of a run: its version, rows, last step and state, and what it waits for."""
+    with run.lock:
+        rows = run.rows()
+        steps = rows.numbers("step")
+        return {
+            "version": rows.version,
+            "rows": len(rows),
+            "step": int(steps.max()) if len(steps) else 0,
+            "state": run.info.state if run.info else "ended",
+            "waits": _waits(run),
+        }
+
+
+def _waits(run: OpenRun) -> list[dict[str, Any]]:
+    """What the writers of a run say that they wait for, in `watch/WRITER.json`; what is old is left out."""
+    found: list[dict[str, Any]] = []
+    folder = run.folder / "watch"
+    if not folder.is_dir():
+        return found
+    for path in sorted(folder.glob("*.json")):
+        try:
+            state = path.stat()
+            if time.time() - state.st_mtime > _FRESH_S or state.st_size > _WATCH_BYTES:
+                continue
+            told = loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue  # written or removed just now
+        waits = told.get("waits") if isinstance(told, dict) else None
+        found += [one for one in waits if isinstance(one, dict)] if isinstance(waits, list) else []
+    return found
+
+
+# Search
+
+
+async def _search(request: web.Request) -> web.StreamResponse:
+    """Hits as lines of JSON, as they are found; `where` (a query) says which episodes are looked through."""
+    text, query = request.query.get("q", ""), request.query.get("where", "")
+    shelf, key = request.app[SHELF], request.match_info["run"]
+    begun: list[Iterator[list[Hit]]] = []
+
+    def begin() -> dict[str, Any]:
+        run = shelf.open(key)
+        with run.lock:
+            rows = run.rows()
+            ids = None
+            if query:
+                places = parse(query).places(rows)
+                ids = rows.table["id"].take(places).to_pylist()
+        found = searched(_locked(run, ids), text)
+        first = next(found, None)
+        begun.append(iter(() if first is None else _behind(first, found)))
+        return {}
+
+    told = await answered(begin)
+    if not begun:
+        return told
+    answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"})
+    await answer.prepare(request)
+    count, seen, is_whole = 0, 0, False
+    with contextlib.suppress(ConnectionResetError):
+        while not is_whole and count < _MOST_HITS:
+            hits, looked, is_whole = await asyncio.to_thread(_some, begun[0])
+            seen += looked
+            hits = hits[: _MOST_HITS - count]
+            count += len(hits)
+            await answer.write(b"".join(encoded(dataclasses.asdict(hit)) + b"\n" for hit in hits))
+        await answer.write(encoded({"done": True, "episodes": seen, "hits": count, "whole": is_whole}) + b"\n")
+    return answer
+
+
+def _behind(first: list[Hit], rest: Iterator[list[Hit]]) -> Iterator[list[Hit]]:
+    yield first
+    yield from rest
+
+
+def _locked(run: OpenRun, ids: list[str] | None) -> Iterator[tuple[str, bytes]]:
+    """The records of a run, each read alone with it: a search must not keep the rest of the viewer waiting."""
+    records = run.episodes.records(ids)
+    while True:
+        with run.lock:
+            one = next(records, None)
+        if one is None:
+            return
+        yield one
+
+
+def _some(found: Iterator[list[Hit]]) -> tuple[list[Hit], int, bool]:
+    """The hits of a tenth of a second, how many episodes were looked through, and whether those were all."""
+    hits: list[Hit] = []
+    end, looked = time.monotonic() + _BATCH_S, 0
+    for one in found:
+        hits += one
+        looked += 1
+        if time.monotonic() > end:
+            return hits, looked, False
+    return hits, looked, True

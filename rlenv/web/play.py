@@ -1,0 +1,359 @@
+"""Episodes that somebody plays in the browser: by hand, or watching the oracle or a model at a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rlenv._base.jsonable import plain
+from rlenv._base.nearest import did_you_mean
+from rlenv._base.neighbours import forget_files
+from rlenv.episodes.drive import advance, started
+from rlenv.episodes.environment import Environment
+from rlenv.episodes.episode import Episode
+from rlenv.errors import EpisodeError, UsageError
+from rlenv.language.loader import load_document, loaded_of
+from rlenv.messages import Message, ParsedAction, ToolCall, ToolResult
+from rlenv.policies.base import Policy, PolicySession
+from rlenv.policies.openai import OpenAIPolicy, Sampling
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.trajectory import TermResult, Turn
+
+__all__ = ["IDLE_S", "MOST", "Endpoint", "Plays", "Session"]
+
+MOST: Final = 8
+"""Sessions at once."""
+IDLE_S: Final = 600.0
+"""Seconds after its last step that a session is closed."""
+
+_COMPILES_S: Final = 60.0
+
+Who = Literal["you", "oracle", "openai"]
+_WHO: Final = ("you", "oracle", "openai")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The server whose model plays. `api_key_env` names the variable that holds its key."""
+
+    base_url: str
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    mode: Literal["tools", "text"] = "tools"
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    timeout_s: float = 120.0
+    retries: int = 3
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One episode that is being played."""
+
+    id: str
+    environment: Environment
+    episode: Episode
+    policy: Policy | None
+    touched: float
+    messages: list[Message] = field(default_factory=list)
+    acting: PolicySession | None = None
+    running: asyncio.Task[None] | None = None
+
+    @property
+    def is_stepping(self) -> bool:
+        """True while a step is taken."""
+        return self.running is not None and not self.running.done()
+
+    async def step(self, action: str | None) -> None:
+        """Takes one action: the one given, or the policy's own.
+
+        Raises:
+            UsageError: the episode has ended, or whose turn it is does not fit.
+        """
+        if self.episode.is_ended:
+            raise UsageError("the episode has ended", hint="start another")
+        if self.policy is None:
+            if action is None:
+                raise UsageError("you play this episode; an action is missing", hint='send {"action": "…"}')
+            self.messages.append(Message("assistant", action))
+            self.messages.extend((await self.episode.step(action)).observation.messages)
+            return
+        if action is not None:
+            raise UsageError(f"the {self.policy.name} plays this episode; it takes no action of yours", hint="send {}")
+        try:
+            if self.acting is None:
+                self.acting = started(self.episode, self.policy)
+            await advance(self.episode, self.acting, self.messages)
+        except EpisodeError as error:
+            self.episode.fail(error.reason, str(error))
+
+    async def aclose(self) -> None:
+        """Ends a step that is taken, and closes the episode with all that it opened."""
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+        try:
+            await self.episode.aclose()
+            if self.policy is not None:
+                await self.policy.aclose()
+        finally:
+            await self.environment.aclose()
+
+    def state(self) -> dict[str, Any]:
+        """What a page shows of the episode, as JSON."""
+        episode, turns = self.episode, self.episode.turns
+        last = turns[-1] if turns else None
+        ended = episode.trajectory if episode.is_ended else None
+        failure = episode.failure
+        return {
+            "environment": self.environment.id,
+            "policy": self.policy.name if self.policy is not None else "you",
+            "split": episode.split,
+            "task": episode.task_index,
+            "seed": episode.seed,
+            "row": plain(episode.task),
+            "tools": [plain(schema) for schema in self.environment.tool_schemas],
+            "messages": [_message(message) for message in self._said()],
+            "turns": [_turn(turn) for turn in turns],
+            "ended": ended is not None,
+            "reason": ended.reason if ended is not None else "",
+            "answer": ended.answer if ended is not None else None,
+            "success": ended.success if ended is not None else None,
+            "failure": None if failure is None else {"reason": failure.reason, "message": failure.message},
+            "reward": _reward(self),
+            "parse": _parsed(last.parsed) if last is not None else None,
+            "observation": _observed(last) if last is not None else "",
+            "schedule": [_scheduled(result) for result in last.results] if last is not None else [],
+        }
+
+    def _said(self) -> Sequence[Message]:
+        return self.messages or self.episode.messages
+
+
+@dataclass(slots=True, eq=False)
+class Plays:
+    """The sessions of one server."""
+
+    most: int = MOST
+    idle_s: float = IDLE_S
+    clock: Callable[[], float] = time.monotonic
+    _sessions: dict[str, Session] = field(default_factory=dict)
+    _starting: int = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def start(
+        self,
+        path: Path,
+        *,
+        text: str | None = None,
+        split: str | None = None,
+        task: int = 0,
+        seed: int = 0,
+        who: str = "you",
+        endpoint: Endpoint | None = None,
+    ) -> Session:
+        """Opens an episode of the spec at `path`, or of a text that stands there unsaved.
+
+        Raises:
+            SpecError: the spec has faults.
+            UsageError: there is no such policy, split or task, or so many sessions are open that none may be added.
+        """
+        await self.close_idle()
+        if len(self._sessions) + self._starting >= self.most:
+            raise UsageError(f"{self.most} episodes are played at once already", hint="close one of them")
+        if who not in _WHO:
+            raise UsageError(f"no policy '{who}'", key="policy", hint=did_you_mean(who, _WHO))
+        self._starting += 1
+        try:
+            environment = await asyncio.to_thread(_compiled, path, text)
+            session = await self._opened(environment, split, task, seed, who, endpoint)
+        finally:
+            self._starting -= 1
+        self._sessions[session.id] = session
+        return session
+
+    async def _opened(
+        self, environment: Environment, split: str | None, task: int, seed: int, who: str, endpoint: Endpoint | None
+    ) -> Session:
+        try:
+            policy = _policy(who, environment, endpoint)
+            episode = environment.start(task=task, split=split, seed=seed)
+            await episode.open()
+        except BaseException:
+            await environment.aclose()
+            raise
+        session = Session(secrets.token_urlsafe(9), environment, episode, policy, self.clock())
+        session.messages = list(episode.messages)
+        return session
+
+    async def step(self, id: str, action: str | None) -> Session:
+        """Takes one action in a session.
+
+        Raises:
+            UsageError: there is no such session, another step of it is running, or see `Session.step`.
+        """
+        session = self.get(id)
+        if session.is_stepping:
+            raise UsageError("another step of this episode is running", hint="wait for it, or close the session")
+        session.running = asyncio.create_task(session.step(action))
+        try:
+            await session.running
+        except asyncio.CancelledError:
+            if session.running.cancelled():
+                raise UsageError("the session was closed while it took a step") from None
+            raise
+        finally:
+            session.touched = self.clock()
+        return session
+
+    def get(self, id: str) -> Session:
+        """The session with an id.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if id not in self._sessions:
+            minutes = f"{self.idle_s / 60:g} minutes"
+            raise UsageError(f"no session '{id[:40]}'", hint=f"it is closed after {minutes} without a step")
+        return self._sessions[id]
+
+    async def close(self, id: str) -> None:
+        """Closes a session; one that is not there is closed."""
+        session = self._sessions.pop(id, None)
+        if session is not None:
+            await session.aclose()
+
+    async def close_idle(self) -> None:
+        """Closes the sessions that nobody has stepped for `idle_s` seconds."""
+        last = self.clock() - self.idle_s
+        for session in list(self._sessions.values()):
+            if session.touched <= last and not session.is_stepping:
+                await self.close(session.id)
+
+    async def aclose(self) -> None:
+        """Closes all sessions."""
+        for id in list(self._sessions):
+            await self.close(id)
+
+
+_compiling = threading.Lock()
+
+
+def _compiled(path: Path, text: str | None) -> Environment:
+    """The spec, with its author's files as they are now: they are edited while the server runs."""
+    if not _compiling.acquire(timeout=_COMPILES_S):
+        raise UsageError("another spec is still being compiled", hint="a file that it imports may hang: restart")
+    try:
+        forget_files()
+        return Environment(loaded_of(load_document(path, text=text)))
+    except SystemExit as error:
+        raise UsageError(f"a function of the spec ended the program (SystemExit: {error})") from error
+    finally:
+        _compiling.release()
+
+
+def _policy(who: str, environment: Environment, endpoint: Endpoint | None) -> Policy | None:
+    if who == "you":
+        return None
+    if who == "oracle":
+        return OraclePolicy(environment.spec, environment.parts.dialect)
+    if endpoint is None:
+        raise UsageError("a model at a server needs its address and its name", hint="give base_url and model")
+    return OpenAIPolicy(
+        endpoint.base_url,
+        endpoint.model,
+        api_key=os.environ.get(endpoint.api_key_env),
+        mode=endpoint.mode,
+        sampling=Sampling(endpoint.temperature, endpoint.top_p, endpoint.max_tokens),
+        timeout_s=endpoint.timeout_s,
+        retries=endpoint.retries,
+    )
+
+
+def _message(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.thinking:
+        shown["thinking"] = message.thinking
+    if message.tool_calls:
+        shown["tool_calls"] = [plain(call) for call in message.tool_calls]
+    if message.name is not None:
+        shown["name"] = message.name
+    if message.images:
+        shown["images"] = [{"mime": image.mime, "chars": len(image.base64)} for image in message.images]
+    return shown
+
+
+def _parsed(parsed: ParsedAction) -> dict[str, Any]:
+    calls = [{**plain(call), "well_formed": isinstance(call, ToolCall)} for call in parsed.calls]
+    return {**plain(parsed), "calls": calls}
+
+
+def _observed(turn: Turn) -> str:
+    return turn.observation.text if turn.observation is not None else ""
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "index": turn.index,
+        "action": turn.action,
+        "parse": _parsed(turn.parsed),
+        "results": [_result(result) for result in turn.results],
+        "observation": _observed(turn),
+        "calls_malformed": turn.calls_malformed,
+        "seconds": turn.seconds,
+        "schedule": [_scheduled(result) for result in turn.results],
+    }
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    kept: Mapping[str, Any] = plain(result)
+    return {key: kept[key] for key in ("name", "text", "outcome", "value", "seconds", "details", "reason")}
+
+
+def _scheduled(result: ToolResult) -> dict[str, Any]:
+    """When a call began and how long it took; None and 0 where the record does not say."""
+    started_s, waited = getattr(result, "started", None), getattr(result, "waited", 0.0)
+    return {
+        "tool": result.name,
+        "outcome": result.outcome,
+        "started": started_s,
+        "waited": waited,
+        "seconds": result.seconds,
+    }
+
+
+def _reward(session: Session) -> dict[str, Any]:
+    """The terms so far: those of each turn as they were measured, the others pending until the end."""
+    if session.episode.is_ended:
+        reward = session.episode.trajectory.reward
+        return {"total": reward.total, "terms": [_term(term) for term in reward.terms.values()]}
+    measured = session.episode.turn_terms
+    terms = []
+    for name, spec in session.environment.spec.rewards.items():
+        values = [results[name].value for results in measured if name in results]
+        known = [value for value in values if value is not None]
+        terms.append(
+            {
+                "name": name,
+                "status": "so far" if values else "pending",
+                "value": (sum(known) / len(known) if spec.over_turns == "mean" else sum(known)) if known else None,
+                "weight": spec.weight,
+                "turn_values": values,
+            }
+        )
+    return {"total": None, "terms": terms}
+
+
+def _term(term: TermResult) -> dict[str, Any]:
+    kept: dict[str, Any] = plain(term)
+    return kept

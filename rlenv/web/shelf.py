@@ -1,0 +1,242 @@
+"""The runs that a viewer shows: found below the folders it was given, opened when they are asked for."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv.errors import UsageError
+from rlenv.runs.figures import overview
+from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
+from rlenv.runs.lines import LinesReader
+from rlenv.runs.query import parse
+from rlenv.runs.snapshot import Episodes, Snapshot
+
+__all__ = ["OpenRun", "Shelf"]
+
+_DEPTH: Final = 6
+_MOST_FOLDERS: Final = 20_000
+_LOOK_S: Final = 3.0
+_OPEN: Final = 8
+"""Runs whose rows are kept in memory; the one that was asked for longest ago goes first."""
+_PARTS: Final = frozenset(("journal", "episodes", "bodies", "late", "blobs", "tape", "locks", "watch", "node_modules"))
+
+
+@dataclass(slots=True, eq=False)
+class OpenRun:
+    """A run that is being looked at. Whoever reads it holds `lock`: readers are for one thread at a time."""
+
+    key: str
+    path: Path
+    episodes: Episodes
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    kept: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    """What was computed of one version, by what was asked for; emptied with the next version."""
+    _snapshot: Snapshot | None = None
+    _looked: float = -1.0
+
+    @property
+    def info(self) -> RunInfo | None:
+        """What `run.json` says now."""
+        return read_info(self.path)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def rows(self) -> Snapshot:
+        """The rows as they are now, looked at no more than three times a second."""
+        now = time.monotonic()
+        if now - self._looked > 0.3:
+            self.episodes.refresh()
+            self._looked = now
+        if self._snapshot is None or self._snapshot.version != self.episodes.version:
+            self._snapshot = Snapshot(self.episodes)
+            self.kept.clear()
+        return self._snapshot
+
+    def computed(self, key: tuple[Any, ...], of: Callable[[Snapshot], Any]) -> Any:
+        """What is computed of the rows, once a version."""
+        rows = self.rows()
+        if key not in self.kept:
+            self.kept[key] = of(rows)
+        return self.kept[key]
+
+    def places(self, query: str, sort: str = "") -> NDArray[np.int64]:
+        """The places of the rows that match, in order; those of the last queries are kept.
+
+        Raises:
+            QueryFault: the query or the order is none.
+        """
+        rows, key = self.rows(), ("places", query, sort)
+        if key not in self.kept:
+            found = parse(query).places(rows, sort)
+            known = [one for one in self.kept if one[0] == "places"]
+            for old in known[:-15]:
+                del self.kept[old]
+            self.kept[key] = found
+        places: NDArray[np.int64] = self.kept[key]
+        return places
+
+
+class Shelf:
+    """Runs by their keys. A key is the server's word for a run; no path of a client's making is ever opened.
+
+    Args:
+        roots: run folders, .jsonl files, or folders below which runs are looked for.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = tuple(root.resolve() for root in roots)
+        self._paths: dict[str, Path] = {}
+        self._looked = -_LOOK_S
+        self._open: dict[str, OpenRun] = {}
+        self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def found(self) -> list[str]:
+        """The keys of all runs, found again every few seconds."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked >= _LOOK_S:
+                self._paths = self._search()
+                self._looked = now
+            return list(self._paths)
+
+    def _search(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for root in self.roots:
+            for path in _runs_below(root):
+                name = root.name if path in (root, root / "trajectories.jsonl") else str(path.relative_to(root))
+                name = name.removesuffix("/trajectories.jsonl")
+                key, number = name.replace("/", "~"), 2
+                while key in found and found[key] != path:
+                    key, number = f"{name.replace('/', '~')}~{number}", number + 1
+                found[key] = path
+        return found
+
+    def path(self, key: str) -> Path:
+        """Where the run of a key is.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if key not in self._paths:
+            self.found()
+        if key not in self._paths:
+            raise UsageError(f"there is no run '{key[:100]}'", hint="the list of runs says which there are")
+        return self._paths[key]
+
+    def open(self, key: str) -> OpenRun:
+        """The run of a key.
+
+        Raises:
+            UsageError: there is none, or it cannot be read.
+        """
+        path = self.path(key)
+        with self._lock:
+            run = self._open.pop(key, None)
+            if run is None or run.path != path:
+                run = OpenRun(key, path, LinesReader(path) if path.is_file() else open_run(path))
+            self._open[key] = run
+            while len(self._open) > _OPEN:
+                self._open.pop(next(iter(self._open)))
+            return run
+
+    def line(self, key: str) -> dict[str, Any]:
+        """What the list of runs says of one: computed again where a file of the run has changed."""
+        path = self.path(key)
+        seen = _signature(path)
+        if key not in self._lines or self._lines[key][0] != seen:
+            try:
+                run = self.open(key)
+                with run.lock:
+                    figures = asdict(overview(run.rows()))
+                    locks, started = _first_words(run.rows())
+            except (UsageError, OSError, ValueError) as error:
+                figures, locks, started = {"error": str(error)}, "", None
+            self._lines[key] = (seen, {**figures, "lock": locks, "started": started})
+        held = dict(self._lines[key][1])
+        return {**_named(key, path, read_info(path)), **{k: v for k, v in held.items() if v not in (None, "")}}
+
+
+def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
+    """What is known of a run without its rows; figures are put over it."""
+    attempts = info.attempts if info is not None else ()
+    return {
+        "key": quote(key, safe=""),  # as it stands in addresses
+        "name": key.replace("~", "/"),
+        "path": str(path),
+        "kind": info.kind if info else "eval",
+        "spec": info.spec if info else "",
+        "environment": info.environment if info else "",
+        "policy": info.policy if info else "",
+        "state": info.state if info else "ended",
+        "step": 0,
+        "episodes": 0,
+        "success": None,
+        "success_low": None,
+        "success_high": None,
+        "invalid": 0,
+        "spark": [],
+        "lock": attempts[-1].lock if attempts else "",
+        "started": attempts[0].started if attempts else None,
+        "ended": (info.ended or None) if info else None,
+        "attempts": len(attempts),
+    }
+
+
+def _first_words(rows: Snapshot) -> tuple[str, float | None]:
+    if not len(rows):
+        return "", None
+    started = rows.numbers("started")
+    known = started[started > 0]
+    return rows.table["lock"][len(rows) - 1].as_py() or "", float(known.min()) if len(known) else None
+
+
+def _signature(path: Path) -> Any:
+    """Changes whenever something was kept."""
+    if path.is_file():
+        return path.stat().st_size
+    seen: list[Any] = []
+    for name in ("journal", "episodes", "late"):
+        try:
+            with os.scandir(path / name) as entries:
+                seen.append(sorted((one.name, one.stat().st_size) for one in entries))
+        except OSError:
+            seen.append(None)
+    return seen
+
+
+def _runs_below(root: Path) -> Iterator[Path]:
+    """Run folders and files of trajectories at and below a folder; links are not followed."""
+    if root.is_file():
+        yield root
+        return
+    waiting, looked = [(root, 0)], 0
+    while waiting and looked < _MOST_FOLDERS:
+        folder, depth = waiting.pop()
+        looked += 1
+        if is_run(folder):
+            yield folder
+        elif (folder / "trajectories.jsonl").is_file():
+            yield folder / "trajectories.jsonl"
+        if depth >= _DEPTH:
+            continue
+        try:
+            with os.scandir(folder) as entries:
+                inside = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        names = sorted((one for one in inside if not one.startswith(".") and one not in _PARTS), reverse=True)
+        waiting += [(folder / name, depth + 1) for name in names]

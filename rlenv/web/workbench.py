@@ -1,0 +1,335 @@
+"""The routes that write, run and stop something: specs, what an editor asks of them, episodes to play, and jobs.
+
+    app[ROOTS] = (Path("specs"), Path("runs"))     # set by whoever makes the application
+    add_routes(app)
+
+Nothing outside of the roots is read or written by name. Whoever may call these routes can run code all the same: a spec
+names functions. So they stand behind the server's guard, and a server that is read-only does not have them.
+
+Lines and columns count from 1. Columns are units of UTF-16 and lines are those of JavaScript's editors, so that a page
+needs no tables; `rlenv.checks.editor` counts in characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from rlenv._base.jsonable import plain, sendable
+from rlenv.checks.editor.complete import complete
+from rlenv.checks.editor.faults import Mark, diagnose, marks
+from rlenv.checks.editor.hover import hover
+from rlenv.checks.editor.lines import Places
+from rlenv.checks.editor.validator import Validator
+from rlenv.errors import RlenvError, SpecError, UsageError
+from rlenv.language.schema import json_schema
+from rlenv.language.shipped import shipped
+from rlenv.web.jobs import Jobs
+from rlenv.web.play import Endpoint, Plays
+from rlenv.web.specs import below, read_spec, save_spec, spec_at, specs_below
+
+__all__ = ["JOBS", "PLAYS", "ROOTS", "VALIDATOR", "add_routes"]
+
+ROOTS: Final = web.AppKey("workbench_roots", tuple[Path, ...])
+"""The folders, as Paths, below which specs are read and written and jobs may write. Nothing is served where it is not
+set."""
+PLAYS: Final = web.AppKey("workbench_plays", Plays)
+JOBS: Final = web.AppKey("workbench_jobs", Jobs)
+VALIDATOR: Final = web.AppKey("workbench_validator", Validator)
+
+_SWEEP_S: Final = 30.0
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Body = Mapping[str, Any]
+
+
+def add_routes(app: web.Application) -> None:
+    """The routes of this module, and what ends with the application: its sessions, jobs and validations.
+
+    Keys that are set already (`app[JOBS]`, …) stay.
+    """
+    app.setdefault(PLAYS, Plays())
+    app.setdefault(JOBS, Jobs())
+    app.setdefault(VALIDATOR, Validator())
+    app.cleanup_ctx.append(_living)
+    routes: list[tuple[str, str, _Handler]] = [
+        ("GET", "/api/specs", _specs),
+        ("GET", "/api/spec", _read),
+        ("PUT", "/api/spec", _save),
+        ("POST", "/api/language/diagnose", _diagnose),
+        ("POST", "/api/language/complete", _complete),
+        ("POST", "/api/language/hover", _hover),
+        ("POST", "/api/language/compile", _compile),
+        ("POST", "/api/play", _play),
+        ("GET", "/api/play/{id}", _state),
+        ("POST", "/api/play/{id}/step", _step),
+        ("DELETE", "/api/play/{id}", _leave),
+        ("GET", "/api/jobs", _jobs),
+        ("POST", "/api/jobs", _start),
+        ("GET", "/api/jobs/{id}", _log),
+        ("DELETE", "/api/jobs/{id}", _stop),
+    ]
+    app.add_routes([web.route(method, path, _told(handler)) for method, path, handler in routes])
+
+
+async def _living(app: web.Application) -> AsyncIterator[None]:
+    """Closes idle sessions while the application runs, and all that was started when it ends."""
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            await app[PLAYS].close_idle()
+
+    task = asyncio.create_task(sweep())
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await app[VALIDATOR].aclose()
+    await app[PLAYS].aclose()
+    await app[JOBS].aclose()
+
+
+def _told(handler: _Handler) -> _Handler:
+    """A handler whose errors are answers with what is wrong."""
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except SpecError as error:
+            faults = error.faults
+            return _json({"error": str(faults[0]), "faults": [plain(fault) for fault in faults]}, status=422)
+        except UsageError as error:
+            return _json({"error": str(error)}, status=400)
+        except RlenvError as error:
+            return _json({"error": str(error)}, status=500)
+
+    return answered
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    """An answer; what UTF-8 cannot hold becomes U+FFFD, and numbers that are not finite null."""
+    try:
+        body = orjson.dumps(value)
+    except TypeError:
+        body = orjson.dumps(sendable(value))
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read())  # what a policy may write, half of a character too
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise UsageError("the body is not a JSON object")
+    return body
+
+
+_NEEDED: Final = object()
+_WORDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+
+
+def _given(body: _Body, key: str, wanted: type, otherwise: Any = _NEEDED) -> Any:
+    """A value of the body.
+
+    Raises:
+        UsageError: it is missing, or of another type.
+    """
+    value = body.get(key)
+    if value is None and otherwise is not _NEEDED:
+        return otherwise
+    if type(value) is int and wanted is float:
+        return float(value)
+    if type(value) is not wanted:
+        raise UsageError(f"expected {_WORDS[wanted]}", key=key, hint=f"give '{key}' in the body")
+    return value
+
+
+def _roots(request: web.Request) -> tuple[Path, ...]:
+    return request.app.get(ROOTS, ())
+
+
+# Specs
+
+
+async def _specs(request: web.Request) -> web.Response:
+    found = await asyncio.to_thread(lambda: list(specs_below(_roots(request))))
+    specs = [{"path": str(path), "name": path.stem, "shipped": False} for path in found]
+    listed = {spec["path"] for spec in specs}
+    more = [
+        {"path": name, "name": name, "shipped": True} for name, path in shipped().items() if str(path) not in listed
+    ]
+    return _json({"specs": [*specs, *more]})
+
+
+async def _read(request: web.Request) -> web.Response:
+    path = spec_at(request.query.get("path", ""), _roots(request))
+    return _json({"text": await asyncio.to_thread(read_spec, path)})
+
+
+async def _save(request: web.Request) -> web.Response:
+    given = request.query.get("path", "")
+    path = spec_at(given, _roots(request))
+    if given in shipped():
+        raise UsageError(
+            f"'{given}' ships with rlenv and is not written", key="path", hint="save it under another path"
+        )
+    text = _given(await _body(request), "text", str)
+    await asyncio.to_thread(save_spec, path, text)
+    return _json({"path": str(path)})
+
+
+# What an editor asks
+
+
+def _text(request: web.Request, body: _Body) -> tuple[Path, str]:
+    """A text and where it stands; it need not be saved there."""
+    return spec_at(_given(body, "path", str), _roots(request)), _given(body, "text", str)
+
+
+async def _diagnose(request: web.Request) -> web.Response:
+    body = await _body(request)
+    path, text = _text(request, body)
+    shown = str(path)
+    if _given(body, "full", bool, False):
+        faults = await request.app[VALIDATOR].validate(text, path=shown)
+        if faults is None:
+            return _json({"superseded": True, "faults": []})
+    else:
+        faults = await asyncio.to_thread(diagnose, text, path=shown)
+    places = Places(text)
+    return _json({"faults": [_marked(mark, places) for mark in marks(faults, text, path=shown)]})
+
+
+def _marked(mark: Mark, places: Places) -> dict[str, Any]:
+    line, column = places.at(mark.line, mark.column)
+    end_line, end_column = places.at(mark.end_line, mark.end_column)
+    return {
+        "line": line + 1,
+        "column": column + 1,
+        "end_line": end_line + 1,
+        "end_column": end_column + 1,
+        "path": mark.path,
+        "message": mark.message,
+        "hint": mark.hint,
+    }
+
+
+def _position(body: _Body, places: Places) -> tuple[int, int]:
+    return places.given(_given(body, "line", int) - 1, _given(body, "column", int) - 1)
+
+
+async def _complete(request: web.Request) -> web.Response:
+    body = await _body(request)
+    path, text = _text(request, body)
+    places = Places(text)
+    line, column = _position(body, places)
+    found = await asyncio.to_thread(complete, text, line, column, path=path)
+    start = places.at(found.line, found.column)
+    items = [
+        {"label": item.label, "kind": item.kind, "detail": item.detail, "doc": item.doc, "insert": item.insert}
+        for item in found.items
+    ]
+    return _json({"from": {"line": start[0] + 1, "column": start[1] + 1}, "items": items})
+
+
+async def _hover(request: web.Request) -> web.Response:
+    body = await _body(request)
+    path, text = _text(request, body)
+    line, column = _position(body, Places(text))
+    found = await asyncio.to_thread(hover, text, line, column, path=path)
+    return _json({} if found is None else {"markdown": found.markdown})
+
+
+async def _compile(request: web.Request) -> web.Response:
+    body = await _body(request)
+    path, text = _text(request, body)
+    split, task = _given(body, "split", str, None), _given(body, "task", int, 0)
+    found = await request.app[VALIDATOR].compile(text, path=str(path), split=split, task=task)
+    return _json({"superseded": True} if found is None else {**found, "schema": json_schema()})
+
+
+# Episodes
+
+
+async def _play(request: web.Request) -> web.Response:
+    body = await _body(request)
+    path = spec_at(_given(body, "spec", str), _roots(request))
+    who = _given(body, "policy", str, "you")
+    session = await request.app[PLAYS].start(
+        path,
+        text=_given(body, "text", str, None),
+        split=_given(body, "split", str, None),
+        task=_given(body, "task", int, 0),
+        seed=_given(body, "seed", int, 0),
+        who=who,
+        endpoint=_endpoint(body) if who == "openai" else None,
+    )
+    return _json({"session": session.id, "state": session.state()})
+
+
+def _endpoint(body: _Body) -> Endpoint:
+    mode = _given(body, "mode", str, "tools")
+    if mode not in ("tools", "text"):
+        raise UsageError(f"no mode '{mode[:40]}'", key="mode", hint="tools or text")
+    return Endpoint(
+        _given(body, "base_url", str),
+        _given(body, "model", str),
+        _given(body, "api_key_env", str, "OPENAI_API_KEY"),
+        mode,
+        _given(body, "temperature", float, None),
+        _given(body, "top_p", float, None),
+        _given(body, "max_tokens", int, None),
+    )
+
+
+async def _state(request: web.Request) -> web.Response:
+    return _json({"state": request.app[PLAYS].get(request.match_info["id"]).state()})
+
+
+async def _step(request: web.Request) -> web.Response:
+    action = _given(await _body(request), "action", str, None)
+    session = await request.app[PLAYS].step(request.match_info["id"], action)
+    return _json({"state": session.state()})
+
+
+async def _leave(request: web.Request) -> web.Response:
+    await request.app[PLAYS].close(request.match_info["id"])
+    return _json({})
+
+
+# Jobs
+
+
+async def _jobs(request: web.Request) -> web.Response:
+    return _json({"jobs": [job.as_dict() for job in request.app[JOBS].all()]})
+
+
+async def _start(request: web.Request) -> web.Response:
+    body = await _body(request)
+    roots = _roots(request)
+    spec = spec_at(_given(body, "spec", str), roots)
+    options = _given(body, "options", dict, {})
+    kind = _given(body, "kind", str)
+    job = await request.app[JOBS].start(kind, str(spec), options, confine=lambda path: below(path, roots))
+    return _json({"id": job.id, "job": job.as_dict()})
+
+
+async def _log(request: web.Request) -> web.Response:
+    offset = request.query.get("offset", "0")
+    if not offset.isascii() or not offset.isdigit() or len(offset) > 15:
+        raise UsageError("expected a whole number", key="offset")
+    job = request.app[JOBS].get(request.match_info["id"])
+    text, end = await asyncio.to_thread(job.read, int(offset))
+    return _json({"text": text, "offset": end, "state": job.state, "code": job.code})
+
+
+async def _stop(request: web.Request) -> web.Response:
+    return _json({"job": request.app[JOBS].stop(request.match_info["id"]).as_dict()})

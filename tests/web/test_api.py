@@ -1,0 +1,231 @@
+"""The routes over runs, episodes and their records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from rlenv.messages import Image
+from rlenv.runs import files
+from rlenv.runs.folder import open_run
+from rlenv.runs.schema import Facts, Tokens
+from rlenv.runs.writer import RunWriter
+from rlenv.web.guard import Guard
+from tests.support.runs import asked, kept, played, visited
+
+Client = TestClient[Any, Any]
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    episodes = []
+    for number in range(12):
+        reward = None if number == 11 else number % 4 / 4
+        success = None if reward is None else reward > 0.5
+        calls = (("search", "ok", 0.1), ("sql", "timeout", 2.0)) if number % 2 else ()
+        episode = played(task=number // 4, seed=number, reward=reward, success=success, calls=calls)
+        episodes.append((episode, Facts(number // 4, number % 4, "train", f"g{number // 4}")))
+    kept(folder, episodes, kind="train", spec="toy", facts={"split": "train"})
+    return folder
+
+
+def ids(run: Path) -> list[str]:
+    found: list[str] = open_run(run).table["id"].to_pylist()
+    return found
+
+
+def test_the_list_of_runs_says_how_each_is(run: Path) -> None:
+    (one,) = asked("/api/runs", run.parent)["runs"]
+    assert (one["key"], one["kind"], one["spec"], one["state"]) == ("run", "train", "toy", "ended")
+    assert (one["episodes"], one["step"], one["invalid"]) == (12, 2, 1)
+    assert one["success_low"] < one["success"] < one["success_high"]
+    assert len(one["spark"]) == 3
+
+
+def test_a_run_says_what_can_be_asked_of_it(run: Path) -> None:
+    found = asked("/api/runs/run", run)
+    assert (found["terms"], found["tools"], found["splits"]) == (["correct"], ["search", "sql"], ["train"])
+    assert found["failures"] == {"reward": 1}
+    assert {"name": "reward", "type": "float64"} in found["columns"]
+    assert {one["why"] for one in found["read"]} >= {"worst", "best", "failure", "widest group"}
+
+
+def test_episodes_come_in_pages(run: Path) -> None:
+    found = asked("/api/runs/run/episodes?q=success:false&sort=-reward&offset=1&limit=2", run)
+    assert (found["total"], found["matched"], len(found["rows"])) == (12, 9, 2)
+    assert [row["reward"] for row in found["rows"]] == [0.5, 0.5]
+    assert found["rows"][0]["terms"][0]["name"] == "correct"
+    assert "ending" not in found["rows"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("episodes?q=tol:search", 400, "did you mean 'tool'?"),
+        ("episodes?sort=-rewrd", 400, "did you mean 'reward'?"),
+        ("episodes?limit=501", 400, "limit is a number from 0 to 500"),
+        ("episodes?offset=-1", 400, "offset is a number"),
+        ("facets?q=tol:search", 400, "did you mean 'tool'?"),
+        ("series?since=x", 400, "since is a number"),
+        ("e/nothing-1", 404, "is no episode"),
+        ("g/1/nothing", 404, "no episode of step 1"),
+        ("g/x/g1", 404, "no step"),
+        ("search?q=a", 404, "2 characters"),
+        ("search?q=abc&where=tol:x", 400, "did you mean 'tool'?"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_with_the_fix(run: Path, path: str, status: int, message: str) -> None:
+    found = asked(f"/api/runs/run/{path}", run, status=status)
+    assert message in found["error"]
+    assert ("column" in found) == ("did you mean" in message)
+
+
+def test_a_run_that_there_is_not_is_told(run: Path) -> None:
+    for path in ("", "/series", "/episodes", "/events", "/files"):
+        assert "there is no run" in asked(f"/api/runs/other{path}", run, status=404)["error"]
+
+
+def test_an_episode_has_its_record_and_what_is_beside_it(run: Path) -> None:
+    all_ids = ids(run)
+    found = asked(f"/api/runs/run/e/{all_ids[5]}", run)
+    assert found["row"]["id"] == all_ids[5]
+    assert found["neighbours"] == {"prev": all_ids[4], "next": all_ids[6]}
+    assert set(found["group"]["ids"]) == set(all_ids[4:8])
+    assert [call["tool"] for call in found["calls"]] == ["search", "sql"]
+    assert found["record"]["turns"][1]["action"] == "<answer>Paris</answer>"
+    (first, *_) = found["where"]["correct"]
+    said = ["Use the tools.", "What is the capital?", "call", *["Paris is the capital."] * 2, "<answer>Paris</answer>"]
+    assert said[first["message"]][first["start"] : first["end"]] == "Paris"
+    assert [one["message"] for one in found["where"]["correct"]] == [5, 4, 3]
+
+
+def test_neighbours_follow_the_list(run: Path) -> None:
+    all_ids = ids(run)
+    found = asked(f"/api/runs/run/e/{all_ids[7]}?q=success:true&sort=-seed", run)
+    assert found["neighbours"] == {"prev": None, "next": all_ids[3]}
+
+
+def test_series_and_groups(run: Path) -> None:
+    found = asked("/api/runs/run/series", run)
+    assert found["steps"] == [0, 1, 2]
+    assert found["series"]["train/success"]["mean"] == [0.25, 0.25, 0.0]
+    group = asked("/api/runs/run/g/0/g0", run)
+    assert [one["row"]["reward"] for one in group["episodes"]] == [0.75, 0.5, 0.25, 0.0]
+    assert group["mean"] == 0.375
+    assert group["first_difference"] is None
+    assert group["episodes"][0]["turns"][0]["results"][1]["outcome"] == "timeout"
+
+
+def test_figures_are_of_the_query(run: Path) -> None:
+    assert [one["calls"] for one in asked("/api/runs/run/tools?q=step:0", run)["tools"]] == [2, 2]
+    assert asked("/api/runs/run/rewards?q=step:0", run)["terms"][0]["valid"] == 4
+    assert asked("/api/runs/run/facets?q=step:0", run)["facets"]["split"] == [{"value": "train", "count": 4}]
+
+
+def test_a_run_compared_with_itself_is_the_same(run: Path) -> None:
+    found = asked("/api/compare?a=run&b=run", run)
+    assert (found["pairs"], found["success"]["p"], found["lock"]) == (12, 1.0, [])
+    assert {one["kind"] for one in found["tasks"]} == {"same"}
+    assert "there is no run" in asked("/api/compare?a=run&b=x", run, status=404)["error"]
+
+
+def test_an_old_file_is_a_run(tmp_path: Path) -> None:
+    files.write(tmp_path / "old" / "trajectories.jsonl", [played(), played(seed=1, reward=0.0, success=False)])
+    (one,) = asked("/api/runs", tmp_path)["runs"]
+    assert (one["key"], one["episodes"], one["success"]) == ("old", 2, 0.5)
+    assert asked("/api/runs/old/e/line-2", tmp_path)["record"]["reward"]["total"] == 0.0
+
+
+def test_hits_of_a_search_come_as_lines(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> list[Any]:
+        answer = await client.get("/api/runs/run/search?q=paris+is&where=seed:1..3")
+        return [json.loads(line) for line in (await answer.text()).splitlines()]
+
+    *hits, end = visited(work, run)
+    assert [(one["id"], one["where"]) for one in hits] == [
+        (id, f"turns.0.results.{index}.text") for id in (ids(run)[1], ids(run)[3]) for index in range(2)
+    ]
+    assert end == {"done": True, "episodes": 3, "hits": 4, "whole": True}
+
+
+def test_what_utf_8_cannot_hold_is_replaced(tmp_path: Path) -> None:
+    (id,) = kept(tmp_path / "run", [played(result="lone \ud800 surrogate", action="\udfff")])
+    found = asked(f"/api/runs/run/e/{id}", tmp_path)
+    assert found["record"]["turns"][0]["results"][0]["text"] == "lone \ufffd surrogate"
+
+
+def test_long_texts_are_cut_and_given_in_full(tmp_path: Path) -> None:
+    (id,) = kept(tmp_path / "run", [played(result="x" * 30_000)])
+    found = asked(f"/api/runs/run/e/{id}", tmp_path)
+    path = "turns.0.results.0.text"
+    assert found["cuts"][path] == 10_000
+    assert found["record"]["turns"][0]["results"][0]["text"] == "x" * 20_000 + "…"
+    assert asked(f"/api/runs/run/e/{id}/text?path={path}", tmp_path) == {"text": "x" * 30_000}
+    assert len(asked(f"/api/runs/run/e/{id}/raw", tmp_path)["turns"][0]["results"][0]["text"]) == 30_000
+    assert "nothing at" in asked(f"/api/runs/run/e/{id}/text?path=turns.9.action", tmp_path, status=404)["error"]
+    assert "is no text" in asked(f"/api/runs/run/e/{id}/text?path=turns", tmp_path, status=404)["error"]
+
+
+def test_images_are_named_and_given_as_what_they_are(tmp_path: Path) -> None:
+    page = Image.of(b"<svg xmlns='http://www.w3.org/2000/svg'><script>1</script></svg>", "image/png")
+    (id,) = kept(tmp_path / "run", [played(images=[Image.of(PNG, "text/html"), page])])
+
+    async def work(client: Client, guard: Guard) -> list[Any]:
+        before = await client.get(f"/blob/run/{'0' * 64}")
+        record = (await (await client.get(f"/api/runs/run/e/{id}")).json())["record"]
+        picture, text = record["turns"][0]["results"][0]["images"]
+        assert set(picture) == {"mime", "sha"}
+        shown, refused = [await client.get(f"/blob/run/{one['sha']}") for one in (picture, text)]
+        body = await shown.read()
+        return [before.status, shown.status, shown.headers, body, refused.status]
+
+    before, status, headers, body, refused = visited(work, tmp_path)
+    assert (before, status, refused) == (404, 200, 404)
+    assert headers["Content-Type"] == "image/png"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "sandbox" in headers["Content-Security-Policy"]
+    assert body == PNG
+
+
+def test_tokens_are_told_by_where_they_come_from(tmp_path: Path) -> None:
+    tokens = Tokens([1, 2], [3, 4, 5, 6, 7], [1, 1, 0, 0, 1], [-0.1, -0.2, 0.0, 0.0, -0.5], [(0, 2), (4, 5)])
+    (id,) = kept(tmp_path / "run", [(played(), Facts(tokens=(tokens,)))])
+    found = asked(f"/api/runs/run/e/{id}/tokens", tmp_path)
+    (row,) = found["rows"]
+    assert [(one["start"], one["end"], one["kind"]) for one in row["runs"]] == [
+        (0, 2, "prompt"), (2, 4, "sampled"), (4, 6, "observation"), (6, 7, "sampled"),
+    ]  # fmt: skip
+    assert (row["mask"], row["pieces"], found["tokenizer"]) == ("0011001", list("1234567"), False)
+    assert row["logprobs"][:2] == [None, None]
+    assert len(row["logprobs"]) == row["n"] == 7
+
+
+def test_a_run_that_is_written_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    writer = RunWriter(tmp_path / "run")
+    writer.append(played(), Facts())
+
+    async def work(client: Client, guard: Guard) -> list[Any]:
+        states = []
+        async with client.get("/api/runs/run/events") as events:
+            for number in range(2):
+                line = await events.content.readline()
+                assert await events.content.readline() == b"\n"
+                states.append(line.removeprefix(b"data: "))
+                if not number:
+                    writer.append(played(seed=1), Facts(step=3))
+        return states
+
+    first, second = visited(work, tmp_path)
+    writer.close()
+    assert b'"rows":1,"step":0,"state":"ended","waits":[]' in first
+    assert b'"rows":2,"step":3' in second

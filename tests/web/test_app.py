@@ -1,0 +1,77 @@
+"""The front end's files, and what is no path of the viewer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from rlenv.web.guard import Guard
+from tests.support.runs import kept, played, raw, visited
+
+Client = TestClient[Any, Any]
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    dist = tmp_path / "dist"
+    (dist / "assets").mkdir(parents=True)
+    (dist / "index.html").write_text('<meta name="rlenv-nonce" content="__NONCE__">')
+    (dist / "app.js").write_text("let a = 1")
+    (dist / "assets" / "app.css").write_text("a {}")
+    (tmp_path / "secret.txt").write_text("secret")
+    kept(tmp_path / "run", [played()])
+    return dist
+
+
+def got(built: Path, path: str) -> tuple[int, Any, str]:
+    async def work(client: Client, guard: Guard) -> tuple[int, Any, str]:
+        answer = await client.get(path)
+        return answer.status, answer.headers, await answer.text()
+
+    return visited(work, built.parent / "run", dist=built)
+
+
+def test_every_page_has_a_nonce_of_its_own_which_the_policy_names(built: Path) -> None:
+    seen = set()
+    for path in ("/", "/r/run/e/x", "/compare?a=1", "/w"):
+        status, headers, text = got(built, path)
+        assert status == 200
+        nonce = re.search(r'content="([^"]+)"', text)
+        assert nonce is not None
+        assert f"'nonce-{nonce[1]}'" in headers["Content-Security-Policy"]
+        seen.add(nonce[1])
+    assert len(seen) == 4
+
+
+def test_files_of_the_front_end_have_their_types(built: Path) -> None:
+    assert got(built, "/app.js")[1]["Content-Type"] == "text/javascript"
+    assert got(built, "/assets/app.css")[1]["Content-Type"] == "text/css"
+
+
+@pytest.mark.parametrize(
+    "path", ["/../secret.txt", "/%2e%2e/secret.txt", "/..%2fsecret.txt", "/assets/../../secret.txt", "//secret.txt"]
+)
+def test_no_path_leads_out_of_the_front_end(built: Path, path: str) -> None:
+    async def work(client: Client, guard: Guard) -> str:
+        return await raw(client, path)
+
+    assert "rlenv-nonce" in visited(work, built.parent / "run", dist=built)
+
+
+def test_what_the_api_does_not_have_is_told_as_json(built: Path) -> None:
+    status, headers, text = got(built, "/api/nothing")
+    assert (status, headers["Content-Type"]) == (404, "application/json; charset=utf-8")
+    assert "there is no /api/nothing" in text
+
+
+def test_without_a_built_front_end_the_page_says_so(built: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    async def work(client: Client, guard: Guard) -> str:
+        return await (await client.get("/")).text()
+
+    assert "not built" in visited(work, tmp_path / "run", dist=tmp_path / "empty")

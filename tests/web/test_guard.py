@@ -1,0 +1,145 @@
+"""Who may ask the viewer for what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient
+
+from rlenv.web.guard import Guard
+from tests.support.runs import kept, played, raw, visited
+
+Client = TestClient[Any, Any]
+EVERY = ["/", "/api/config", "/api/runs", "/api/runs/run", f"/blob/run/{'0' * 64}", "/r/run", "/app.js"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    kept(folder, [played()])
+    return folder
+
+
+def answer(run: Path, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, **options: Any) -> Any:
+    """Status, headers and text of one request; `{own}` in a header stands for the server's own address."""
+
+    async def work(client: Client, guard: Guard) -> tuple[int, Any, str]:
+        own = f"{client.host}:{client.port}"
+        sent = {name: value.replace("{own}", own) for name, value in (headers or {}).items()}
+        got: ClientResponse = await client.request(method, path, headers=sent, allow_redirects=False)
+        return got.status, got.headers, await got.text()
+
+    return visited(work, run, **options)
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_nothing_is_answered_without_the_cookie(run: Path, path: str) -> None:
+    status, _, text = answer(run, path, enter=False)
+    assert status == 401
+    assert "rlenv view" in text
+
+
+@pytest.mark.parametrize("path", EVERY)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "[::2]:1", "0x7f.1"])
+def test_a_foreign_host_is_refused_even_with_the_cookie(run: Path, path: str, host: str) -> None:
+    status, _, text = answer(run, path, headers={"Host": host})
+    assert status == 403
+    assert "--allow-host" in text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:5", "[::1]:5", "proxy.example"])
+def test_names_of_loopback_and_allowed_ones_are_taken(run: Path, host: str) -> None:
+    status, *_ = answer(run, "/api/config", headers={"Host": host}, hosts=["proxy.example"])
+    assert status == 200
+
+
+def test_a_foreign_host_gets_no_cookie_for_a_token(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> Any:
+        return await client.get(f"/?token={guard.token}", headers={"Host": "evil.example"}, allow_redirects=False)
+
+    got = visited(work, run, enter=False)
+    assert got.status == 403
+    assert "Set-Cookie" not in got.headers
+
+
+def test_a_wrong_token_is_refused(run: Path) -> None:
+    status, headers, _ = answer(run, "/?token=wrong", enter=False)
+    assert status == 403
+    assert "Set-Cookie" not in headers
+
+
+def test_the_printed_link_gives_a_strict_cookie_and_leads_on_without_the_token(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> Any:
+        return await client.get(f"/r/run?token={guard.token}&q=a%20b", allow_redirects=False)
+
+    got = visited(work, run, enter=False)
+    assert (got.status, got.headers["Location"]) == (303, "/r/run?q=a%20b")
+    cookie = got.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+
+
+def test_the_way_in_leads_to_no_other_host(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> Any:
+        return await raw(client, f"//evil.example/?token={guard.token}")
+
+    assert "\r\nLocation: /evil.example/\r\n" in visited(work, run, enter=False)
+
+
+def test_a_ticket_opens_once(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> list[int]:
+        ticket = guard.ticket()
+        return [(await client.get(f"/?token={ticket}", allow_redirects=False)).status for _ in range(2)]
+
+    assert visited(work, run, enter=False) == [303, 403]
+
+
+MEANT = {"Origin": "http://{own}", "X-Rlenv": "1"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (MEANT, 200),
+        ({"X-Rlenv": "1"}, 403),
+        ({"Origin": "http://{own}"}, 403),
+        ({**MEANT, "Origin": "http://evil.example"}, 403),
+        ({**MEANT, "Origin": "https://{own}"}, 403),
+        ({**MEANT, "Origin": "null"}, 403),
+        ({**MEANT, "Origin": "http://127.0.0.1:1"}, 403),
+        ({**MEANT, "Host": "evil.example", "Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_a_change_needs_the_viewers_own_page(tmp_path: Path, headers: dict[str, str], status: int) -> None:
+    kept(tmp_path / "run", [played()])
+    assert answer(tmp_path / "run", "/api/runs/run/stop", method="POST", headers=headers)[0] == status
+    assert (tmp_path / "run" / "stop").exists() == (status == 200)
+
+
+def test_a_read_only_viewer_changes_nothing(tmp_path: Path) -> None:
+    kept(tmp_path / "run", [played()])
+    got = answer(tmp_path / "run", "/api/runs/run/stop", method="POST", headers=MEANT, read_only=True)
+    assert got[0] in (404, 405)
+    assert not (tmp_path / "run" / "stop").exists()
+
+
+@pytest.mark.parametrize("path", [*EVERY, "/api/nothing", "/api/runs/run/events"])
+def test_every_answer_has_the_policy(run: Path, path: str) -> None:
+    async def work(client: Client, guard: Guard) -> Any:
+        async with client.get(path) as got:
+            return got.headers  # an endless stream is not read
+
+    headers = visited(work, run)
+    policy = headers["Content-Security-Policy"]
+    for rule in (
+        "default-src 'none'", "script-src 'self'", "img-src 'self'", "connect-src 'self'", "frame-ancestors 'none'",
+        "base-uri 'none'", "form-action 'none'",
+    ):  # fmt: skip
+        assert rule in policy
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Frame-Options"] == "DENY"
