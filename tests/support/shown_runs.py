@@ -12,6 +12,7 @@ from typing import Any
 
 from rlenv.messages import Image, MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.runs.folder import KeptRun, RunInfo
+from rlenv.runs.lock import Lock
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
 
@@ -54,7 +55,7 @@ def picture(width: int = 240, height: int = 120) -> Image:
 
 def _call(name: str, text: str, seconds: float, outcome: Any = "ok", **more: Any) -> ToolResult:
     reason, whose = ("timeout", "tool") if outcome == "timeout" else ("", "")
-    return ToolResult(name, text, outcome, seconds=seconds, reason=reason, whose=whose, **more)  # type: ignore[arg-type]
+    return ToolResult(name, text, outcome, seconds=seconds, reason=reason, whose=whose, **more)
 
 
 def _turn(index: int, thinking: str, content: str, calls: Sequence[Any], results: Sequence[ToolResult]) -> Turn:
@@ -74,14 +75,22 @@ def episode(task: int, sample: int, step: int) -> Trajectory:
     luck = (task * 31 + sample * 17 + step * 7) % 100
     is_right, answer = luck < 25 + 3 * step, 1000 + 13 * task
     said = answer if is_right else answer + 1 + sample
-    found = _call("search", f"{city} had {answer} bridges in {year}, by the census.\n\n[2] See also: harbours.", 0.31)
-    slow = _call("chart", "the bars of the census", 1.2 + 0.1 * sample, images=(picture(),))
-    late = _call("search", "the search took longer than 2 s", 2.0, "timeout")
-    sums = _call("calculator", str(answer), 0.004)
+    found = _call(
+        "search", f"{city} had {answer} bridges in {year}, by the census.\n\n[2] See also: harbours.", 0.31, started=0.5
+    )
+    slow = _call("chart", "the bars of the census", 1.2 + 0.1 * sample, images=(picture(),), started=0.5, waited=0.4)
+    late = _call("search", "the search took longer than 2 s", 2.0, "timeout", started=2.6)
+    sums = _call("calculator", str(answer), 0.004, started=5.1)
     search = ToolCall("search", {"query": f"bridges of {city} {year}", "k": 3})
     chart = ToolCall("chart", {"page": 2, "title": f"Bridges of {city}"})
     turns = [
-        _turn(0, f"I need the census.\nThe year is {year}.\nA chart may help.", "I look it up.", (search, chart), (found, slow))
+        _turn(
+            0,
+            f"I need the census.\nThe year is {year}.\nA chart may help.",
+            "I look it up.",
+            (search, chart),
+            (found, slow),
+        )
     ]
     if sample % 2:
         again = ToolCall("search", {"query": f"{city} bridges after {year}"})
@@ -161,7 +170,14 @@ def facts_of(trajectory: Trajectory, step: int, sample: int) -> Facts:
 def kept(folder: Path, *, steps: int = 12, tasks: int = 4, shift: int = 0, policy: str = "qwen-4b") -> KeptRun:
     """A run with four samples of each task a step; it is still running, and whoever asked for it closes it."""
     info = RunInfo("train", ("rlenv", "train"), "specs/bridges.yaml", "bridges-v1", policy, facts={"lr": 1e-6, "k": 4})
-    run = KeptRun(folder, info, lock="3f2a9c0b17de" if not shift else "b1702de93f2a")
+    lock = Lock(
+        rlenv={"version": "0.1.0"},
+        spec={"id": "bridges-v1", "digest": "5d41402abc4b" if not shift else "7d793037a076"},
+        rewards={"correct": {"kind": "rule", "weight": 1.0}, "clear": {"kind": "judge", "model": "judge-small"}},
+        policy={"model": policy, "temperature": 1.0},
+        packages={"rlenv": "0.1.0", "aiohttp": "3.14.5"},
+    )
+    run = KeptRun(folder, info, lock=lock)
     for step in range(steps):
         for task in range(tasks):
             append_group(run, task + (step % 2) * tasks, step, shift)

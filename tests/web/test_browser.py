@@ -90,6 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     specs = Path(__file__).parents[2] / "specs"
     for name in ("arithmetic.yaml", "arithmetic_tools.py"):
         shutil.copy(specs / name, folder / name)
+    shutil.copytree(specs / "data" / "arithmetic", folder / "data" / "arithmetic")
     return folder
 
 
@@ -262,8 +263,6 @@ def test_a_live_list_does_not_jump_and_keeps_the_focus(browser: Any, tmp_path: P
 
 
 def test_a_spec_is_edited_into_a_fault_and_out_of_it(watched: Watched) -> None:
-    if not watched.page.evaluate("fetch('/api/specs').then(r => r.ok)"):
-        pytest.skip("this server has no workbench")
     page = watched.go("/w", ".cm-content")
     page.wait_for_selector(".faults-state >> text=no fault", timeout=WAIT_MS)
     page.click(".cm-content")
@@ -275,6 +274,31 @@ def test_a_spec_is_edited_into_a_fault_and_out_of_it(watched: Watched) -> None:
     for _ in range(3):
         page.keyboard.press("Control+z")
     page.wait_for_selector(".faults-state >> text=no fault", timeout=WAIT_MS)
+
+
+def test_an_episode_of_the_spec_is_played_by_the_oracle_and_by_hand(watched: Watched) -> None:
+    page = watched.go("/w", ".cm-content")
+    page.click("#tab-play")
+    page.select_option(".play select", "oracle")
+    page.click("role=button[name=Start]")
+    page.click("role=button[name=Step]")
+    page.wait_for_selector(".play .turn .call", timeout=WAIT_MS)
+    page.click("role=button[name=Step]")
+    page.wait_for_selector(".play .ending >> text=success", timeout=WAIT_MS)
+    page.select_option(".play select", "you")
+    page.click("role=button[name='Start again']")
+    page.fill(".say textarea", "<answer>1</answer>")
+    page.click("role=button[name=Step]")
+    page.wait_for_selector(".play .ending >> text=no success", timeout=WAIT_MS)
+
+
+def test_a_run_is_started_and_its_log_read(watched: Watched) -> None:
+    page = watched.go("/w", ".cm-content")
+    page.click("#tab-checks")
+    page.click("role=button[name=Validate]")
+    page.wait_for_selector(".log .outcome >> text=ended", timeout=60_000)
+    watched.go("/jobs", "table.jobs .outcome")
+    assert "validate" in text(page, "table.jobs")
 
 
 # By keyboard alone
@@ -345,12 +369,14 @@ def test_no_page_breaks_a_rule_of_access_or_is_wider_than_the_window(
     episode = f"/r/a/e/{id}"
     paths = ["/", "/r/a", f"/r/a/episodes?id={id}", episode, *(f"{episode}?tab={tab}" for tab in ("tokens", "reward"))]
     paths += [f"{episode}?tab=timing", "/r/a/g/0/g1", "/r/a/tools", "/r/a/rewards", "/r/a/files", "/compare?a=a&b=b"]
-    paths += ["/w", "/jobs"] if watched.page.evaluate("fetch('/api/specs').then(r => r.ok)") else []
+    paths += ["/w", "/jobs"]
     broken = []
     for path in paths:
         page = watched.go(path)
         page.wait_for_load_state("networkidle" if path in ("/", "/w", "/jobs") else "load")
-        page.wait_for_selector(":is(.panel, .grid, .card, table, .stack, .editor, .empty) >> visible=true", timeout=WAIT_MS)
+        page.wait_for_selector(
+            ":is(.panel, .grid, .card, table, .stack, .editor, .empty) >> visible=true", timeout=WAIT_MS
+        )
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         if wide > 0:
             broken.append(f"{path}: {wide} pixels too wide")
@@ -373,7 +399,10 @@ def test_hostile_texts_change_nothing(watched: Watched) -> None:
             page.click(f"#tab-{tab}")
             page.wait_for_selector(f"#tab-{tab}[aria-selected=true]")
         assert page.evaluate("document.title").endswith("rlenv")
-        assert page.evaluate("document.querySelectorAll('#app script, #app style, #app [onerror], #app [onload]').length") == 0
+        assert (
+            page.evaluate("document.querySelectorAll('#app script, #app style, #app [onerror], #app [onload]').length")
+            == 0
+        )
         assert page.evaluate("getComputedStyle(document.querySelector('main')).display") != "none"
     page = watched.go("/r/hostile/episodes?sort=id", ".hidden-char")
     assert "RLO" in page.locator(".hidden-char").all_inner_texts()

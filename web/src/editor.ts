@@ -26,9 +26,12 @@ const colours = HighlightStyle.define([
   { tag: [tags.number, tags.bool, tags.null, tags.keyword], color: "var(--number)" }, { tag: tags.comment, color: "var(--dim)", fontStyle: "italic" }, { tag: [tags.labelName, tags.typeName, tags.meta], color: "var(--warn)" },
 ]);
 const theme = EditorView.theme({
-  "&": { height: "100%", fontSize: "13px", backgroundColor: "var(--bg)", color: "var(--fg)" }, "&.cm-focused": { outline: "2px solid var(--focus)", outlineOffset: "-2px" },
+  "&": { height: "100%", fontSize: "13px", backgroundColor: "var(--bg)", color: "var(--fg)" }, "&.cm-focused": { outline: "none" },
   ".cm-scroller": { fontFamily: "var(--mono)", lineHeight: "1.55" }, ".cm-gutters": { backgroundColor: "var(--bg)", color: "var(--dim)", border: "none" }, ".cm-content": { caretColor: "var(--fg)" }, ".cm-cursor": { borderLeftColor: "var(--fg)" },
   ".cm-activeLine, .cm-activeLineGutter": { backgroundColor: "var(--panel)" }, ".cm-selectionBackground, &.cm-focused .cm-selectionBackground": { backgroundColor: "var(--selected) !important" },
+  // Instead of the library's own pictures, which are data addresses that the policy forbids.
+  ".cm-lintRange.cm-lintRange-error": { backgroundImage: "none", textDecoration: "underline wavy var(--bad) 1px", textUnderlineOffset: "3px" },
+  ".cm-lint-marker.cm-lint-marker-error": { content: "normal", width: "10px", height: "10px", margin: "5px 2px 0", backgroundColor: "var(--bad)", clipPath: "polygon(50% 5%, 100% 95%, 0 95%)" },
   ".cm-tooltip": { backgroundColor: "var(--raised)", color: "var(--fg)", border: "1px solid var(--line)", borderRadius: "6px", boxShadow: "var(--shadow)", maxWidth: "32rem" }, ".cm-tooltip-autocomplete ul li[aria-selected]": { backgroundColor: "var(--selected)", color: "var(--fg)" },
   ".cm-completionDetail": { color: "var(--dim)", fontStyle: "normal" }, ".cm-diagnostic": { whiteSpace: "pre-wrap", padding: "4px 8px" }, ".cm-help": { padding: "6px 10px", whiteSpace: "pre-wrap", fontSize: "12.5px" },
 });
