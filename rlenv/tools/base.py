@@ -88,8 +88,8 @@ class Tool:
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
     forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
-    such a call is not taken again to restore what an episode left. The compiler sets `example` and `policy` from the
-    entry.
+    such a call is not taken again to restore what an episode left, and a replay answers it from its tape. The compiler
+    sets `kind`, `example` and `policy` from the entry.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Tool:
     depends_on: DependsOn = "episode"
     identity: str = ""
     reaches_out: bool = False
+    kind: str = ""
     example: Mapping[str, Any] | None = None
     policy: CallPolicy | None = None
 
