@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         if player is not None:
             stack.enter_context(offline())
             stack.enter_context(entered(Lane(player, "")))
-        environment = environment_of(before, spec=args.spec or _spec_of(args.file), set=overrides(args.set))
+        spec, own = (args.spec, {}) if args.spec else _spec_of(args.file)
+        environment = environment_of(before, spec=spec, set={**own, **overrides(args.set)})
         _check_live(args.live, environment)
 
         async def main() -> list[Replayed]:
@@ -96,10 +97,12 @@ def _player(args: argparse.Namespace) -> Player | None:
     return None
 
 
-def _spec_of(run: str) -> str | None:
-    """The spec that a run's folder names, where it is still there."""
+def _spec_of(run: str) -> tuple[str | None, dict[str, str]]:
+    """The spec that a run's folder names, where it is still there, and what was set over it."""
     info = read_info(run)
-    return info.spec if info is not None and info.spec and Path(info.spec).is_file() else None
+    if info is None or not info.spec or not Path(info.spec).is_file():
+        return None, {}
+    return info.spec, dict(info.facts.get("set", {}))
 
 
 def _check_live(names: list[str], environment: Environment) -> None:

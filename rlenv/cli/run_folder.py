@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from rlenv.cli.options import overrides
 from rlenv.episodes.environment import Environment
 from rlenv.runs.folder import KeptRun, RunInfo
 
@@ -34,6 +35,6 @@ def kept_run(args: argparse.Namespace, environment: Environment, **facts: Any) -
         spec=str(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
-        facts=facts,
+        facts={**facts, "set": overrides(getattr(args, "set", []))},
     )
     return KeptRun(args.out, info, resume=getattr(args, "resume", False), overwrite=args.overwrite)

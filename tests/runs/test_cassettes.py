@@ -124,6 +124,19 @@ def test_an_http_spec_replays_with_its_server_gone(http_run: Path, capsys: pytes
     assert (failed.outcome, failed.reason) == ("failed", "server_error")
 
 
+def test_the_spec_is_the_one_that_was_recorded_with_what_was_set_over_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering() as address:
+        path = spec(tmp_path, HTTP.replace("URL", GONE))
+        set = ["--set", f"vars.server={address}", "--set", "prompt.user=Say {{ task.question }}"]
+        assert run(capsys, "eval", path, *set, "--record", "-o", str(tmp_path / "run"))[0] == 0
+    same(capsys, tmp_path / "run", episodes=2)
+    code, found = run(capsys, "replay", str(tmp_path / "run"), "--spec", path)
+    assert code == 1
+    assert "prompt: " in found["different"][0]["differences"][0]
+
+
 def test_a_replay_connects_to_nobody_and_starts_nothing(tmp_path: Path) -> None:
     with answering() as address:  # it is there all the time
         path = spec(tmp_path, HTTP.replace("URL", address))
@@ -189,6 +202,21 @@ def test_another_policy_is_answered_from_the_tape(
     message = recorded(tmp_path / "c")[0].failure
     assert message is not None
     assert "$.arguments.what: 'one' before, 'three' now" in message.message
+
+
+def test_a_policy_that_is_a_server_is_asked_while_its_tools_are_not(
+    http_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(body: Mapping[str, Any]) -> Message:
+        if body["messages"][-1]["role"] == "tool":
+            return Message("assistant", "<answer>1</answer>")
+        return Message("assistant", "", (ToolCall("ask", {"what": "one"}, "call-0"),))
+
+    with served(FakeEndpoint(act)) as server:
+        policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
+        code, found = run(capsys, "eval", str(tmp_path / "env.yaml"), *policy, "--tape", str(http_run))
+        assert (code, found["success_rate"]) == (0, 0.5)
+        assert len(server.requests) == 4
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
