@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
+import time
 
 from rich.markup import escape
 from rich.panel import Panel
 
+from rlenv.cli.cassettes import Tapes, add_record
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy
+from rlenv.cli.run_folder import add_overwrite, kept_run
+from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message, Sampled
+from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -28,17 +34,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split")
     parser.add_argument("--task", type=int, default=0, metavar="I", help="the row's index, from 0")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there")
+    add_overwrite(parser)
+    add_record(parser)
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
     check_options(args)
-    environment = load(args.spec, set=overrides(args.set))
-    return asyncio.run(_play(args, environment, Console()))
+    tapes = Tapes(args)
+    with entered(tapes.compiling):
+        environment = load(args.spec, set=overrides(args.set))
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(kept_run(args, environment)) if args.out else None
+        stack.enter_context(tapes.running(out))
+        with entered(tapes.lane(0) if tapes.lane is not None else None):
+            trajectory = asyncio.run(_play(args, environment, Console()))
+            if out is not None:
+                started = time.time() - trajectory.seconds
+                tapes.ended(out.append(trajectory, Facts(started=started)))
+    return 0
 
 
-async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> int:
+async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> Trajectory:
     policy = None if args.policy == "you" else make_policy(args, environment)
     async with environment, environment.start(task=args.task, split=args.split, seed=args.seed) as episode:
         prompt = environment.prompt_text(episode.messages)
@@ -50,7 +69,9 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
         else:
             console.print("[dim]Write an action and end it with an empty line; Ctrl-D leaves.[/dim]")
         while not episode.is_ended:
-            action = await session.act(messages) if session is not None else _read(console)
+            lane = here()
+            with entered(lane and lane.at(f"policy turn {len(episode.turns)}")):
+                action = await session.act(messages) if session is not None else _read(console)
             if action is None:
                 await episode.truncate("left")
                 break
@@ -68,7 +89,7 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
         _report(console, episode.trajectory)
     if policy is not None:
         await policy.aclose()
-    return 0
+    return episode.trajectory
 
 
 def _read(console: Console) -> str | None:

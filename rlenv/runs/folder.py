@@ -76,7 +76,12 @@ class RunInfo:
 
     @property
     def from_steps(self) -> dict[int, int]:
-        """By attempt, the step that it went on from."""
+        """By attempt, the step that it went on from: what earlier ones did behind it is done again.
+
+        Of training alone: an evaluation that goes on plays what is missing, and nothing again.
+        """
+        if self.kind != "train":
+            return {}
         return {attempt.number: attempt.from_step for attempt in self.attempts}
 
 
