@@ -15,7 +15,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: attack attack-as-user bench check clean contract core coverage demo dist docs fuzz real servers setup test test-data \
-  test-real test-verl test-vllm vllm
+  test-browser test-real test-verl test-vllm vllm web
 
 setup: $(READY)
 
@@ -134,6 +134,16 @@ test-vllm: $(VLLM_READY)
 # lacks is skipped by name.
 RLENV_DATA ?=
 export RLENV_DATA
+
+# The viewer in Debian's Chromium, or another one that is called chromium: `apt-get install chromium`.
+test-browser: $(READY)
+	$(BIN)/python -m pytest -m browser tests/web $(PYTEST)
+
+# The front end of the viewer, from web/ to rlenv/web/dist, which is committed: users need no Node. It has to be as it was
+# built last, letter by letter.
+web:
+	cd web && npm ci --ignore-scripts --no-audit --no-fund --silent && npm run --silent types && npm run --silent build
+	git diff --exit-code --stat -- rlenv/web/dist
 
 test-data: $(READY)
 	@test -n "$(RLENV_DATA)" || { echo "name the folder of the data: make test-data RLENV_DATA=FOLDER"; exit 1; }

@@ -38,7 +38,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the suites of other make targets out unless -m names them; of the rest, the long first."""
-    for mark in {"shared_data", "verl_runs", "vllm"} - _marks(config):
+    for mark in {"browser", "shared_data", "verl_runs", "vllm"} - _marks(config):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
         items[:] = [item for item in items if not item.get_closest_marker(mark)]
     # The other worker does the rest meanwhile.

@@ -62,7 +62,8 @@ class RunReader:
     """The rows and bodies of a run's folder. Each `refresh` reads only what is new; nothing is ever written.
 
     Between two refreshes it answers from one state. Rows of an older attempt beyond the step at which a later one went
-    on do not count: `from_steps` says where each attempt began.
+    on do not count, nor its validation of that step where the later one has made it again: `from_steps` says where each
+    attempt began.
 
     Raises:
         UsageError: the folder is not there.
@@ -84,6 +85,7 @@ class RunReader:
         self._late_parts: dict[str, pa.Table] = {}
         self._late_open: dict[str, _Open] = {}
         self._table: pa.Table | None = None
+        self._again: tuple[int, set[int]] | None = None
         self._endings: tuple[int, dict[str, str]] | None = None
         self._terms: tuple[int, dict[str, list[dict[str, Any]]]] | None = None
         self.refresh()
@@ -175,10 +177,31 @@ class RunReader:
         import pyarrow.compute as pc
 
         for attempt, step in self.from_steps.items():
-            if attempt:
-                gone = pc.and_(pc.less(table["attempt"], attempt), pc.greater(table["step"], step))
-                table = table.filter(pc.invert(gone))
+            if not attempt:
+                continue
+            gone = pc.greater(table["step"], step)
+            if attempt in self._validated_again():
+                held_out = pc.and_(pc.equal(table["step"], step), pc.not_equal(table["mode"], "train"))
+                gone = pc.or_(gone, held_out)
+            table = table.filter(pc.invert(pc.and_(pc.less(table["attempt"], attempt), gone)))
         return table
+
+    def _validated_again(self) -> set[int]:
+        """The attempts that began with the validation of the step that they go on from."""
+        if self._again is None or self._again[0] != self.version:
+            columns = ["attempt", "step", "mode"]
+            seen = {(row["attempt"], row["step"], row["mode"]) for one in self._open.values() for row in one.rows}
+            for table in self._parts.values():
+                kinds = table.group_by(columns, use_threads=False).aggregate([])
+                seen |= {(row["attempt"], row["step"], row["mode"]) for row in kinds.to_pylist()}
+            held_out = [(attempt, step) for attempt, step, mode in seen if mode != "train"]
+            again = {
+                number
+                for number, begun in self.from_steps.items()
+                if any(attempt >= number and step == begun for attempt, step in held_out)
+            }
+            self._again = (self.version, again)
+        return self._again[1]
 
     def _completed(self, table: pa.Table) -> pa.Table:
         """The table with the late facts of each row."""
@@ -194,10 +217,14 @@ class RunReader:
                     table = table.append_column(name, pa.nulls(len(table), kind))
             return table
         at = pc.index_in(table["id"], value_set=late["id"].combine_chunks())
+        at = at.combine_chunks() if hasattr(at, "combine_chunks") else at
+        has_ended = pc.is_valid(late["ending"].combine_chunks().take(at))
         for name in flat:
-            found = late[name].combine_chunks().take(at.combine_chunks() if hasattr(at, "combine_chunks") else at)
+            found = late[name].combine_chunks().take(at)
             if name in table.column_names:
                 whole = pc.coalesce(found, table[name])
+                if name in ("reward", "success"):  # an ending without one says that there is none
+                    whole = pc.if_else(has_ended, found, whole)
                 table = table.set_column(table.column_names.index(name), name, whole)
             else:
                 table = table.append_column(name, found)
@@ -286,8 +313,11 @@ class RunReader:
 
     def counts(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is of an attempt that was not gone on from before it."""
-        later = (step for attempt, step in self.from_steps.items() if attempt > row["attempt"])
-        return all(row["step"] <= step for step in later)
+        later = [(attempt, step) for attempt, step in self.from_steps.items() if attempt > row["attempt"]]
+        if any(row["step"] > step for _, step in later):
+            return False
+        is_begun = [attempt for attempt, step in later if row["step"] == step and row["mode"] != "train"]
+        return not is_begun or self._validated_again().isdisjoint(is_begun)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows as they were written, with `terms` and `calls`, in the order of their segments."""

@@ -100,12 +100,16 @@ LATE: Final[Mapping[str, str]] = {
     "staleness": "int32",
     "reward": "float64",
     "success": "bool",
+    "reason": "string",
+    "failure": "string",
+    "failure_message": "string",
     "ending": "string",
 }
 """What is known of an episode later, by its id: `fate` is `trained`, `masked` or `filtered`, and `why` says more.
 
 A null column says nothing; of two entries the later one counts, column by column. `ending` is JSON of what an episode
-has ended as where its reward became known later, as that of a group does; see `ending_of`."""
+has ended as where its reward became known later, as that of a group does; see `ending_of`. Beside one, `reward` and
+`success` say something where they are null too: there is none any more."""
 
 ENDING: Final = ("terminated", "truncated", "reason", "reward", "success", "failure")
 """The fields of a trajectory that its reward decides."""
@@ -230,9 +234,13 @@ def late_of(id: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 def ending_of(trajectory: Trajectory) -> dict[str, Any]:
     """The facts of an episode whose reward became known after it was kept; for `RunWriter.late`."""
     ending = {name: getattr(trajectory, name) for name in ENDING}
+    failure = trajectory.failure
     return {
         "reward": trajectory.reward.total,
         "success": trajectory.success,
+        "reason": trajectory.reason,
+        "failure": failure.reason if failure else "",
+        "failure_message": _short(failure.message, _MESSAGE) if failure else "",
         "ending": json.dumps(plain(ending), separators=(",", ":")),
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
     }

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from aiohttp import web
 
+from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
 from rlenv.runs import reward_figures
 from rlenv.runs.facets import facets
@@ -16,7 +17,7 @@ from rlenv.runs.journal import loads
 from rlenv.runs.paired import compared
 from rlenv.runs.tool_figures import tools
 from rlenv.web.answers import SHELF, answered, reading
-from rlenv.web.files import lock_of
+from rlenv.web.files import current_lock
 from rlenv.web.shelf import OpenRun
 
 __all__ = ["add_routes"]
@@ -129,28 +130,23 @@ async def _compare(request: web.Request) -> web.Response:
         one, other = shelf.open(a), shelf.open(b)
         first, second = sorted((one, other), key=lambda run: run.key)
         with first.lock, second.lock:  # in one order, whoever asks
-            lock = _differences(lock_of(one), lock_of(other))
+            lock = _differences(one, other)
             return {"lock": lock, **compared(one.rows(), other.rows())}
 
     return await answered(both)
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where two locks differ: section, dotted key, and both values (null where there is none)."""
-    one, other = dict(_leaves(a)), dict(_leaves(b))
-    found = []
-    for place in sorted(one.keys() | other.keys()):
-        if one.get(place) != other.get(place):
-            section, key = place
-            found.append({"section": section, "key": key, "a": one.get(place), "b": other.get(place)})
-    return found
+def _differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
+    """Where what made two runs differs; one entry that says why where that cannot be read."""
+    hashes = {"a": current_lock(a), "b": current_lock(b)}
+    if hashes["a"] == hashes["b"]:
+        return []
+    from rlenv.runs.lock import FOLDER, diff, read_lock  # the half of rlenv that plays episodes
 
-
-def _leaves(value: Any, section: str = "", key: str = "") -> list[tuple[tuple[str, str], Any]]:
-    if not isinstance(value, Mapping):
-        return [((section, key), value)]
-    found = []
-    for name, item in value.items():
-        below = (name, "") if not section else (section, f"{key}.{name}" if key else name)
-        found += _leaves(item, *below)
-    return found
+    try:
+        locks = [
+            read_lock(run.folder / FOLDER / f"{name}.json") for run, name in zip((a, b), hashes.values(), strict=True)
+        ]
+    except UsageError as error:
+        return [{"section": "lock", "key": str(error), **hashes}]
+    return [plain(entry) for entry in diff(*locks)]

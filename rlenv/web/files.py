@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from rlenv.runs.journal import loads
 from rlenv.web.answers import reading
 from rlenv.web.shelf import OpenRun
 
-__all__ = ["add_routes", "lock_of", "locks_of"]
+__all__ = ["add_routes", "current_lock"]
 
 _PARTS: Final = frozenset(("journal", "episodes", "bodies", "late", "blobs", "tape"))
 _DEPTH: Final = 3
@@ -78,12 +77,12 @@ def _listed(run: OpenRun) -> dict[str, int]:
 
 async def _lock(request: web.Request) -> web.Response:
     def locks(run: OpenRun) -> dict[str, Any]:
-        return {"locks": locks_of(run), "current": _current(run)}
+        return {"locks": _locks(run), "current": current_lock(run)}
 
     return await reading(request, locks)
 
 
-def locks_of(run: OpenRun) -> dict[str, Any]:
+def _locks(run: OpenRun) -> dict[str, Any]:
     """What a run was made of, by the hashes that its rows name."""
     found: dict[str, Any] = {}
     folder = run.folder / "locks"
@@ -97,13 +96,8 @@ def locks_of(run: OpenRun) -> dict[str, Any]:
     return found
 
 
-def lock_of(run: OpenRun) -> Mapping[str, Any]:
-    """The lock that a run's last attempt was made with, {} where it has none."""
-    lock = locks_of(run).get(_current(run))
-    return lock if isinstance(lock, Mapping) else {}
-
-
-def _current(run: OpenRun) -> str:
+def current_lock(run: OpenRun) -> str:
+    """The hash of what a run's last attempt was made with, "" where it is not known."""
     attempts = run.info.attempts if run.info else ()
     if attempts and attempts[-1].lock:
         return attempts[-1].lock

@@ -58,7 +58,7 @@ def test_time_between_tries_is_waiting() -> None:
 def test_calls_stand_in_seconds_from_the_episodes_start() -> None:
     runner = Executor({"t": fake_tool("t", lambda _arguments: "done")}, calls=CallsSpec())
     begun = -1000.0
-    calls = [ToolCall("t", {}), MalformedCall("?", "no call"), ToolCall("nothing", {})]
+    calls: list[ToolCall | MalformedCall] = [ToolCall("t", {}), MalformedCall("?", "no call"), ToolCall("nothing", {})]
     ran, malformed, unknown = asyncio.run(runner.run(calls, replace(context(), begun=begun)))
     assert ran.started is not None
     assert ran.started >= 1000

@@ -16,7 +16,7 @@ from tests.support.kept import episode
 
 
 def kept(path: Path, *rewards: float) -> Path:
-    with KeptRun(path, RunInfo("eval", environment="toy-v0", policy="oracle"), lock="abc") as run:
+    with KeptRun(path, RunInfo("eval", environment="toy-v0", policy="oracle")) as run:
         for number, reward in enumerate(rewards):
             run.append(episode(number, reward=reward), Facts())
     return path
@@ -33,7 +33,6 @@ def test_runs_are_found_below_a_folder_and_told(tmp_path: Path, capsys: pytest.C
         ("b", 1, 1.0),
     ]
     assert found[0]["state"] == "ended"
-    assert found[0]["lock"] == "abc"
     assert main(["runs", "list", str(tmp_path)]) == 0
     assert "oracle" in capsys.readouterr().out
     assert main(["runs", "list", str(tmp_path / "nothing")]) == 1

@@ -65,7 +65,7 @@ def test_what_a_terminal_obeys_is_shown_as_escapes(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["empty"], "there is no run below"),
+        (["empty", "--read-only"], "there is no run below"),
         (["run", "run", "--text"], "one run at a time"),
         (["run", "--web", "--full"], "are the terminal's"),
         (["run", "--port", "70000"], "--port is 0 to 65535"),

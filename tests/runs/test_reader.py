@@ -11,7 +11,7 @@ from rlenv.errors import UsageError
 from rlenv.runs.folder import Attempt, RunInfo, open_run, write_info
 from rlenv.runs.pack import pack
 from rlenv.runs.reader import RunReader
-from rlenv.runs.schema import Facts, ending_of
+from rlenv.runs.schema import Facts, Mode, ending_of
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import RewardBreakdown
 from tests.support.kept import episode, keep
@@ -101,6 +101,34 @@ def test_what_an_episode_has_ended_as_may_be_known_later(tmp_path: Path) -> None
         assert reader.table["reward"].to_pylist() == [0.25]
         assert reader.table["success"].to_pylist() == [False]
         writer.close()
+
+
+def test_a_reward_that_became_invalid_later_is_none(tmp_path: Path) -> None:
+    (id,) = keep(tmp_path, 1)
+    writer = RunWriter(tmp_path)
+    failed = episode().rescored(RewardBreakdown(None, {}), None)
+    writer.late(id, ending_of(failed))
+    writer.late(id, {"fate": "masked"})
+    reader = RunReader(tmp_path)
+    (row,) = reader.table.to_pylist()
+    assert (row["reward"], row["success"], row["reason"], row["fate"]) == (None, None, "reward", "masked")
+    assert (row["failure"], reader.body(id).trajectory()) == ("reward", failed)
+    assert row["failure_message"]
+    writer.close()
+
+
+def test_a_validation_that_an_attempt_makes_again_counts_once(tmp_path: Path) -> None:
+    modes: tuple[Mode, ...] = ("greedy", "train")
+    for mode in modes:
+        keep(tmp_path, 2, attempt=1, facts=Facts(step=3, mode=mode))
+    reader = RunReader(tmp_path, from_steps={1: 0, 2: 3})
+    assert len(reader.table) == 4
+    again = keep(tmp_path, 1, attempt=2, facts=Facts(step=3, mode="greedy"))
+    reader.refresh()
+    found = reader.table.to_pylist()
+    assert [row["id"] for row in found if row["mode"] == "greedy"] == again
+    assert len(found) == 3
+    assert sorted(row["id"] for row in reader.rows() if reader.counts(row)) == sorted(row["id"] for row in found)
 
 
 @pytest.mark.parametrize("id", ["nothing", "nothing-0", "{segment}-9", "", "../../x-0"])

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.messages import Message, Observation, ParsedAction, ToolCall, ToolResult
+from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
 
-__all__ = ["TOKENS", "episode", "keep"]
+__all__ = ["TOKENS", "episode", "held_out", "keep"]
 
 TOKENS = Tokens([1, 2, 3], [4, 5, 6, 7], [1, 0, 1, 1], [-0.5, 0.0, -0.25, -1.0], [(0, 1), (2, 4)])
 
@@ -48,3 +49,13 @@ def keep(run: Path, count: int, *, first: int = 0, facts: Facts | None = None, *
     ids = [writer.append(episode(number), facts or Facts(tokens=(TOKENS,))) for number in range(first, first + count)]
     writer.close()
     return ids
+
+
+def held_out(run: Path, *, step: int | None = None, mode: str | None = None) -> list[Trajectory]:
+    """The validation episodes of a training run that count; those of a step and of a mode where these are given."""
+    reader = open_run(run)
+    return [
+        reader.body(row["id"]).trajectory()
+        for row in reader.table.to_pylist()
+        if row["mode"] != "train" and step in (None, row["step"]) and mode in (None, row["mode"])
+    ]

@@ -118,15 +118,14 @@ def played(
     shown = Observation(tuple(Message("tool", one.text, images=one.images) for one in results), "", results)
     parsed = ParsedAction("", "", tuple(ToolCall(one.name, {"query": "capital"}) for one in results))
     turns = (Turn(0, "call", parsed, results, shown), Turn(1, action, ParsedAction(action)))
-    messages = [Message("system", "Use the tools."), Message("user", question), Message("assistant", "call")]
-    messages += [*shown.messages, Message("assistant", action)]
+    messages = (Message("system", "Use the tools."), Message("user", question))
     term = (
         TermResult.invalid("correct", error="the judge is down", weight=1.0)
         if reward is None
         else TermResult.valid("correct", value=reward, weight=1.0, evidence=evidence, details=details or {})
     )
     whole = Trajectory(
-        "toy", split, task, seed, {"question": question}, tuple(messages), turns, "Paris", True, False, "answer",
+        "toy", split, task, seed, {"question": question}, messages, turns, "Paris", True, False, "answer",
         RewardBreakdown(reward, {"correct": term}, (0.0, reward or 0.0)), success, None, 0.5,
     )  # fmt: skip
     if reward is None:

@@ -75,14 +75,22 @@ def episode(task: int, sample: int, step: int) -> Trajectory:
     luck = (task * 31 + sample * 17 + step * 7) % 100
     is_right, answer = luck < 25 + 3 * step, 1000 + 13 * task
     said = answer if is_right else answer + 1 + sample
-    found = _call("search", f"{city} had {answer} bridges in {year}, by the census.\n\n[2] See also: harbours.", 0.31, started=0.5)
+    found = _call(
+        "search", f"{city} had {answer} bridges in {year}, by the census.\n\n[2] See also: harbours.", 0.31, started=0.5
+    )
     slow = _call("chart", "the bars of the census", 1.2 + 0.1 * sample, images=(picture(),), started=0.5, waited=0.4)
     late = _call("search", "the search took longer than 2 s", 2.0, "timeout", started=2.6)
     sums = _call("calculator", str(answer), 0.004, started=5.1)
     search = ToolCall("search", {"query": f"bridges of {city} {year}", "k": 3})
     chart = ToolCall("chart", {"page": 2, "title": f"Bridges of {city}"})
     turns = [
-        _turn(0, f"I need the census.\nThe year is {year}.\nA chart may help.", "I look it up.", (search, chart), (found, slow))
+        _turn(
+            0,
+            f"I need the census.\nThe year is {year}.\nA chart may help.",
+            "I look it up.",
+            (search, chart),
+            (found, slow),
+        )
     ]
     if sample % 2:
         again = ToolCall("search", {"query": f"{city} bridges after {year}"})

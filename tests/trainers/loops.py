@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from rlenv.runs.folder import open_run
+from rlenv.trajectory import Trajectory
 from tests.trainers.conftest import quiet
 
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "6*7"}}\n</tool_call>'
@@ -123,3 +126,9 @@ def check_alignment(output: Any) -> None:
     """The laws of an output's lists."""
     assert len(output.response_ids) == len(output.response_mask) == len(output.response_logprobs) >= 1
     assert all(math.isfinite(value) for value in output.response_logprobs)
+
+
+def kept(folder: Path) -> list[tuple[dict[str, Any], Trajectory]]:
+    """The episodes that loops have kept in a folder: row, with what came later, and record."""
+    reader = open_run(folder)
+    return [(row, reader.body(row["id"]).trajectory()) for row in reader.table.to_pylist()]

@@ -17,10 +17,10 @@ import pytest
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message
-from rlenv.runs import files as record
 from rlenv.tokens.said import said_of
 from rlenv.trajectory import Trajectory, Turn
 from rlenv_verl.estimators.episode_rows import RowLabel
+from tests.support.kept import held_out
 from tests.verl_runs.driving import ROOT, SMALL, lines, make_policy, train
 from tests.verl_runs.qwen3 import make_qwen3_policy
 
@@ -121,13 +121,12 @@ def seen_after(turn: Turn) -> Sequence[Message]:
     return turn.observation.messages if turn.observation is not None else ()
 
 
-def by_actions(folder: Path) -> dict[tuple[str, ...], Trajectory]:
+def by_actions(run: Path) -> dict[tuple[str, ...], Trajectory]:
     """The recorded validation episodes by spec, task and what the policy said."""
     found: dict[tuple[str, ...], Trajectory] = {}
-    for path in sorted(folder.glob("step-*.jsonl")):
-        for trajectory in record.read(path):
-            spec = trajectory.environment.rpartition("-v")[0]
-            found[spec, str(trajectory.task_index), *(turn.action for turn in trajectory.turns)] = trajectory
+    for trajectory in held_out(run):
+        spec = trajectory.environment.rpartition("-v")[0]
+        found[spec, str(trajectory.task_index), *(turn.action for turn in trajectory.turns)] = trajectory
     return found
 
 
@@ -161,7 +160,7 @@ def test_a_dialogue_is_trained_as_it_was_sampled(tmp_path: Path, qwen3: Path, hi
     # Every validation episode is recorded, so the template can render all of it.
     tokenizer = transformers.AutoTokenizer.from_pretrained(qwen3)
     known = {environment.spec.name: environment for environment in map(load, (CUSTOMER, TEN))}
-    recorded = by_actions(out / "trajectories")
+    recorded = by_actions(out)
     compared = rewritten = identical = 0
     kwargs = {"enable_thinking": thinks}
     for episode in by_episode([row for row in rows if row["partition"] == "val"]).values():

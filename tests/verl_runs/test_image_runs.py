@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.runs import files as record
+from tests.support.kept import held_out
 from tests.support.vision import picture, save_model
 from tests.verl_runs.driving import lines, train
 
@@ -121,7 +121,7 @@ def test_a_policy_that_sees_is_trained_validated_and_taken_up_again(charts: Path
     assert [entry["step"] for entry in summary["held_out_success"]] == [0, 2]
     assert changed(charts / "model", Path(summary["trained"])) == {"sees": True, "writes": True}
     # What a prompt shows is counted with all its tokens: wider charts make longer prompts.
-    seen = list(record.read(out / "trajectories" / "step-00002-sampled.jsonl"))
+    seen = held_out(out, step=2, mode="sampled")
     assert len(seen) == 2
     assert all(len(one.messages[0].images) == 1 for one in seen)
 

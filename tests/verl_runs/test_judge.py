@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from rlenv.language.loader import load_spec
-from rlenv.runs import files as record
 from rlenv.testing.endpoint import FakeEndpoint
-from rlenv.trajectory import Trajectory
+from tests.support.kept import held_out
 from tests.verl_runs.driving import ROOT, SMALL, lines, train
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(900)]
@@ -66,10 +65,6 @@ def served() -> Iterator[FakeEndpoint]:
         thread.join(30)
 
 
-def trajectories(out: Path) -> list[Trajectory]:
-    return [found for path in sorted((out / "trajectories").glob("step-*.jsonl")) for found in record.read(path)]
-
-
 def test_a_run_asks_a_judge_on_another_server(tmp_path: Path, policy: Path) -> None:
     out = tmp_path / "run"
     with served() as server:
@@ -80,7 +75,7 @@ def test_a_run_asks_a_judge_on_another_server(tmp_path: Path, policy: Path) -> N
     assert len(server.requests) == 2 * 16 + 2 * 8
     # One worker plays the episodes, and the spec's limit is that of a process.
     assert server.most_at_once == AT_ONCE
-    found = trajectories(out)
+    found = held_out(out)
     assert len(found) == 16
     assert all(one.reward.terms["clarity"].value == 0.75 for one in found)
     assert all(one.reward.terms["clarity"].seconds >= JUDGE_S for one in found)
@@ -110,7 +105,7 @@ def test_a_run_asks_verls_own_reward_model(tmp_path: Path, policy: Path) -> None
     arguments = ["--model", str(policy), "--steps", "2", "-o", str(out), *SMALL, "trainer.test_freq=2"]
     arguments += [f"{key}={value}" for key, value in own.items()]
     assert train([str(spec), *arguments], tmp_path / "log") == 0, (out / "verl.log").read_text()[-3000:]
-    found = trajectories(out)
+    found = held_out(out)
     assert len(found) == 16
     for one in found:
         term = one.reward.terms["clarity"]

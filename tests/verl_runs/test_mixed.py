@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.runs import files as record
+from tests.support.kept import held_out
 from tests.verl_runs.driving import lines, make_policy, train
 
 pytestmark = [pytest.mark.verl_runs, pytest.mark.timeout(900)]
@@ -65,7 +65,7 @@ def test_three_specs_train_one_policy_by_their_weights(tmp_path: Path) -> None:
     assert [set(entry) - {"step"} for entry in summary["held_out_success"]] == [labels, labels]
     assert set(summary["held_out_terms"]["words/greedy"]) == {"right", "brief"}
     assert set(summary["held_out_terms"]["arithmetic/sampled"]) == {"correct", "format"}
-    episodes = list(record.read(out / "trajectories/step-00002-greedy.jsonl"))
+    episodes = held_out(out, step=2, mode="greedy")
     assert len(episodes) == 3 + 3 + 2
 
     # veRL's other loggers have rlenv's figures too.

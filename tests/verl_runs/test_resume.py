@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlenv.runs import files as record
 from tests.support.waiting import wait_until
 from tests.verl_runs.driving import SMALL, lines, make_policy, marked, started, train, trained
 
@@ -66,7 +65,7 @@ def test_a_killed_run_goes_on_and_trains_nothing_twice(tmp_path: Path, tiny_poli
     held_out = [[entry["step"] for entry in told["held_out_success"]] for told in (summary, undisturbed)]
     assert held_out[0] == held_out[1] == [0, 2, 4, 6, 7]
     for step in held_out[0]:
-        assert len(list(record.read(cut / "trajectories" / f"step-{step:05d}-greedy.jsonl"))) == 4
+        assert len(held_out(cut, step=step, mode="greedy")) == 4
 
     # What is finished has nothing left to do.
     assert train(["--resume", str(cut)], tmp_path / "cut.log") == 2

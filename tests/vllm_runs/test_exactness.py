@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlenv.runs import files as record
+from tests.support.kept import held_out
 from tests.vllm_runs.checksums import checksums
 from tests.vllm_runs.driving import ROOT, answers, lines, recorded, sampled_turns, train
 
@@ -87,7 +87,7 @@ def test_what_is_trained_on_is_what_vllm_sampled_from_the_ids_before_it(run: tup
 def test_records_of_validation_hold_what_vllm_sampled(run: tuple[Path, Path]) -> None:
     out, records = run
     ids = {tuple(one["ids"]) for one in lines(records / "sampled.jsonl") if one["greedy"]}
-    seen = list(record.read(out / "trajectories" / "step-00000-greedy.jsonl"))
+    seen = held_out(out, step=0, mode="greedy")
     assert len(seen) == 8
     assert all(tuple(turn.token_ids or ()) in ids for trajectory in seen for turn in trajectory.turns)
 
@@ -140,7 +140,7 @@ def test_greedy_validation_is_that_of_the_server_on_transformers(
     ours, theirs = (
         {
             trajectory.task_index: [turn.action for turn in trajectory.turns]
-            for trajectory in record.read(folder / "trajectories" / "step-00000-greedy.jsonl")
+            for trajectory in held_out(folder, step=0, mode="greedy")
         }
         for folder in (run[0], out)
     )

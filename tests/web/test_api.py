@@ -103,8 +103,9 @@ def test_an_episode_has_its_record_and_what_is_beside_it(run: Path) -> None:
     assert [call["tool"] for call in found["calls"]] == ["search", "sql"]
     assert found["record"]["turns"][1]["action"] == "<answer>Paris</answer>"
     (first, *_) = found["where"]["correct"]
-    content = found["record"]["messages"][first["message"]]["content"]
-    assert content[first["start"] : first["end"]] == "Paris"
+    said = ["Use the tools.", "What is the capital?", "call", *["Paris is the capital."] * 2, "<answer>Paris</answer>"]
+    assert said[first["message"]][first["start"] : first["end"]] == "Paris"
+    assert [one["message"] for one in found["where"]["correct"]] == [5, 4, 3]
 
 
 def test_neighbours_follow_the_list(run: Path) -> None:

@@ -374,7 +374,9 @@ def test_no_page_breaks_a_rule_of_access_or_is_wider_than_the_window(
     for path in paths:
         page = watched.go(path)
         page.wait_for_load_state("networkidle" if path in ("/", "/w", "/jobs") else "load")
-        page.wait_for_selector(":is(.panel, .grid, .card, table, .stack, .editor, .empty) >> visible=true", timeout=WAIT_MS)
+        page.wait_for_selector(
+            ":is(.panel, .grid, .card, table, .stack, .editor, .empty) >> visible=true", timeout=WAIT_MS
+        )
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         if wide > 0:
             broken.append(f"{path}: {wide} pixels too wide")
@@ -397,7 +399,10 @@ def test_hostile_texts_change_nothing(watched: Watched) -> None:
             page.click(f"#tab-{tab}")
             page.wait_for_selector(f"#tab-{tab}[aria-selected=true]")
         assert page.evaluate("document.title").endswith("rlenv")
-        assert page.evaluate("document.querySelectorAll('#app script, #app style, #app [onerror], #app [onload]').length") == 0
+        assert (
+            page.evaluate("document.querySelectorAll('#app script, #app style, #app [onerror], #app [onload]').length")
+            == 0
+        )
         assert page.evaluate("getComputedStyle(document.querySelector('main')).display") != "none"
     page = watched.go("/r/hostile/episodes?sort=id", ".hidden-char")
     assert "RLO" in page.locator(".hidden-char").all_inner_texts()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from rlenv.runs.lock import Lock
 from rlenv.web.guard import Guard
 from tests.support.runs import asked, kept, played, raw, visited
 
@@ -74,13 +75,26 @@ def test_locks_are_given_by_their_hashes(run: Path) -> None:
     assert "link" not in found["locks"]
 
 
-def test_locks_that_differ_are_told_by_section(run: Path) -> None:
-    other = run.parent / "other"
-    kept(other, [played()], attempts=[{"lock": "xyz"}])
-    (other / "locks").mkdir()
-    (other / "locks" / "xyz.json").write_text(json.dumps({"spec": {"digest": "2"}, "seeds": 3}))
-    found = asked("/api/compare?a=run&b=other", run.parent)
-    assert found["lock"] == [
-        {"section": "seeds", "key": "", "a": None, "b": 3},
+def with_lock(run: Path, lock: Lock) -> None:
+    kept(run, [played()], attempts=[{"lock": lock.hash12}])
+    (run / "locks").mkdir()
+    (run / "locks" / f"{lock.hash12}.json").write_text(json.dumps(lock.as_dict()))
+
+
+def test_locks_that_differ_are_told_by_section(tmp_path: Path) -> None:
+    with_lock(tmp_path / "a", Lock(spec={"digest": "1"}, started=1.0))
+    with_lock(tmp_path / "b", Lock(spec={"digest": "2"}, play={"seed": 3}))
+    with_lock(tmp_path / "c", Lock(spec={"digest": "1"}, started=2.0))
+    assert asked("/api/compare?a=a&b=b", tmp_path)["lock"] == [
         {"section": "spec", "key": "digest", "a": "1", "b": "2"},
+        {"section": "play", "key": "seed", "a": None, "b": 3},
     ]
+    assert asked("/api/compare?a=a&b=c", tmp_path)["lock"] == []
+
+
+def test_a_lock_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with_lock(tmp_path / "a", Lock(spec={"digest": "1"}))
+    kept(tmp_path / "b", [played()])
+    (one,) = asked("/api/compare?a=a&b=b", tmp_path)["lock"]
+    assert (one["section"], one["b"]) == ("lock", "")
+    assert "there is no lock" in one["key"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 import pytest
 
 from rlenv.dialects.observation import CUT_NOTE
-from rlenv.runs import files as record
+from rlenv.runs.folder import open_run
 from rlenv_verl.loop.caches import ProcessState
 from tests.trainers.conftest import quiet
-from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, sample
+from tests.trainers.loops import CALL, SPEC, Server, build, check_alignment, configuration, kept, sample
 
 BROKEN = SPEC + '  broken: {kind: rule, python: "broken.py:score", required: true}\n'
 
@@ -71,7 +70,7 @@ def test_a_turn_that_its_limit_cut_is_told_so_and_recorded_with_its_ids(
 ) -> None:
     long = CALL.replace("6*7", "+".join(["6*7"] * 60))
     output, _ = run(verl, tmp_path, tokenizer, [long, "<answer>42</answer>"], response=300, validation=True)
-    (trajectory,) = record.read(next((tmp_path / "records").glob("*.jsonl")))
+    ((_, trajectory),) = kept(tmp_path / "records")
     assert [turn.was_cut for turn in trajectory.turns] == [True, False]
     observation = trajectory.turns[0].observation
     assert observation is not None
@@ -119,15 +118,36 @@ def test_an_episode_in_one_turn_is_one_text_with_the_results_masked(verl: Any, t
 def test_validation_rows_may_ask_for_greedy_and_are_recorded(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
     _, server = run(verl, tmp_path, tokenizer, ["<answer>41</answer>"], validation=True, greedy=True)
     assert server.requests[0]["temperature"] == 0.0
-    (file,) = (tmp_path / "records").glob("step-00005-greedy.*.jsonl")
-    (trajectory,) = record.read(file)
-    assert trajectory.success is False
+    ((row, trajectory),) = kept(tmp_path / "records")
+    assert (row["step"], row["mode"], trajectory.success) == (5, "greedy", False)
 
 
-def test_training_rows_keep_their_sampling_and_leave_no_files(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
-    _, server = run(verl, tmp_path, tokenizer, ["<answer>41</answer>"])
+def test_training_rows_keep_their_sampling_and_are_recorded_with_their_tokens(
+    verl: Any, tmp_path: Path, tokenizer: Any
+) -> None:
+    output, server = run(verl, tmp_path, tokenizer, [CALL, "<answer>41</answer>"])
     assert server.requests[0]["temperature"] == 1.0
-    assert not (tmp_path / "records").exists()
+    ((row, trajectory),) = kept(tmp_path / "records")
+    assert (row["mode"], row["step"], row["reward"], row["turns"]) == ("train", 5, 0.0, 2)
+    assert row["id"] == output.extra_fields["rlenv"]["id"]
+    assert [turn.action for turn in trajectory.turns] == [CALL, "<answer>41</answer>"]
+    (tokens,) = open_run(tmp_path / "records").body(row["id"]).tokens
+    assert list(tokens.prompt_ids) == output.prompt_ids
+    assert list(tokens.ids) == output.response_ids
+    assert list(tokens.mask) == output.response_mask
+    assert list(tokens.logprobs) == output.response_logprobs
+    assert [list(tokens.ids[start:end]) for start, end in tokens.turns] == [
+        list(turn.token_ids) for turn in trajectory.turns
+    ]
+    assert row["trained_tokens"] == sum(output.response_mask)
+
+
+def test_a_folder_that_cannot_be_written_ends_no_episode(verl: Any, tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "records").write_text("a file is in the way")
+    output, _ = run(verl, tmp_path, tokenizer, ["<answer>42</answer>"])
+    assert output.reward_score == 1.0
+    told = output.extra_fields["rlenv"]
+    assert (told["id"], told["is_lost"]) == ("", True)
 
 
 def test_rewards_of_turns_stand_on_their_own_turns_in_what_verl_trains_on(
@@ -187,10 +207,11 @@ def test_a_fault_of_the_environment_is_a_masked_sample(verl: Any, tmp_path: Path
     assert info["success"] is None
     assert set(info) - {"term_broken"} == set(good.extra_fields["reward_extra_info"])
     assert isinstance(output.extra_fields["min_global_steps"], int)
-    (file,) = (bad / "records").glob("failures.*.jsonl")
-    entry = json.loads(file.read_text())
-    assert entry["task"] == 0
-    assert entry["reason"]
+    ((row, trajectory),) = kept(bad / "records")
+    assert row["task"] == 0
+    assert trajectory.failure is not None
+    assert row["failure"] == trajectory.failure.reason == output.extra_fields["rlenv"]["ended"]
+    assert trajectory.failure.message
     # What veRL does with every output of a batch.
     assert output.as_dict()["rm_scores"].sum() == 0.0
 

@@ -16,6 +16,7 @@ import torch
 from tests.support.vision import model_parts, processor, save_model
 from tests.trainers.charts import ANSWER, CALL, MODELS, SPEC, as_verl_computes, run
 from tests.trainers.conftest import quiet
+from tests.trainers.loops import kept
 
 # One process of one thread, on veRL's platform `cpu`.
 ENGINE = {
@@ -181,8 +182,8 @@ def test_an_image_of_a_prompt_that_cannot_be_read_masks_its_sample(verl: Any, tm
     output, server = run(tmp_path, made, [])
     assert server.requests == []
     assert not any(output.response_mask)
-    (file,) = (tmp_path / "records").glob("failures.*.jsonl")
-    assert json.loads(file.read_text())["reason"] == "image"
+    ((row, _),) = kept(tmp_path / "records")
+    assert row["failure"] == "image"
 
 
 def test_a_model_of_text_alone_is_refused_for_a_spec_with_images(verl: Any, tmp_path: Path) -> None:

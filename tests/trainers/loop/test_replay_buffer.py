@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlenv.errors import InvalidReward, UsageError
+from rlenv.runs.folder import open_run
 from rlenv_verl.loop.figures import EpisodeFigures
 from rlenv_verl.loop.lost import LostWorker
+from tests.support.kept import keep
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Queue:
                 self.tags[partition][key] = {"status": "success"}
                 carried = 0.1 * (episode.rows - 1 - row)
                 extra = {"rlenv": episode.as_fields(), "rlenv_carried": carried, "reward_extra_info": info}
+                extra["min_global_steps"] = step
                 self.fields[key] = {"uid": uid, "extra_fields": extra}
 
 
@@ -158,7 +162,7 @@ def test_groups_are_filtered_by_episodes_and_not_by_rows(queue: Queue) -> None:
 class Trainer:
     """The part of veRL's trainer that a buffer is handed a method of."""
 
-    def __init__(self, *, critic: bool = True) -> None:
+    def __init__(self, *, critic: bool = True, estimator: str = "gae") -> None:
         from omegaconf import OmegaConf
 
         self.config = OmegaConf.create(
@@ -166,6 +170,7 @@ class Trainer:
                 "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 2}, "rollout": {"n": 2}},
                 "critic": {"ppo_mini_batch_size": "${actor_rollout_ref.actor.ppo_mini_batch_size}"} if critic else None,
                 "trainer": {"n_gpus_per_node": 1, "nnodes": 1},
+                "algorithm": {"adv_estimator": estimator},
             }
         )
 
@@ -328,3 +333,65 @@ def test_each_spec_has_figures_of_its_own() -> None:
     assert (figures["rlenv/toy/reward"], figures["rlenv/other/reward"]) == (1.0, 0.25)
     assert figures["rlenv/other/term/a"] == 0.5
     assert "rlenv/other/term/b" not in figures
+
+
+@BUFFERS
+def test_what_becomes_of_an_episode_is_kept_by_its_id(queue: Queue, name: str, tmp_path: Path) -> None:
+    first, second, third, _ = ids = keep(tmp_path, 4)
+    queue.add("a", [episode(1.0, id=first), episode(0.0, ended="turns", zeroed="turns", id=second)])
+    queue.add("b", [episode(None, ended="resource", id=third), episode(1.0)])
+    buffer(name, record_dir=str(tmp_path)).sample(global_steps=3, partition_id="train", batch_size=2)
+    rows = {row["id"]: row for row in open_run(tmp_path).table.to_pylist()}
+    assert [(rows[id]["fate"], rows[id]["why"], rows[id]["staleness"]) for id in ids] == [
+        ("trained", "", 1),
+        ("trained", "counted as 0: turns", 1),
+        ("masked", "resource", 1),
+        (None, None, None),
+    ]
+
+
+def test_a_group_that_is_filtered_says_why(queue: Queue, tmp_path: Path) -> None:
+    ids = keep(tmp_path, 6)
+    queue.add("same", [episode(1.0, id=ids[0]), episode(1.0, id=ids[1])])
+    queue.add("other", [episode(1.0, id=ids[2]), episode(0.0, id=ids[3])])
+    queue.add("more", [episode(1.0, id=ids[4]), episode(0.0, id=ids[5])], step=2)
+    options: dict[str, Any] = {"filter_groups_metric": "reward", "train_batch_size": 1, "refill": lambda count: None}
+    buffer(record_dir=str(tmp_path), **options).sample(global_steps=1, partition_id="train", batch_size=1)
+    rows = {row["id"]: row for row in open_run(tmp_path).table.to_pylist()}
+    assert [(rows[id]["fate"], rows[id]["why"]) for id in ids] == [
+        *[("filtered", "the group has no signal in reward")] * 2,
+        *[("trained", "")] * 2,
+        *[("filtered", "the step had enough groups")] * 2,
+    ]
+
+
+def test_an_episodes_advantage_comes_from_the_estimator(queue: Queue, tmp_path: Path) -> None:
+    """Through the labels that the trainer hands to it in any order."""
+    import torch
+
+    from rlenv_verl.estimators.grpo import grpo
+
+    ids = keep(tmp_path, 3)
+    queue.add("a", [episode(1.0, id=ids[0], rows=2), episode(0.0, id=ids[1]), episode(None, id=ids[2])])
+    trainer = Trainer(estimator="rlenv_grpo")
+    replay = buffer(record_dir=str(tmp_path), refill=trainer.add)
+    batch, _ = replay.sample(global_steps=1, partition_id="train", batch_size=1)
+    keys = list(reversed(batch.keys))
+    labels = np.array([queue.fields[key]["uid"] for key in keys], dtype=object)
+    rewards = torch.tensor([[0.0, {"a_0_0": 1.1, "a_0_1": 1.0}.get(key, 0.0)] for key in keys])
+    mask = torch.tensor([[0, 0] if key.startswith("a_2") else [1, 1] for key in keys])
+    advantages, _ = grpo(rewards, mask, labels)
+    rows = {row["id"]: row for row in open_run(tmp_path).table.to_pylist()}
+    assert rows[ids[0]]["advantage"] == pytest.approx(float(advantages[keys.index("a_0_0"), 0]))
+    assert rows[ids[0]]["advantage"] > 0 > rows[ids[1]]["advantage"]
+    assert rows[ids[2]]["advantage"] is None
+
+
+@pytest.mark.parametrize(("estimator", "is_labelled"), [("rlenv_rloo", True), ("gae", False)])
+def test_other_estimators_get_the_prompts_as_they_are(
+    queue: Queue, tmp_path: Path, estimator: str, is_labelled: bool
+) -> None:
+    queue.add("a", [episode(1.0, id="x"), episode(0.0, id="y")])
+    trainer = Trainer(estimator=estimator)
+    buffer(record_dir=str(tmp_path), refill=trainer.add).sample(global_steps=1, partition_id="train", batch_size=1)
+    assert (queue.fields["a_0_0"]["uid"] != "a") is is_labelled

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from rlenv.runs.schema import Facts
 from rlenv_verl.rehearse.checks import Evidence, check_run
 from rlenv_verl.run.attempts import Attempt
 from rlenv_verl.run.runfile import Run, SpecEntry
+from tests.support.kept import keep
 
 BATCH, GROUP, PROMPT, RESPONSE = 2, 2, 8, 16
 RANKS = 2  # each of which trains and has a rollout server
@@ -73,13 +75,12 @@ def in_order() -> Left:
 
 def written(folder: Path, left: Left) -> Run:
     """The run's folder: checkpoints as veRL lays them out, and a held-out episode a validation."""
-    attempts = (Attempt(1, 0, "now"), Attempt(2, left.from_step, "now"))
+    attempts = (Attempt(1, 0), Attempt(2, left.from_step))
     spec = SpecEntry("toy", "rlenv/toy-v0", "toy.yaml", {}, 1.0)
     run = Run(folder, (spec,), "gpu", "grpo", "sync", 0, False, "model", "train", "test", 1, ("greedy",), None, None,
               False, str(folder), (), {}, attempts=attempts)  # fmt: skip
-    run.records.mkdir()
     for step in (0, 1, 2):
-        (run.records / f"step-{step:05d}-greedy.jsonl").write_text("{}\n")
+        keep(run.folder, 1, facts=Facts(step=step, mode="greedy"))
     (run.folder / "config.yaml").write_text(json.dumps({"actor_rollout_ref": {"model": {"path": "model"}}}))
     for step in (1, 2):
         actor = run.checkpoints / f"global_step_{step}" / "actor"
@@ -175,14 +176,14 @@ FILES: dict[str, tuple[str, str]] = {
                                          "checkpoints"),
     "the place in the data": ("checkpoints/global_step_2/data.pt", "checkpoints"),
     "a shard of the weights": ("checkpoints/global_step_2/actor/model_world_size_2_rank_0.pt", "checkpoints"),
-    "held-out episodes": ("trajectories/step-00001-greedy.jsonl", "validation"),
+    "held-out episodes": ("episodes/*.parquet", "validation"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", sorted(FILES))
 def test_a_file_that_is_missing_is_found(what: str, tmp_path: Path) -> None:
     path, check = FILES[what]
-    assert failed(tmp_path, in_order(), lambda run: (run.folder / path).unlink()) == [check]
+    assert failed(tmp_path, in_order(), lambda run: next(run.folder.glob(path)).unlink()) == [check]
 
 
 def test_an_empty_run_fails_and_does_not_break(tmp_path: Path) -> None:

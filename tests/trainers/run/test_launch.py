@@ -33,6 +33,7 @@ def run(tmp_path: Path, then: str, *, limit: float = 60.0, on_poll: object = Non
         environment=os.environ,
         time_limit_s=limit,
         on_poll=on_poll if callable(on_poll) else lambda seconds: None,
+        stop=tmp_path / "stop",
     )
     return ending, int(pid_file.read_text())
 
@@ -72,6 +73,16 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, sign: signal.Signals
         ending, daemon = run(tmp_path, "time.sleep(600)", on_poll=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
+    assert ending.how == "interrupted"
+    assert is_gone(daemon)
+
+
+def test_a_file_stops_a_run_like_an_interrupt(tmp_path: Path) -> None:
+    def ask(seconds: float) -> None:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            (tmp_path / "stop").touch()
+
+    ending, daemon = run(tmp_path, "time.sleep(600)", on_poll=ask)
     assert ending.how == "interrupted"
     assert is_gone(daemon)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -9,11 +13,16 @@ import pytest
 
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
+from rlenv.runs.folder import open_run
+from rlenv.runs.schema import Facts
+from rlenv.trajectory import Failure, RewardBreakdown
+from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.run.datasets import training_rows, validation_rows
+from rlenv_verl.run.kept import KeptEpisodes, seal_all
 from rlenv_verl.run.metrics import MetricsFile, figures_of, merged, without_failures
 from rlenv_verl.run.report import plot_png, plot_text, series
-from rlenv_verl.run.summary import failures_by_step, gather_records
 from rlenv_verl.settings.preset import compose, flatten, load_preset, override
+from tests.support.kept import episode
 
 SOURCES = {"greedy": "toy/test/greedy"}
 
@@ -22,14 +31,6 @@ def line(step: int, **values: float) -> bytes:
     return (
         orjson.dumps({"step": step, "data": {key.replace("__", "/"): value for key, value in values.items()}}) + b"\n"
     )
-
-
-def test_what_a_killed_process_left_of_a_line_costs_no_other_line(tmp_path: Path) -> None:
-    (tmp_path / "step-00001-train.7.jsonl").write_bytes(b'{"a": 1}\n{"a": 2, "b')
-    (tmp_path / "step-00001-train.8.jsonl").write_bytes(b'{"a": 3}\n')
-    gather_records(tmp_path)
-    (joined,) = tmp_path.iterdir()
-    assert joined.read_bytes().splitlines() == [b'{"a": 1}', b'{"a": 2, "b', b'{"a": 3}']
 
 
 def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
@@ -143,7 +144,48 @@ def test_the_training_reward_leaves_failed_episodes_out(tmp_path: Path) -> None:
     assert without_failures(entry, failed=8, episodes=8).reward is None
     lines = [{"step": 3, "split": split} for split in ("train", "train", "test")]
     (tmp_path / "failures.77.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines) + b'{"cut')
-    assert failures_by_step(tmp_path, split="train") == {3: 2}
+    assert KeptEpisodes(tmp_path, tmp_path).failed_by_step(split="train") == {3: 2}
+
+
+def test_failed_episodes_are_counted_with_those_of_older_files(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path)
+    for message in ("no db", "no db", "late"):
+        one = replace(episode(), failure=Failure("resource", message), reward=RewardBreakdown(None, {}), success=None)
+        keeper.keep(one, Facts(step=3, mode="train"))
+    keeper.close()
+    line = {"step": 1, "split": "train", "reason": "crash", "message": "oh"}
+    (tmp_path / "failures.jsonl").write_bytes(orjson.dumps(line) + b"\n")
+    found = KeptEpisodes(tmp_path, tmp_path)
+    assert found.failed_by_step(split="train") == {1: 1, 3: 3}
+    assert found.reasons(most=2) == {"resource: no db": 2, "crash: oh": 1}
+    assert len(found) == 3
+
+
+LEFT = """
+import os, sys
+from pathlib import Path
+from rlenv.runs.schema import Facts
+from rlenv.trajectory import RewardBreakdown, Trajectory
+from rlenv_verl.loop.keep import Keeper
+keeper = Keeper(Path(sys.argv[1]))
+one = Trajectory("a-v0", "train", 0, 0, {}, (), (), None, True, False, "answer", RewardBreakdown(1.0, {}), True)
+keeper.late(keeper.keep(one, Facts()), fate="trained")
+os._exit(0)
+"""
+
+
+def test_what_processes_left_open_is_sealed_once_they_are_gone(tmp_path: Path) -> None:
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], env={**os.environ, **paths}, check=True, timeout=60)
+    living = Keeper(tmp_path)
+    id = living.keep(episode(), Facts())
+    seal_all(tmp_path)
+    assert {path.name.split(".")[0] for path in (tmp_path / "journal").iterdir()} == {id.rpartition("-")[0]}
+    rows = {row["id"]: row for row in open_run(tmp_path).table.to_pylist()}
+    assert rows.pop(id)["has_body"]
+    (row,) = rows.values()
+    assert (row["fate"], row["has_body"]) == ("trained", True)
+    living.close()
 
 
 def test_groups_of_a_validation_are_read_beside_their_mean() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv_verl.run.attempts import begin_attempt, merge_metrics
+from rlenv.runs.folder import open_run, read_info
+from rlenv.runs.reader import RunReader
+from rlenv.runs.schema import Facts, Mode
+from rlenv_verl.loop.keep import Keeper
+from rlenv_verl.run.attempts import merge_metrics
 from rlenv_verl.run.metrics import MetricsFile, merged
 from rlenv_verl.run.resume import resumed
-from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint, locked
+from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint, locked
 from rlenv_verl.run.train import main
+from tests.support.kept import episode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,18 +44,80 @@ def log(run: Run, number: int, steps: dict[int, float], *, validated: tuple[int,
             file.write(orjson.dumps({"step": step, "data": data}) + b"\n")
 
 
+def keep(folder: Path, played: Sequence[tuple[int, Mode]]) -> None:
+    """Episodes of steps and modes, as a process of the run keeps them."""
+    keeper = Keeper(folder)
+    for step, mode in played:
+        keeper.keep(episode(), Facts(step=step, mode=mode))
+    keeper.close()
+
+
+def counted(reader: RunReader) -> list[tuple[int, int, str]]:
+    """Attempt, step and mode of the episodes that count."""
+    return sorted((row["attempt"], row["step"], row["mode"]) for row in reader.table.to_pylist())
+
+
 @pytest.fixture
 def prepared(tmp_path: Path) -> Run:
     """A run of 9 steps as a dry run leaves it, with its first attempt begun."""
     arguments = ["--steps", "9", "--save-every", "3", "--set", "limits.turns=2", "trainer.test_freq=3"]
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path / "run"), *arguments]) == 0
-    return begin_attempt(Run.load(tmp_path / "run"), 0)
+    return begun(Run.load(tmp_path / "run"), 0)
 
 
 def test_run_json_gives_the_run_back(prepared: Run) -> None:
     assert Run.load(prepared.folder) == prepared
     assert dict(prepared.specs[0].set) == {"limits.turns": 2}
     assert "trainer.save_freq=3" in prepared.overrides
+
+
+def test_run_json_says_what_any_runs_does(prepared: Run) -> None:
+    info = read_info(prepared.folder)
+    assert info is not None
+    assert (info.kind, info.state, info.spec) == ("train", "running", "arithmetic")
+    assert (info.environment, info.policy) == (prepared.specs[0].id, prepared.model)
+    assert info.command[:3] == ("rlenv", "train", "arithmetic")
+    (attempt,) = info.attempts
+    assert (attempt.number, attempt.from_step, attempt.pid) == (1, 0, os.getpid())
+    assert attempt.started > 0
+
+
+def test_a_run_that_an_older_version_wrote_goes_on(prepared: Run) -> None:
+    path = prepared.folder / "run.json"
+    fields = json.loads(path.read_text())
+    for name in ("kind", "command", "spec", "policy", "facts", "state", "ended"):
+        del fields[name]
+    fields["environment"] = fields.pop("variables")
+    fields["attempts"] = [{"number": 1, "from_step": 0, "started": "2026-11-01T10:00:00+0000"}]
+    path.write_text(json.dumps({**fields, "version": 1}))
+    loops = (prepared.folder / "agent_loop.yaml").read_text()
+    older = loops.replace(f"record_dir: {prepared.folder}", f"record_dir: {prepared.records}")
+    assert older != loops
+    (prepared.folder / "agent_loop.yaml").write_text(older)
+    run = Run.load(prepared.folder)
+    assert (run.environment, run.attempts[0].started) == (prepared.environment, 1793527200.0)
+    resumed(run)
+    assert (prepared.folder / "agent_loop.yaml").read_text() == loops
+
+
+def test_a_wish_to_stop_holds_for_one_attempt(prepared: Run) -> None:
+    prepared.stop.touch()
+    assert not begun(prepared, 0).stop.exists()
+
+
+def test_episodes_of_what_is_done_anew_stay_and_do_not_count(prepared: Run) -> None:
+    checkpoint(prepared.folder, 3)
+    played: list[tuple[int, Mode]] = [(1, "train"), (3, "train"), (3, "greedy"), (4, "train"), (6, "greedy")]
+    keep(prepared.folder, played)
+    run, _ = resumed(prepared)
+    reader = open_run(run.folder)
+    assert counted(reader) == [(1, 1, "train"), (1, 3, "greedy"), (1, 3, "train")]
+    keep(run.folder, [(3, "greedy"), (4, "train")])  # step 3 is validated again
+    reader.refresh()
+    assert counted(reader) == [(1, 1, "train"), (1, 3, "train"), (2, 3, "greedy"), (2, 4, "train")]
+    every = list(reader.rows())
+    assert len(every) == 7
+    assert sorted(row["id"] for row in every if reader.counts(row)) == sorted(reader.table["id"].to_pylist())
 
 
 def test_a_run_goes_on_from_its_last_whole_checkpoint(prepared: Run) -> None:
@@ -86,9 +155,9 @@ def test_a_finished_run_says_how_to_go_further(prepared: Run) -> None:
 
 def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
     log(prepared, 1, {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 9.0, 5: 9.0}, validated=(0, 3))
-    run = begin_attempt(prepared, 3)
+    run = begun(prepared, 3)
     log(run, 2, {4: 0.4, 5: 0.5, 6: 8.0})
-    run = begin_attempt(run, 5)
+    run = begun(run, 5)
     log(run, 3, {6: 0.6})
     merge_metrics(run.folder, run.attempts)
     steps = merged(list(MetricsFile(run.metrics, run.sources).new()))
@@ -98,7 +167,7 @@ def test_steps_that_are_trained_anew_are_counted_once(prepared: Run) -> None:
 
 def test_a_repeated_validation_keeps_the_figures_of_training(prepared: Run) -> None:
     log(prepared, 1, {3: 0.3})
-    run = begin_attempt(prepared, 3)
+    run = begun(prepared, 3)
     source = run.sources["greedy"]
     entry = {"step": 3, "data": {f"val-aux/{source}/success/mean@1": 0.75}}
     run.attempts[1].metrics(run.folder).write_bytes(orjson.dumps(entry) + b"\n")
@@ -115,7 +184,7 @@ def test_a_line_that_was_cut_is_no_step(prepared: Run) -> None:
     assert prepared.metrics.read_bytes().count(b"\n") == 1
 
 
-def test_records_of_what_is_done_anew_are_removed(prepared: Run) -> None:
+def test_an_older_versions_records_of_what_is_done_anew_are_removed(prepared: Run) -> None:
     prepared.records.mkdir()
     for name in ("step-00000-greedy.jsonl", "step-00003-greedy.77.jsonl", "step-00006-sampled.77.jsonl"):
         (prepared.records / name).write_text("{}\n")

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import yaml
 
-from rlenv.runs import files as record
+from rlenv.runs.folder import open_run, read_info
 from rlenv_verl.run.train import main
+from tests.support.kept import held_out, keep
 
 NAME = "trainer.experiment_name=same"
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,8 +86,12 @@ def test_a_trainer_that_there_is_not_gives_those_there_are(capsys: pytest.Captur
     assert "choose from 'verl'" in said
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("")
+@pytest.mark.parametrize("what", ["figures", "episodes"])
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path, what: str) -> None:
+    if what == "figures":
+        (tmp_path / "metrics.jsonl").write_text("")
+    else:
+        keep(tmp_path, 1)
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path)]) == 2
 
 
@@ -130,7 +135,13 @@ def test_verl_trains_two_steps_and_leaves_nothing_running(tiny_folder: Path, tmp
     assert summary["ending"]["how"] == "finished"
     assert summary["failed_episodes"] == 0
     assert [entry["step"] for entry in summary["held_out_success"]] == [0, 2]
-    assert len(list(record.read(out / "trajectories" / "step-00002-greedy.jsonl"))) == 4
+    assert len(held_out(out, step=2, mode="greedy")) == 4
+    trained = [row for row in open_run(out).table.to_pylist() if row["mode"] == "train"]
+    assert [sum(row["step"] == step for row in trained) for step in (1, 2)] == [16, 16]
+    assert all(row["fate"] == "trained" and row["advantage"] is not None for row in trained)
+    info = read_info(out)
+    assert info is not None
+    assert (info.kind, info.state) == ("train", "ended")
     assert (out / "curve.png").exists()
     assert (Path(summary["trained"]) / "model.safetensors").read_bytes() != (
         tiny_folder / "model.safetensors"

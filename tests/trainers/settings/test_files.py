@@ -68,6 +68,7 @@ def test_the_keys_that_are_refused_as_the_runs_own_are_those_that_it_sets(tmp_pa
     own = set(_own_keys(settings, tmp_path, 5)) | {
         "ray_kwargs.ray_init.address",
         "trainer.v1.sampler.sampler_kwargs.trained_file",
+        "trainer.v1.sampler.sampler_kwargs.record_dir",
     }
     assert own == set(OF_THE_RUN)
 
@@ -161,7 +162,7 @@ def read(folder: Path) -> Mapping[str, Any]:
     overrides = [item.replace(str(folder), "/run") for item in run["overrides"]]
     return {
         "turn_tokens": loop["turn_tokens"],
-        "environment": run["environment"],
+        "environment": run["variables"],
         "overrides": sorted(item for item in overrides if not item.startswith("trainer.experiment_name=")),
         "algorithm": run["algorithm"],
     }

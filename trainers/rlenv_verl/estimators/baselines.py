@@ -23,6 +23,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv_verl.estimators.episode_rows import Episodes, RowLabel, episodes_of, last_sampled
 from rlenv_verl.estimators.grpo import permuted, shuffle_generator
+from rlenv_verl.estimators.told import ADVANTAGES
 
 __all__ = [
     "REINFORCE_PLUS_PLUS",
@@ -96,6 +97,7 @@ def rloo(
         episodes = episodes_of(token_level_rewards, response_mask, index.tolist())
         centred, _ = _centred(episodes)
         tokens = episodes.to_rows(centred)[:, None] * response_mask
+        ADVANTAGES.tell(episodes, tokens, response_mask)
     return tokens, tokens
 
 
@@ -113,6 +115,7 @@ def reinforce_plus_plus_baseline(
         # r - mean over all k of the group is (k - 1)/k of r - mean over the others.
         tokens = episodes.to_rows(centred * count / (count + 1))[:, None].expand_as(token_level_rewards)
         tokens = whitened(tokens, response_mask * (episodes.to_rows(count) > 0)[:, None])
+        ADVANTAGES.tell(episodes, tokens, response_mask)
     return tokens, tokens
 
 
@@ -134,7 +137,9 @@ def reinforce_plus_plus(
         labels = range(len(response_mask)) if index is None else index.tolist()
         episodes = episodes_of(token_level_rewards, response_mask, labels)
         returns = _returns(episodes, response_mask, gamma)
-    return whitened(returns, response_mask), returns
+        tokens = whitened(returns, response_mask)
+        ADVANTAGES.tell(episodes, tokens, response_mask)
+    return tokens, returns
 
 
 def _returns(episodes: Episodes, response_mask: torch.Tensor, gamma: float) -> torch.Tensor:

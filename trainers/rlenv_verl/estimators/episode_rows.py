@@ -58,7 +58,7 @@ class Episodes:
     Attributes:
         rows: the rows of each episode, in the order in which they were played.
         of_row: int64, shape (rows,): the episode of each row.
-        groups: the prompt's uid of each episode.
+        keys: the prompt's uid and the session of each episode.
         rewards: float, shape (episodes,): what each earned in all its rows, penalties on their tokens included.
         own: float, shape (rows, response tokens): the rewards of each row without what is carried.
         is_valid: bool, shape (episodes,): some token of it was sampled and is trained on.
@@ -66,10 +66,15 @@ class Episodes:
 
     rows: tuple[tuple[int, ...], ...]
     of_row: torch.Tensor
-    groups: tuple[str, ...]
+    keys: tuple[tuple[str, str], ...]
     rewards: torch.Tensor
     own: torch.Tensor
     is_valid: torch.Tensor
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The prompt's uid of each episode."""
+        return tuple(uid for uid, _ in self.keys)
 
     @property
     def last_rows(self) -> torch.Tensor:
@@ -115,7 +120,7 @@ def episodes_of(token_level_rewards: torch.Tensor, response_mask: torch.Tensor, 
     return Episodes(
         rows=rows,
         of_row=of_row,
-        groups=tuple(uid for uid, _ in members),
+        keys=tuple(members),
         rewards=totals,
         own=own,
         is_valid=count.index_add(0, of_row, is_sampled) > 0,

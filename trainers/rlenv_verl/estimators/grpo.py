@@ -20,6 +20,7 @@ import torch
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv_verl.estimators.episode_rows import episodes_of
+from rlenv_verl.estimators.told import ADVANTAGES
 
 __all__ = ["GRPO", "GRPO_SHUFFLED", "group_advantages", "grpo", "grpo_shuffled", "permuted", "shuffle_generator"]
 
@@ -81,6 +82,7 @@ def _estimate(
         by_std = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
         advantages = group_advantages(rewards, episodes.is_valid, episodes.groups, by_std=by_std)
         tokens = episodes.to_rows(advantages)[:, None] * response_mask
+        ADVANTAGES.tell(episodes, tokens, response_mask)
     return tokens, tokens
 
 

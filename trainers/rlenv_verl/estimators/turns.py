@@ -19,6 +19,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from rlenv.rewards import credit
 from rlenv_verl.estimators.episode_rows import episodes_of
+from rlenv_verl.estimators.told import ADVANTAGES
 
 __all__ = ["MT_GRPO", "PROCESS_GRPO", "mt_grpo", "process_grpo", "turn_spans"]
 
@@ -62,6 +63,7 @@ def _spread(
         for found, values in zip(turns, estimate(rewards, list(episodes.groups)), strict=True):
             for (row, start, end), value in zip(found, values, strict=False):
                 advantages[row, start:end] = value
+        ADVANTAGES.tell(episodes, advantages, response_mask)
     return advantages, advantages
 
 

@@ -11,34 +11,30 @@ Named by `actor_rollout_ref.rollout.agent.agent_loop_config_path`, a YAML list o
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import orjson
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from rlenv._base.bounded import cut_middle, encodable
 from rlenv.episodes.episode import Episode
 from rlenv.errors import EpisodeError, InvalidReward, RewardError, UnsupportedTemplate
 from rlenv.messages import Message, Sampled
-from rlenv.runs import files as record
+from rlenv.runs.schema import ending_of
 from rlenv.tokens import TokenRows
 from rlenv.tokens.bound import cut_of, thinking_of
 from rlenv.tokens.encoder import History
 from rlenv.tokens.said import said_of
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import Failure, Trajectory
 from rlenv_verl.loop.caches import PROCESS, ProcessState
 from rlenv_verl.loop.fate import CRASH, SAFE, STRAGGLER, failure_policy
 from rlenv_verl.loop.group import Sibling
 from rlenv_verl.loop.group import stragglers as stragglers_of
 from rlenv_verl.loop.images import STRAY, clean_length, generation_fields, shown_of
+from rlenv_verl.loop.keep import KEEP_GB, Keeper, nothing_of, with_ids
 from rlenv_verl.loop.outcome import Row, failed_outcome, outcome_of
 from rlenv_verl.loop.reward_model import served_by_reward_model
 from rlenv_verl.loop.sample import Play, SampleTask, Timed, figures_of, outputs_of
@@ -67,7 +63,8 @@ class RlenvAgentLoop(AgentLoopBase):
             what the policy sampled.
         turn_tokens: the most tokens of one action; None leaves all that is left of the response.
         template_kwargs: what the chat template is given, such as `enable_thinking: false`.
-        record_dir: where trajectories of validation and failures are written; None writes none.
+        record_dir: the run's folder, in which every episode is kept (`rlenv.runs`); None keeps none.
+        keep_gb: up to how many 10⁹ bytes the bodies of all episodes are kept (`run.keep_gb`).
         failures: what becomes of a sample, by the reason its episode ended (`rlenv_verl.loop.fate`).
         stragglers: `{share, grace_s}`: once that share of a prompt's samples has ended, the others are cut after
             this many seconds more; None lets them run.
@@ -86,6 +83,7 @@ class RlenvAgentLoop(AgentLoopBase):
         turn_tokens: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         record_dir: str | None = None,
+        keep_gb: float = KEEP_GB,
         failures: Mapping[str, str] | None = None,
         stragglers: Mapping[str, float] | None = None,
         watch_dir: str | None = None,
@@ -123,7 +121,9 @@ class RlenvAgentLoop(AgentLoopBase):
         self.cut = cut_of(self.environment, self.encoder)
         self.seed = seed
         self.turn_tokens = turn_tokens
-        self.record_dir = Path(record_dir) if record_dir is not None else None
+        self.keeper: Keeper | None = None
+        if record_dir is not None:
+            self.keeper = process.keeper(record_dir, keep_gb=keep_gb, writers=settings.workers)
         self.policy = failure_policy(plain(failures))
         self.stragglers = stragglers_of(None if stragglers is None else plain(stragglers))
         self.watch: Watch | None = None
@@ -164,6 +164,8 @@ class RlenvAgentLoop(AgentLoopBase):
             int(row.get("global_steps", 0)),
             is_validation=bool(where["is_validation"]),
             is_greedy=bool(where["greedy"]),
+            sample=int(row.get("session_id", 0)),
+            group=str(row.get("uid") or ""),
         )
         # Held-out figures must not depend on how fast the others of a group are, nor on what training leaves out.
         sibling = self.process.groups.join(row.get("uid"), deadline=None if task.is_validation else self.stragglers)
@@ -184,35 +186,30 @@ class RlenvAgentLoop(AgentLoopBase):
             sampling = {**sampling, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
         terms = tuple(self.environment.spec.rewards)
         filler = self._filler_id()
-        began, stops = time.time(), ""
-        rows: list[Row] = []
+        stops = ""
         try:
             trajectory = await self._trajectory(task, sampling, sibling, play)
-            if play.tokens is not None:
-                rows = self._rows(play.tokens)
         except _ServerFault as fault:
+            # veRL is told, and has no sample of it; what had been played until then is kept.
+            self._keep_failed(task, sibling, play, Failure("server", f"{type(fault.cause).__name__}: {fault.cause}"))
             raise fault.cause from None
         except UnsupportedTemplate:
             raise
         except InvalidReward as error:
             # Raised from here it would cost a group and the run would go on: the replay buffer ends it.
             stops = str(error)
-            self._record_failure(task, RewardError.reason, stops)
+            self._keep_failed(task, sibling, play, Failure(RewardError.reason, stops))
             outcome = failed_outcome(terms=terms, filler_id=filler, reason=RewardError.reason)
         except Exception as error:  # the episode's boundary: a fault of one episode may not end its group
-            self._record_failure(task, CRASH, f"{type(error).__name__}: {error}")
+            self._keep_failed(task, sibling, play, Failure(CRASH, f"{type(error).__name__}: {error}"))
             outcome = failed_outcome(terms=terms, filler_id=filler)
         else:
             differences = len(play.tokens.differences) if play.tokens is not None else 0
             outcome = outcome_of(
-                trajectory, terms=terms, rows=rows, filler_id=filler, differences=differences, policy=play.policy
+                trajectory, terms=terms, rows=play.rows, filler_id=filler, differences=differences, policy=play.policy
             )
-            if trajectory.failure is not None:
-                self._record_failure(task, trajectory.failure.reason, trajectory.failure.message)
-            if task.is_validation:
-                kept = trajectory if play.tokens is None else with_ids(trajectory, play.tokens)
-                self._record(kept, task.step, "greedy" if task.is_greedy else "sampled")
-        figures = figures_of(self.environment.spec.name, task, outcome, play, terms=terms, began=began, stops=stops)
+        name, is_kept = self.environment.spec.name, self.keeper is not None
+        figures = figures_of(name, task, outcome, play, terms=terms, stops=stops, is_kept=is_kept)
         outputs = outputs_of(
             outcome,
             play,
@@ -244,9 +241,7 @@ class RlenvAgentLoop(AgentLoopBase):
         self, task: SampleTask, sampling: Mapping[str, Any], sibling: Sibling, play: Play
     ) -> Trajectory:
         """The record of one episode, with what its group says of it."""
-        # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
-        seed = _seed(self.seed, -1 if task.is_validation else task.step, task.split, task.index)
-        episode = self.environment.start(task=task.index, split=task.split, seed=seed, cut=self.cut)
+        episode = self.environment.start(task=task.index, split=task.split, seed=self._seed_of(task), cut=self.cut)
         sibling.episode = episode
         try:
             async with sibling.timeout():
@@ -264,9 +259,17 @@ class RlenvAgentLoop(AgentLoopBase):
             episode.fail(CRASH, f"{type(error).__name__}: {error}")
         finally:
             await episode.aclose()
+        if play.tokens is not None:
+            play.rows = self._rows(play.tokens)
+        if self.keeper is not None:  # before its siblings have ended: a run that is killed until then keeps it
+            kept = episode.trajectory if play.tokens is None else with_ids(episode.trajectory, play.tokens)
+            play.id = self.keeper.keep(kept, play.facts(task))
         play.activity.waits_for("siblings")
         counts = play.sampled > 0 and play.policy.choice(episode.trajectory) != "mask"
-        return await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
+        scored = await sibling.scored(episode.trajectory, self.environment.parts.scorer, counts=counts)
+        if self.keeper is not None and scored is not episode.trajectory:
+            self.keeper.late(play.id, **ending_of(scored))
+        return scored
 
     async def _play(self, episode: Episode, sampling: Mapping[str, Any], play: Play) -> Trajectory:
         """Plays `episode` to its end; the tokens so far are in `play.tokens` whatever happens."""
@@ -381,32 +384,23 @@ class RlenvAgentLoop(AgentLoopBase):
         tokenizer: Any = self.tokenizer
         return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id)
 
-    def _record(self, trajectory: Trajectory, step: int, mode: str) -> None:
-        if self.record_dir is not None:
-            self.record_dir.mkdir(parents=True, exist_ok=True)
-            with (self.record_dir / f"step-{step:05d}-{mode}.{os.getpid()}.jsonl").open("ab") as file:
-                record.append(file, trajectory)
+    def _keep_failed(self, task: SampleTask, sibling: Sibling, play: Play, failure: Failure) -> None:
+        """Keeps an episode that has ended with a fault outside of it, or that it has where it is kept already."""
+        if self.keeper is None:
+            return
+        failure = Failure(failure.reason, cut_middle(encodable(failure.message), _MAX_MESSAGE_CHARS))
+        seed, episode = self._seed_of(task), sibling.episode
+        record = nothing_of(self.environment, task, seed=seed) if episode is None else episode.record()
+        reward = self.environment.parts.scorer.failed(failure, turns=len(record["turns"]))
+        failed = Trajectory.failed(failure=failure, reward=reward, **record)
+        if play.id:
+            self.keeper.late(play.id, **ending_of(failed))
+        else:
+            play.id = self.keeper.keep(failed, play.facts(task))
 
-    def _record_failure(self, task: SampleTask, reason: str, message: str) -> None:
-        if self.record_dir is not None:
-            self.record_dir.mkdir(parents=True, exist_ok=True)
-            entry = {
-                "spec": self.environment.spec.name,
-                "step": task.step,
-                "split": task.split,
-                "task": task.index,
-                "reason": reason,
-                "message": cut_middle(encodable(message), _MAX_MESSAGE_CHARS),
-            }
-            with (self.record_dir / f"failures.{os.getpid()}.jsonl").open("ab") as file:
-                file.write(orjson.dumps(entry) + b"\n")
-
-
-def with_ids(trajectory: Trajectory, tokens: TokenRows) -> Trajectory:
-    """The record with the ids that were sampled in each turn, as they were."""
-    sampled = [tuple(row.response_ids[start:end]) for row in tokens.rows for start, end in row.turn_spans]
-    turns = (replace(turn, token_ids=ids) for turn, ids in zip(trajectory.turns, sampled, strict=False))
-    return replace(trajectory, turns=(*turns, *trajectory.turns[len(sampled) :]))
+    def _seed_of(self, task: SampleTask) -> int:
+        # A validation task gets the same episode at every step; a training task a new one each time it is drawn.
+        return _seed(self.seed, -1 if task.is_validation else task.step, task.split, task.index)
 
 
 async def _cut_short(episode: Episode, play: Play) -> None:

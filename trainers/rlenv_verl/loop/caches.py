@@ -24,6 +24,7 @@ from rlenv.tokens.encoder import History
 from rlenv.tokens.played import verdict_of
 from rlenv_verl.loop.group import Groups
 from rlenv_verl.loop.images import image_template, processor_images
+from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.loop.reward_model import ask_for_router
 from rlenv_verl.loop.settings import LoopSettings, read_settings
 from rlenv_verl.loop.stalls import Watch
@@ -55,6 +56,7 @@ class ProcessState:
     _settings: dict[tuple[int, int], tuple[Any, LoopSettings]] = field(default_factory=dict)
     _will_run: set[tuple[int, int, Any]] = field(default_factory=set)
     _watches: dict[tuple[int, str], Watch] = field(default_factory=dict)
+    _keepers: dict[tuple[int, str], Keeper] = field(default_factory=dict)
     _router: str = ""
     _parts: _Parts | None = None
 
@@ -143,6 +145,18 @@ class ProcessState:
             self._watches[key] = made = Watch(Path(folder))
             made.keep_looking()
         return self._watches[key]
+
+    def keeper(self, folder: str, *, keep_gb: float, writers: int) -> Keeper:
+        """What this process keeps episodes in a run's folder with; the first call's limits hold."""
+        key = (os.getpid(), folder)
+        if key not in self._keepers:
+            self._keepers[key] = Keeper(Path(folder), keep_gb=keep_gb, writers=writers)
+        return self._keepers[key]
+
+    def close(self) -> None:
+        """Seals what was kept."""
+        while self._keepers:
+            self._keepers.popitem()[1].close()
 
     def router(self) -> str:
         """The address of veRL's reward model, asked for once; see `reward_model.ask_for_router`."""

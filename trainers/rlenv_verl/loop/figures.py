@@ -21,7 +21,8 @@ class EpisodeFigures:
     `tokens` is how many the policy sampled. `rows` is how many training rows the episode is, and `differences` how many
     of its observations the chat template would have written with another history (`run.history`). `began` and
     `finished` are seconds of the system's clock. `stops` says why the run has to end ("" where it has not): a term with
-    `on_invalid: raise` could not be measured.
+    `on_invalid: raise` could not be measured. `id` is the episode's in the run's folder (`rlenv.runs`), "" where it is
+    not kept; `is_lost` where it should be and could not be written.
     """
 
     spec: str
@@ -45,6 +46,8 @@ class EpisodeFigures:
     finished: float = 0.0
     stops: str = ""
     terms: Mapping[str, float | None] = field(default_factory=dict)
+    id: str = ""
+    is_lost: bool = False
 
     def as_fields(self) -> dict[str, Any]:
         """Plain values, for a store that knows no classes."""
@@ -63,7 +66,8 @@ _NAMES = tuple(field.name for field in fields(EpisodeFigures))
 def step_figures(episodes: Iterable[EpisodeFigures]) -> dict[str, float]:
     """The figures of one step's training episodes, by name, as `rlenv/SPEC/FIGURE`.
 
-    Counts: `episodes`, `invalid` (no reward could be measured), `ended/REASON`, `masked/REASON`, `zeroed/REASON`.
+    Counts: `episodes`, `invalid` (no reward could be measured), `ended/REASON`, `masked/REASON`, `zeroed/REASON`, and
+    where there are any `not_kept` (the run's folder could not be written).
     Means over the episodes that are not masked: `reward` (zeroed ones count 0.0), `success`, `term/NAME`, `turns`,
     `calls`, `calls_malformed`, `rows` (training rows) and `differences` (observations before which the chat template
     would have written the history otherwise); a mean over nothing is left out. Over all episodes: `tool_s/mean`,
@@ -87,6 +91,8 @@ def _figures(episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
     for kind in ("ended", "masked", "zeroed"):
         counts = Counter(getattr(episode, kind) for episode in episodes)
         figures |= {f"{kind}/{reason}": float(count) for reason, count in sorted(counts.items()) if reason}
+    if lost := sum(episode.is_lost for episode in episodes):
+        figures["not_kept"] = float(lost)
     trained = [episode for episode in episodes if not episode.masked]
     means: dict[str, list[float | None]] = {
         name: [getattr(episode, name) for episode in trained]

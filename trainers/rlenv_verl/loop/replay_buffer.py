@@ -20,7 +20,9 @@ from verl.utils.tensordict_utils import get_tensordict
 from rlenv._base.nearest import all_known
 from rlenv.errors import InvalidReward, UsageError
 from rlenv_verl.estimators.episode_rows import RowLabel
+from rlenv_verl.estimators.told import ADVANTAGES
 from rlenv_verl.loop.figures import EpisodeFigures, step_figures, trained_tasks
+from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.loop.lost import LAST_S, Watched, watched_of
 from rlenv_verl.loop.updates import Updates
 
@@ -32,6 +34,7 @@ __all__ = ["RlenvReplayBuffer", "RlenvReplayBufferAsync", "is_without_signal"]
 _OPTIONS: Mapping[str, Any] = {
     "poll_interval_s": 0.5,
     "trained_file": None,
+    "record_dir": None,
     "filter_groups_metric": None,
     "train_batch_size": None,
     "max_inflight_gen_batches": 1,
@@ -65,6 +68,7 @@ class _Sampling(ReplayBuffer):
     Options in `sampler_kwargs`:
         poll_interval_s: how often finished rollouts are looked for, in seconds.
         trained_file: a file to which each step appends the tasks that it trains on, one JSON object a group.
+        record_dir: the run's folder, where the agent loops keep the episodes: what becomes of each is kept beside it.
         filter_groups_metric: DAPO's filter, `reward` or a key of `reward_extra_info`; None filters nothing.
             `algorithm.filter_groups.enable` has to be set as well: veRL then fetches prompts one by one.
         train_batch_size, max_inflight_gen_batches: as veRL's own buffer takes them, for the filter in sync mode.
@@ -102,6 +106,9 @@ class _Sampling(ReplayBuffer):
             }
         super().__init__(sampler_kwargs=sampler_kwargs, refill_fn=refill_fn, **taken, **own)
         self._trained_file = None if options["trained_file"] is None else Path(options["trained_file"])
+        self._keeper = None if options["record_dir"] is None else Keeper(Path(options["record_dir"]))
+        self._has_own_estimator = _estimator(refill_fn).startswith("rlenv_")
+        self._evicted: dict[str, str] = {}
         self._most_filtered = int(options["most_filtered_batches"])
         self._filtered = 0
         self._updates = Updates.of(refill_fn)
@@ -135,7 +142,10 @@ class _Sampling(ReplayBuffer):
             raise InvalidReward(f"the run ends: {'; '.join(sorted(stops))}")
         if partition_id == "val":
             return batch, metrics
-        if not all(map(_is_first, keys)):
+        if self._keeper is not None:
+            self._tell_fates(self._keeper, keys, found, step=global_steps)
+        # With labels an estimator of rlenv's can say which episode an advantage is of; others take them for prompts.
+        if not all(map(_is_first, keys)) or (self._keeper is not None and self._has_own_estimator):
             _label(keys, found, partition_id)
         self._updates.fit(rows=len(keys), prompts=batch_size)
         figures = step_figures([episode for group in groups.values() for episode in group])
@@ -144,6 +154,61 @@ class _Sampling(ReplayBuffer):
             with self._trained_file.open("ab") as file:
                 file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
         return batch, {**metrics, **figures}
+
+    def _tell_fates(
+        self, keeper: Keeper, keys: Sequence[str], found: Sequence[Mapping[str, Any]], *, step: int
+    ) -> None:
+        """Keeps what becomes of the episodes of a batch, and asks the estimator for their advantages."""
+        ids: dict[tuple[str, str], str] = {}
+        for key, fields in zip(keys, found, strict=True):
+            if "rlenv" not in fields or not _is_first(key):
+                continue
+            episode = EpisodeFigures.of_fields(fields["rlenv"])
+            zeroed = f"counted as 0: {episode.zeroed}" if episode.zeroed else ""
+            # As veRL's own figure: how many updates lie between the oldest weights that it was sampled with and these.
+            oldest = fields.get("min_global_steps")
+            keeper.late(
+                episode.id,
+                fate="masked" if episode.masked else "trained",
+                why=episode.masked or zeroed,
+                staleness=None if oldest is None else step - 1 - oldest,
+            )
+            if episode.id:
+                uid, session, _ = key.rsplit("_", 2)
+                ids[uid, session] = episode.id
+        ADVANTAGES.ask(ids, lambda id, value: keeper.late(id, advantage=value))
+
+    def _evict_terminal_groups(
+        self,
+        global_steps: int,
+        partition_id: str,
+        eviction_reasons: tuple[set[str], set[str], set[str], Counter[float]],
+    ) -> tuple[set[str], int, int, dict[str, Any]]:
+        """As veRL's, which says nowhere else why a group is cleared."""
+        stale, filtered, failed, _ = eviction_reasons
+        whys = (
+            (failed, "a sample of the group failed in the trainer"),
+            (filtered, f"the group has no signal in {self.filter_groups_metric}"),
+            (stale, "sampled too many updates ago"),
+        )
+        self._evicted = {uid: why for uids, why in whys for uid in uids}
+        try:
+            told: tuple[set[str], int, int, dict[str, Any]] = super()._evict_terminal_groups(
+                global_steps, partition_id, eviction_reasons
+            )
+            return told
+        finally:
+            self._evicted = {}
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        """As veRL's; keeps why the groups are not trained on."""
+        keeper = self._keeper
+        if keeper is not None and uids and partition_id != "val":
+            keys = [key for key in self.partitions[partition_id] if _uid(key) in uids and _is_first(key)]
+            for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
+                why = self._evicted.get(_uid(key), "the step had enough groups")
+                keeper.late(fields.get("rlenv", {}).get("id", ""), fate="filtered", why=why)
+        super()._clear_groups(partition_id, uids)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         """As veRL's, which it calls each time that it looks for finished episodes."""
@@ -177,7 +242,7 @@ class _Sampling(ReplayBuffer):
             raise RuntimeError(
                 f"{self._filtered} groups were filtered for one step of {self._asked_for}: in none do the valid "
                 f"samples differ in '{self.filter_groups_metric}'. Look at rlenv's figures of the last step and at "
-                "trajectories/failures.jsonl, or raise trainer.v1.sampler.sampler_kwargs.most_filtered_batches"
+                "the run's failed episodes, or raise trainer.v1.sampler.sampler_kwargs.most_filtered_batches"
             )
         filtered = {uid: value for uid, value in known.items() if value is not None}
         return set(filtered), Counter(filtered.values())
@@ -204,6 +269,13 @@ class RlenvReplayBuffer(_Sampling):
 
 class RlenvReplayBufferAsync(_Sampling, ReplayBufferAsync):
     """The buffer of asynchronous training, with veRL's own staleness rules."""
+
+
+def _estimator(refill_fn: Callable[[int], None] | None) -> str:
+    """The name of the advantage estimator of the trainer whose method a replay buffer is handed; "" without one."""
+    config = getattr(getattr(refill_fn, "__self__", None), "config", None)
+    algorithm = None if config is None else config.get("algorithm")
+    return str((algorithm or {}).get("adv_estimator") or "")
 
 
 def _uid(key: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from pydantic import PrivateAttr
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
+from rlenv.runs.schema import Facts, Mode, Tokens
 from rlenv.tokens import TokenRows
 from rlenv_verl.loop.fate import FailurePolicy
 from rlenv_verl.loop.figures import EpisodeFigures
@@ -37,18 +38,31 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """Which row is played, and when."""
+    """Which row is played, and when; `sample` is its place in `group`, which names the samples that are compared."""
 
     split: str
     index: int
     step: int
     is_validation: bool
     is_greedy: bool
+    sample: int = 0
+    group: str = ""
+
+    @property
+    def mode(self) -> Mode:
+        """How its actions are sampled, and what for."""
+        if self.is_validation:
+            return "greedy" if self.is_greedy else "sampled"
+        return "train"
 
 
 @dataclass(slots=True)
 class Play:
-    """What the loop learns on the way, kept outside of the episode so that a fault does not lose it."""
+    """What the loop learns on the way, kept outside of the episode so that a fault does not lose it.
+
+    `began` is its start in seconds since the epoch; `rows` are what veRL can take of it; `id` is the episode's in the
+    run's folder, "" as long as it is not kept.
+    """
 
     activity: Activity
     policy: FailurePolicy
@@ -56,6 +70,18 @@ class Play:
     tokens: TokenRows | None = None
     actions: list[str] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    rows: list[Row] = field(default_factory=list)
+    id: str = ""
+
+    def facts(self, task: SampleTask) -> Facts:
+        """What the run's folder keeps of the episode beside its record."""
+        has_logprobs = self.tokens is not None and all(row.has_logprobs for row in self.tokens.rows)
+        rows = [
+            Tokens(row.prompt_ids, row.response_ids, row.mask, row.logprobs if has_logprobs else (), row.turn_spans)
+            for row in self.rows
+        ]
+        return Facts(task.step, task.sample, task.mode, task.group, self.began, rows)
 
     @property
     def sampled(self) -> int:
@@ -82,9 +108,9 @@ class TurnRewards(AgentLoopOutput):
 
 
 def figures_of(
-    spec: str, task: SampleTask, outcome: Outcome, play: Play, *, terms: Sequence[str], began: float, stops: str
+    spec: str, task: SampleTask, outcome: Outcome, play: Play, *, terms: Sequence[str], stops: str, is_kept: bool
 ) -> EpisodeFigures:
-    """What the replay buffer counts of one sample; `began` is its start in seconds since the epoch."""
+    """What the replay buffer counts of one sample; `is_kept` where episodes are."""
     info = outcome.info
     return EpisodeFigures(
         spec,
@@ -104,10 +130,12 @@ def figures_of(
         tokens=play.sampled,
         tool_s=play.metrics.get("tool_calls", 0.0),
         generate_s=play.metrics.get("generate_sequences", 0.0),
-        began=began,
+        began=play.began,
         finished=time.time(),
         stops=stops,
         terms={name: info[f"term_{name}"] for name in terms},
+        id=play.id,
+        is_lost=is_kept and not play.id,
     )
 
 

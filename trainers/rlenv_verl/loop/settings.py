@@ -21,7 +21,7 @@ class LoopSettings:
 
     `prompt_length` (of the first prompt), `response_length` and `context_length` (of prompt and response of any
     training row) are tokens; `model` is the policy's folder or name ("" where there is none); `processor_kwargs` go to
-    the model's image processor.
+    the model's image processor; `workers` is how many processes play episodes.
     """
 
     prompt_length: int
@@ -31,6 +31,7 @@ class LoopSettings:
     with_logprobs: bool
     template_kwargs: Mapping[str, Any]
     processor_kwargs: Mapping[str, Any]
+    workers: int = 1
 
 
 def read_settings(config: Any, data_config: Any) -> LoopSettings:
@@ -46,6 +47,7 @@ def read_settings(config: Any, data_config: Any) -> LoopSettings:
         with_logprobs=bool(rollout.calculate_log_probs),
         template_kwargs=plain(data_config.get("apply_chat_template_kwargs")),
         processor_kwargs=plain(data_config.get("mm_processor_kwargs")),
+        workers=int((rollout.get("agent") or {}).get("num_workers") or 1),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlenv_verl.export.checkpoints import find_checkpoints
 from rlenv_verl.rehearse.script import KINDS
+from rlenv_verl.run.kept import KeptEpisodes
 from rlenv_verl.run.runfile import Run
 
 __all__ = ["Check", "Evidence", "check_run"]
@@ -213,7 +214,7 @@ def _episodes(evidence: Evidence) -> Check:
     detail = f"{', '.join(f'{count:,} {kind}' for kind, count in sorted(kinds.items()))}; {calls:,} calls of tools"
     if failed:
         told = ", ".join(f"{count:,} {reason}" for reason, count in failed.most_common(3))
-        detail = f"failed unasked: {told} (trajectories/failures.jsonl)"
+        detail = f"failed unasked: {told} (rlenv view --failed)"
     return Check("episodes", bool(rows) and not failed, detail)
 
 
@@ -297,14 +298,14 @@ def _validated(evidence: Evidence) -> Check:
         if any(name.startswith(("val-core/", "val-aux/")) for name in data)
     ]
     short = []
+    kept = KeptEpisodes(run.folder, run.records).by_step_and_mode()
     for step in wanted:
         for mode in run.modes:
-            path = run.records / f"step-{step:05d}-{mode}.jsonl"
-            has = path.read_bytes().count(b"\n") if path.is_file() else 0
+            has = kept[step, mode]
             expected = sum(1 for _ in _held_out(evidence, step)) // max(1, len(run.modes))
             if has == 0 or has != expected:
-                short.append(f"{path.name} has {has} episodes, {expected} were played")
-    detail = f"held-out episodes are recorded at steps {found}"
+                short.append(f"step {step} has {has} {mode} episodes, {expected} were played")
+    detail = f"held-out episodes are kept at steps {found}"
     return Check("validation", found == wanted and not short, "; ".join(short[:3]) or f"{detail}, expected {wanted}")
 
 

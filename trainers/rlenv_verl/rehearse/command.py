@@ -26,14 +26,13 @@ from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
 from rlenv_verl.rehearse.usage import Peak, watched
-from rlenv_verl.run.attempts import begin_attempt
 from rlenv_verl.run.launch import Ending, ending_lines
 from rlenv_verl.run.metrics import StepFigures
 from rlenv_verl.run.preflight import config_of
 from rlenv_verl.run.preflight_command import look
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
 from rlenv_verl.run.resume import resumed
-from rlenv_verl.run.runfile import locked
+from rlenv_verl.run.runfile import begun, locked
 from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.preset import Preset, compose
 from rlenv_verl.settings.specs import TrainedSpec
@@ -185,6 +184,7 @@ def _prepared(arguments: argparse.Namespace, mark: str) -> _Scene:
         preset=rehearsed,
         seed=arguments.seed or 0,
         steps=before,
+        command=arguments.command,
         # The command line's own come last: who asks for two workers gets them.
         user_overrides=(*replacing, *overrides),
     )
@@ -237,7 +237,7 @@ def _played(
     """Both attempts; the plan with what they left."""
     limit = arguments.time_limit or float("inf")
     started = time.monotonic()
-    plan = dataclasses.replace(scene.plan, run=begin_attempt(scene.plan.run, 0))
+    plan = dataclasses.replace(scene.plan, run=begun(scene.plan.run, 0))
     with stages.timed("veRL, from the beginning"):
         ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
     if ending.how == "finished":
@@ -257,7 +257,7 @@ def _played(
 
 
 def _checked(scene: _Scene, plan: Plan) -> list[Check]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow.parquet
 
     from rlenv_verl.export.weights import plain_weights
     from rlenv_verl.rehearse.server import digest

@@ -5,24 +5,33 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
-__all__ = ["Attempt", "begin_attempt", "merge_metrics", "write_run"]
+__all__ = ["Attempt", "attempts_of", "begin_attempt", "merge_metrics", "write_run"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of veRL. `from_step` is the checkpoint's step, 0 without one; `started` is local time, ISO 8601."""
+    """One start of veRL, with the fields of `rlenv.runs.folder.Attempt`; the first one's `number` is 1.
+
+    `from_step` is the checkpoint's step, 0 without one; `lock` names what it was made of, "" where nothing does;
+    `started` is in seconds since the epoch; `host` and `pid` are the process that drives it.
+    """
 
     number: int
     from_step: int
-    started: str = ""
+    started: float = 0.0
+    lock: str = ""
+    host: str = ""
+    pid: int = 0
 
     def metrics(self, folder: Path) -> Path:
         """What veRL itself writes in the run's folder: its file logger begins an empty file at each start."""
@@ -40,9 +49,23 @@ class _Run(Protocol):
 _R = TypeVar("_R", bound=_Run)
 
 
-def begin_attempt(run: _R, from_step: int) -> _R:
+def attempts_of(entries: Sequence[Mapping[str, Any]]) -> tuple[Attempt, ...]:
+    """The attempts that a run.json lists, also one of an older version, whose times are texts."""
+    return tuple(Attempt(**{**entry, "started": _seconds(entry.get("started", 0.0))}) for entry in entries)
+
+
+def _seconds(told: float | str) -> float:
+    if not isinstance(told, str):
+        return told
+    try:
+        return datetime.fromisoformat(told).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def begin_attempt(run: _R, from_step: int, *, lock: str = "") -> _R:
     """The run with one more attempt, kept in run.json."""
-    attempt = Attempt(len(run.attempts) + 1, from_step, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    attempt = Attempt(len(run.attempts) + 1, from_step, time.time(), lock, socket.gethostname(), os.getpid())
     known: Any = run
     begun: _R = dataclasses.replace(known, attempts=(*run.attempts, attempt))
     attempt.metrics(run.folder).parent.mkdir(parents=True, exist_ok=True)

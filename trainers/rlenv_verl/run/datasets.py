@@ -142,8 +142,8 @@ def _row(
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows as parquet; the folder is made where it is missing."""
-    import pyarrow  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
+    import pyarrow
+    import pyarrow.parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)

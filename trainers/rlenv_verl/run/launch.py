@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 from uuid import uuid4
 
 from rlenv_verl.run import guard
 from rlenv_verl.run.guard import RUN_MARK, Segments, end_marked
 
-__all__ = ["EXIT_STATUS", "Ending", "ending_lines", "run_to_end"]
+__all__ = ["EXIT_STATUS", "Ending", "How", "ending_lines", "run_to_end"]
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
@@ -52,6 +52,7 @@ def run_to_end(
     on_poll: Callable[[float], None],
     cwd: str | None = None,
     lock: int | None = None,
+    stop: Path | None = None,
 ) -> Ending:
     """Run `command` to its end or to the limit, and end every process it started.
 
@@ -68,21 +69,15 @@ def run_to_end(
         on_poll: called several times a second with the seconds so far.
         cwd: the driver's working directory; this process's own otherwise.
         lock: a file descriptor that the guard keeps open until the run is ended.
+        stop: a file that ends the run like a Ctrl-C once it is there; it may be made on any machine.
     """
     mark = uuid4().hex
     started = time.monotonic()
     # In the system's temporary folder, not in the run's: Ray puts sockets there, whose paths are bounded (107 bytes).
     with _temporary_folder() as ray_dir, _guarded(mark, ray_dir, lock), log.open("ab") as output:
         log_from = output.tell()
-        process = subprocess.Popen(
-            [part.replace("{ray_dir}", str(ray_dir)).replace("{mark}", mark) for part in command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**environment, RUN_MARK: mark},
-            start_new_session=True,
-            cwd=cwd,
-        )
+        words = [part.replace("{ray_dir}", str(ray_dir)).replace("{mark}", mark) for part in command]
+        process = _driver(words, output, environment={**environment, RUN_MARK: mark}, cwd=cwd)
         segments = Segments(mark)
 
         def look() -> bool:
@@ -90,6 +85,8 @@ def run_to_end(
             segments.look()
             seconds = time.monotonic() - started
             on_poll(seconds)
+            if stop is not None and stop.exists():
+                raise KeyboardInterrupt
             return seconds <= time_limit_s
 
         with _terminated_as_interrupted():
@@ -103,6 +100,20 @@ def run_to_end(
     if how == "finished" and process.returncode != 0:
         how = "failed"
     return Ending(how, process.returncode, time.monotonic() - started, log_from)
+
+
+def _driver(
+    command: Sequence[str], output: IO[bytes], *, environment: Mapping[str, str], cwd: str | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        cwd=cwd,
+    )
 
 
 def ending_lines(ending: Ending, log: Path, *, last: Callable[[], Iterable[str]]) -> Iterator[str]:

@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train a policy on one spec or several with veRL. Everything of the run is kept in one folder.",
         epilog=_EPILOG,
     )
+    reads.set_defaults(command=())  # the command line itself, which whoever reads it adds
     reads.add_argument("items", nargs="*", metavar="SPEC | key=value", help="YAML files, or names of specs that ship")
     _what_is_trained(reads)
     _how_long(reads)

@@ -18,6 +18,7 @@ from rlenv.errors import UsageError
 from rlenv.tokens.encoder import HISTORIES, History
 from rlenv_verl.loop.fate import failure_policy
 from rlenv_verl.loop.group import stragglers
+from rlenv_verl.loop.keep import KEEP_GB
 from rlenv_verl.loop.reward_model import check_reward_model
 from rlenv_verl.run.datasets import Mode, agent_name, mixed_rows, validation_rows, write_rows
 from rlenv_verl.run.process_environment import joining
@@ -51,7 +52,7 @@ class RunSettings:
     """What the command line asks for. `user_overrides` are Hydra overrides and win over everything.
 
     `model` is a folder or a name on the hub, and `given` what it was made of, as `--model` named it; "" where they are
-    the same. `save_every` and `steps` are None where the preset decides.
+    the same. `save_every` and `steps` are None where the preset decides. `command` is the command line itself.
     """
 
     specs: tuple[TrainedSpec, ...]
@@ -66,6 +67,7 @@ class RunSettings:
     ray_address: str | None = None
     user_overrides: tuple[str, ...] = ()
     given: str = ""
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,7 @@ def prepare(
         shuffled_rewards=settings.shuffle_rewards,
         model=settings.model,
         given=settings.given,
+        command=settings.command,
         train_split=run["train_split"],
         validation_split=run["validation_split"],
         validation_tasks=run["validation_tasks"],
@@ -259,9 +262,11 @@ def _overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str
     """All that veRL is given; what stands later wins."""
     overrides = settings.preset.overrides()
     overrides += [override(key, value) for key, value in _own_keys(settings, folder, max_prompt_tokens).items()]
-    if "sampler_kwargs.trained_file" not in " ".join(settings.user_overrides) and _has_own_sampler(settings.preset):
-        trained = str(folder / "trained.jsonl")
-        overrides.append(override("trainer.v1.sampler.sampler_kwargs.trained_file", trained, add=True))
+    if _has_own_sampler(settings.preset):
+        given = " ".join(settings.user_overrides)
+        for name, path in (("trained_file", folder / "trained.jsonl"), ("record_dir", folder)):
+            if f"sampler_kwargs.{name}" not in given:
+                overrides.append(override(f"trainer.v1.sampler.sampler_kwargs.{name}", str(path), add=True))
     if settings.ray_address is not None:
         overrides = joining(overrides, settings.ray_address)
     else:
@@ -323,7 +328,8 @@ def _loop(spec: TrainedSpec, at: Shipped, settings: RunSettings, folder: Path) -
         "seed": settings.seed,
         "turn_tokens": run["turn_tokens"],
         "template_kwargs": dict(run["template_kwargs"]),
-        "record_dir": str(folder / "trajectories"),
+        "record_dir": str(folder),
+        "keep_gb": KEEP_GB if run.get("keep_gb") is None else float(run["keep_gb"]),
         "failures": dict(run.get("failures") or {}),
         "stragglers": run.get("stragglers"),
         "watch_dir": str(folder / "watch") if watches is None or watches else None,

@@ -11,9 +11,9 @@ import orjson
 import yaml
 
 from rlenv.errors import UsageError
-from rlenv_verl.run.attempts import begin_attempt
 from rlenv_verl.run.datasets import validation_rows, write_rows
-from rlenv_verl.run.runfile import Run, forget_after, last_checkpoint
+from rlenv_verl.run.kept import seal_all
+from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint
 from rlenv_verl.settings.preset import compose, override
 from rlenv_verl.settings.specs import TrainedSpec, load_specs
 
@@ -25,7 +25,8 @@ def resumed(
 ) -> tuple[Run, list[str]]:
     """The run with one more attempt, and the overrides that hold for that attempt alone.
 
-    Figures and records of what will be trained anew are removed. Without any checkpoint the run begins again.
+    Figures of what will be trained anew are removed; its episodes stay, and do not count. Without any checkpoint the
+    run begins again.
 
     Args:
         run: the run, which no other process trains.
@@ -62,7 +63,9 @@ def resumed(
     if dry_run:
         return run, more
     forget_after(run, step, validates=validates)
-    return begin_attempt(run, step), more
+    seal_all(run.folder)
+    _keeps_in_its_folder(run)
+    return begun(run, step), more
 
 
 def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) -> tuple[Run, list[str]]:
@@ -87,7 +90,7 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
     folder.mkdir(parents=True, exist_ok=True)
     loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
     for loop in loops:
-        loop["record_dir"] = str(folder / "trajectories")
+        loop["record_dir"] = str(folder)
         loop["watch_dir"] = str(folder / "watch") if loop.get("watch_dir") else None
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
     if run.ray_address is not None:
@@ -109,7 +112,17 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
         warm_start=None,
         attempts=(),
     )
-    return begin_attempt(validation, step), more
+    return begun(validation, step), more
+
+
+def _keeps_in_its_folder(run: Run) -> None:
+    """Has the agent loops of a run that an older version prepared keep episodes as those of this one do."""
+    path = run.folder / "agent_loop.yaml"
+    loops = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if any(loop["record_dir"] == str(run.records) for loop in loops):
+        for loop in loops:
+            loop["record_dir"] = str(run.folder)
+        path.write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
 
 
 def _from(checkpoint: Path) -> list[str]:

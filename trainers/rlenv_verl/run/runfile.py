@@ -1,8 +1,11 @@
 """`run.json`: what a run is made of, so that it can go on after any end; and what its attempts left.
 
 An attempt is one start of veRL. The first begins at step 0, each later one at the checkpoint it goes on from. What an
-earlier attempt did after that checkpoint is trained anew, so its figures and records are forgotten first: nothing is
-counted twice.
+earlier attempt did after that checkpoint is trained anew: its figures are forgotten first, and its episodes, which stay
+in the run's folder, do not count any more.
+
+`run.json` says what any run's does (`rlenv.runs.folder.RunInfo`), so that whatever reads runs reads this one, and
+beside it what starts veRL again.
 """
 
 from __future__ import annotations
@@ -22,15 +25,18 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rlenv.errors import UsageError
-from rlenv_verl.run.attempts import Attempt, write_run
+from rlenv.runs.folder import State
+from rlenv.secrets import redact_value
+from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 from rlenv_verl.run.datasets import Mode
 
 if TYPE_CHECKING:
     from rlenv.tokens.encoder import History
 
-__all__ = ["Run", "SpecEntry", "forget_after", "last_checkpoint", "locked"]
+__all__ = ["Run", "SpecEntry", "begun", "forget_after", "last_checkpoint", "locked"]
 
-_VERSION = 1
+_VERSION = 2
+_READ = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,8 @@ class Run:
     preset, the shell and the command line decided on, and `pinned` names those of the command line;
     `cwd` is where relative paths of the command line are relative to. `modes` are those of the validation. `history` is
     what becomes of turns that the chat template would write otherwise later (`run.history`). `given` is what `model`
-    was made of, such as `package:NAME`; "" where nothing was made.
+    was made of, such as `package:NAME`; "" where nothing was made. `command` is the command line of the last attempt,
+    `state` what has become of that, and `ended` when, in seconds since the epoch (0.0: it has not).
     """
 
     folder: Path
@@ -78,6 +85,9 @@ class Run:
     history: History = "grow"
     pinned: tuple[str, ...] = ()
     given: str = ""
+    command: tuple[str, ...] = ()
+    state: State = "stopped"
+    ended: float = 0.0
 
     @property
     def sources(self) -> dict[str, str]:
@@ -96,7 +106,7 @@ class Run:
 
     @property
     def records(self) -> Path:
-        """The folder of trajectories and failures."""
+        """Where older versions wrote trajectories and failures, a file a step."""
         return self.folder / "trajectories"
 
     @property
@@ -114,9 +124,25 @@ class Run:
         """Where the run's processes say what they wait for."""
         return self.folder / "watch"
 
+    @property
+    def stop(self) -> Path:
+        """The file that asks the run to stop; whoever makes it need not know where the run runs."""
+        return self.folder / "stop"
+
     def save(self) -> None:
         """Write run.json, whole or not at all."""
-        write_run(self, {"version": _VERSION, **dataclasses.asdict(self)})
+        own = dataclasses.asdict(self)
+        # Any run's `environment` is what was played in; the variables have stood under that name here.
+        variables = own.pop("environment")
+        common = {
+            "kind": "eval" if self.validation_only else "train",
+            "command": redact_value(list(self.command)),
+            "spec": ", ".join(spec.source for spec in self.specs),
+            "environment": ", ".join(spec.id for spec in self.specs),
+            "policy": self.model,
+            "facts": {name: own[name] for name in _FACTS},
+        }
+        write_run(self, {"version": _VERSION, **own, **common, "variables": variables})
 
     @classmethod
     def load(cls, folder: Path) -> Run:
@@ -132,13 +158,28 @@ class Run:
             hint = f"did you mean {folder / inside[-1]}?" if inside else "give the folder that `rlenv train` printed"
             raise UsageError(f"{folder} holds no run (there is no run.json in it)", hint=hint)
         fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields.pop("version", None) != _VERSION:
+        version = fields.pop("version", None)
+        if version not in _READ:
             raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
+        if version > 1:
+            fields["environment"] = fields.pop("variables")
+            for name in ("kind", "spec", "policy", "facts"):
+                fields.pop(name)
         fields["specs"] = tuple(SpecEntry(**entry) for entry in fields["specs"])
-        fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
-        for name in ("modes", "overrides", "pinned"):
+        fields["attempts"] = attempts_of(fields["attempts"])
+        for name in ("modes", "overrides", "pinned", "command"):
             fields[name] = tuple(fields.get(name, ()))
         return cls(folder=folder, **fields)
+
+
+_FACTS = ("preset", "algorithm", "mode", "seed", "train_split", "validation_split", "validation_tasks")
+"""Of a run's own fields, those that say more of it to whoever lists runs."""
+
+
+def begun(run: Run, from_step: int) -> Run:
+    """The run with one more attempt that is running, kept in run.json; a wish to stop an earlier one is forgotten."""
+    run.stop.unlink(missing_ok=True)
+    return begin_attempt(dataclasses.replace(run, state="running", ended=0.0), from_step)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -162,9 +203,10 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def forget_after(run: Run, step: int, *, validates: bool) -> None:
-    """Remove the records of what is done anew: of all later steps, and of `step`'s validation where it `validates`.
+    """Remove the figures of what is done anew, and checkpoints of later steps, which were cut while they were written.
 
-    Also removes checkpoints of later steps, which were cut while they were written.
+    Of the files that older versions wrote, the records too: of all later steps, and of `step`'s validation where it
+    `validates`. Kept episodes stay; `rlenv.runs.reader` leaves out those that do not count.
     """
     for path in run.records.glob("step-*.jsonl"):
         number = int(path.name.split("-")[1])

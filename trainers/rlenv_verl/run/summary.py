@@ -1,30 +1,40 @@
-"""What a run leaves for later: its summary, its trained policy, and its records joined into one file a step."""
+"""What a run leaves for later: its summary, its trained policy, and its episodes sealed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlenv.runs.folder import State
 from rlenv_verl.export.checkpoints import find_checkpoints, versions
-from rlenv_verl.run.launch import Ending
+from rlenv_verl.run.kept import KeptEpisodes, seal_all
+from rlenv_verl.run.launch import Ending, How
 from rlenv_verl.run.metrics import StepFigures
 from rlenv_verl.run.progress import phase_shares
 from rlenv_verl.run.report import plot_png, series
 from rlenv_verl.run.runfile import Run
 
-__all__ = ["failures_by_step", "gather_records", "summarise", "training_figures"]
+__all__ = ["summarise", "training_figures"]
+
+_STATES: Mapping[How, State] = {
+    "finished": "ended",
+    "failed": "failed",
+    "time_limit": "stopped",
+    "interrupted": "stopped",
+}
+"""What has become of a run, by how its last start of veRL ended."""
 
 # A larger policy is exported on request (`rlenv export-policy`): it is read into memory and takes its size once more.
 _KEPT_BYTES = 4 << 30
 
 
 def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds: float) -> dict[str, Any]:
-    """Gather what the run left, write summary.json, and return it.
+    """Gather what the run left, write summary.json, say in run.json what has become of it, and return the summary.
 
     Args:
         run: the run, with all its attempts.
@@ -32,9 +42,9 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         steps: the figures of all attempts, one entry a step.
         seconds: wall time of this attempt, everything included.
     """
-    gather_records(run.records)
+    seal_all(run.folder)
     trained = _keep_policy(run, run.folder / "trained")
-    failures = run.records / "failures.jsonl"
+    episodes = KeptEpisodes(run.folder, run.records)
     last_terms = {label: dict(terms) for entry in steps for label, terms in entry.terms.items()}
     summary: dict[str, Any] = {
         "environment": ", ".join(spec.id for spec in run.specs),
@@ -55,8 +65,9 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "training": training_figures(steps),
         "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
         "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
-        "failed_episodes": failures.read_bytes().count(b"\n") if failures.exists() else 0,
-        "failure_reasons": _reasons(failures),
+        "kept_episodes": len(episodes),
+        "failed_episodes": len(episodes.failed()),
+        "failure_reasons": episodes.reasons(),
         "trained": str(trained) if trained is not None else None,
         "model": run.model,
         "warm_start": run.warm_start,
@@ -64,6 +75,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
     }
     text = json.dumps(summary, indent=2)
     (run.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+    dataclasses.replace(run, state=_STATES[ending.how], ended=time.time()).save()
     curves = series(steps)
     if curves:
         plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")
@@ -85,6 +97,7 @@ _STEADY = {
 }
 _COUNTED = {
     "invalid": "invalid",
+    "not_kept": "not kept",
     "ended/template": "cut, the chat template shows no such turn",
     "masked/": "masked, ",
     "zeroed/": "counted as 0, ",
@@ -121,18 +134,6 @@ def training_figures(steps: Sequence[StepFigures]) -> dict[str, dict[str, Any]]:
     return out
 
 
-def gather_records(folder: Path) -> None:
-    """Join the files of the run's processes (`NAME.PID.jsonl`), one a step and mode.
-
-    What a process that was killed left of its last line stays a line of its own.
-    """
-    for part in sorted(folder.glob("*.*.jsonl")):
-        content = part.read_bytes()
-        with (folder / f"{part.name.split('.')[0]}.jsonl").open("ab") as file:
-            file.write(content if content.endswith(b"\n") or not content else content + b"\n")
-        part.unlink()
-
-
 def _keep_policy(run: Run, target: Path) -> Path | None:
     """Export the last checkpoint's policy to `target`; None where there is none, or where a copy costs too much."""
     newest = next((entry for entry in reversed(find_checkpoints(run.folder)) if not entry.fault), None)
@@ -148,23 +149,3 @@ def _keep_policy(run: Run, target: Path) -> Path | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 3) if values else None
-
-
-def _reasons(failures: Path, *, most: int = 5) -> dict[str, int]:
-    """The commonest reasons of failed episodes and how often each was seen; empty without failures."""
-    if not failures.exists():
-        return {}
-    entries = [json.loads(line) for line in failures.read_bytes().splitlines()]
-    counts = Counter(f"{entry['reason']}: {entry['message']}" for entry in entries)
-    return dict(counts.most_common(most))
-
-
-def failures_by_step(folder: Path, *, split: str) -> dict[int, int]:
-    """How many episodes of a split failed at each step, from the records that the run's processes have written."""
-    counts: dict[int, int] = {}
-    for part in folder.glob("failures*.jsonl"):
-        for line in part.read_bytes().split(b"\n")[:-1]:
-            entry = json.loads(line)
-            if entry["split"] == split:
-                counts[entry["step"]] = counts.get(entry["step"], 0) + 1
-    return counts

@@ -19,9 +19,11 @@ from rlenv.errors import RlenvError, UsageError
 from rlenv.models import lacks, local_model
 from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
+from rlenv.runs.folder import is_run
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.loop.lost import told_at_the_end
-from rlenv_verl.run.attempts import begin_attempt, merge_metrics
+from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.kept import KeptEpisodes
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
@@ -32,8 +34,8 @@ from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, show_summary, st
 from rlenv_verl.run.prompts import measure_prompts
 from rlenv_verl.run.report import plot_text, series
 from rlenv_verl.run.resume import resumed, validation_of
-from rlenv_verl.run.runfile import Run, locked
-from rlenv_verl.run.summary import failures_by_step, summarise
+from rlenv_verl.run.runfile import Run, begun, locked
+from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.policy import stops_of
 from rlenv_verl.settings.preset import Preset, override
 from rlenv_verl.settings.specs import TrainedSpec, spec_and_overrides
@@ -51,6 +53,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     console = Console(highlight=False, soft_wrap=True)
     try:
+        arguments.command = ("rlenv", "train", *argv)
         if arguments.rehearse:
             from rlenv_verl.rehearse.command import rehearse
 
@@ -118,7 +121,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "-".join(spec.name for spec in specs)
     folder = (arguments.output or Path("runs") / f"{name}-{stamp}").resolve()
-    if (folder / "metrics.jsonl").exists():
+    # Episodes come before the first figures: those of a run that died early would be taken for this one's.
+    if (folder / "metrics.jsonl").exists() or is_run(folder):
         raise UsageError(
             f"{folder} holds a run already", hint=f"choose another folder with -o, or go on with --resume {folder}"
         )
@@ -146,6 +150,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
         user_overrides=tuple(overrides),
         given=_made_of(arguments.model, model),
+        command=arguments.command,
     )
     if warm_start is None and not is_to_be_made(model):
         stops = stops_of(model, specs, preset.run["template_kwargs"])
@@ -154,7 +159,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
-    return dataclasses.replace(plan, run=begin_attempt(plan.run, 0)), lock
+    return dataclasses.replace(plan, run=begun(plan.run, 0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
@@ -164,7 +169,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     given += [item for item in overrides if item.startswith("run.")]
     if given:
         raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
-    run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
+    run = _taken(arguments, overrides)
     if arguments.eval:
         _made_again(run)
         run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks)
@@ -174,7 +179,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
             raise UsageError("--validation-tasks of a run stay as they are", hint="with --eval they can be others")
         lock = stack.enter_context(locked(run.folder))
         # Read again, now that nobody else changes it.
-        run = _with_more(Run.load(arguments.resume), overrides, arguments.ray_address)
+        run = _taken(arguments, overrides)
         _made_again(run)
         run, more = resumed(run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run)
     variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
@@ -192,6 +197,12 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
 def _say(variables: Variables, console: Console) -> None:
     for line in variables.said:
         console.print(f"environment {line}", markup=False)
+
+
+def _taken(arguments: argparse.Namespace, overrides: Sequence[str]) -> Run:
+    """The run that `--resume` names, as it goes on."""
+    run = dataclasses.replace(Run.load(arguments.resume), command=arguments.command)
+    return _with_more(run, overrides, arguments.ray_address)
 
 
 def _with_more(run: Run, overrides: Sequence[str], ray_address: str | None) -> Run:
@@ -300,7 +311,8 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tup
     if any(item.startswith("+ray_kwargs.ray_init.address=local") for item in plan.overrides):
         command.append("+ray_kwargs.ray_init._temp_dir={ray_dir}")
     merge_metrics(run.folder, run.attempts)
-    steps = [_corrected(entry, plan) for entry in MetricsFile(run.metrics, run.sources).new()]
+    episodes = KeptEpisodes(run.folder, run.records)
+    steps = [_corrected(entry, plan, episodes) for entry in MetricsFile(run.metrics, run.sources).new()]
     figures = MetricsFile(metrics, run.sources, copy=run.metrics)
 
     shutil.rmtree(run.watch, ignore_errors=True)  # what an earlier attempt waited for
@@ -310,7 +322,7 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tup
 
         def poll(seconds: float) -> None:
             for read in figures.new():
-                entry = _corrected(read, plan)
+                entry = _corrected(read, plan, episodes)
                 steps.append(entry)
                 for line in step_lines(entry, total=plan.total_steps, seconds=seconds):
                     console.print(line, markup=False)
@@ -326,19 +338,20 @@ def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tup
             on_poll=poll,
             cwd=run.cwd if Path(run.cwd).is_dir() else None,
             lock=lock,
+            stop=run.stop,
         )
         poll(ending.seconds)
     return ending, merged(steps)
 
 
-def _corrected(entry: StepFigures, plan: Plan) -> StepFigures:
+def _corrected(entry: StepFigures, plan: Plan, episodes: KeptEpisodes) -> StepFigures:
     """The figures with failed episodes left out of the training reward."""
     valid = [figures for figures in entry.specs.values() if "reward" in figures]
     if valid:  # rlenv's own figures leave them out already
         weights = [figures["episodes"] - sum(_masked(figures).values()) for figures in valid]
         total = sum(figures["reward"] * weight for figures, weight in zip(valid, weights, strict=True))
         return dataclasses.replace(entry, reward=total / sum(weights)) if sum(weights) else entry
-    failed = failures_by_step(plan.run.records, split=plan.run.train_split)
+    failed = episodes.failed_by_step(split=plan.run.train_split)
     return without_failures(entry, failed=failed.get(entry.step, 0), episodes=plan.episodes_a_step)
 
 
@@ -352,7 +365,7 @@ def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, co
     console.print()
     show_summary(summary, console)
     console.print(
-        f"{summary['seconds']:.0f} s in all; summary.json, curve.png and trajectories/ in {folder}", markup=False
+        f"{summary['seconds']:.0f} s in all; summary.json, curve.png and its episodes in {folder}", markup=False
     )
     if summary["trained"]:
         console.print(f"trained policy: {summary['trained']}", markup=False)
@@ -361,6 +374,8 @@ def _show(summary: Mapping[str, Any], steps: list[StepFigures], folder: Path, co
 def _explain(ending: Ending, run: Run, console: Console) -> None:
     """Say why a run did not finish, and how to go on with it."""
     log = run.folder / "verl.log"
+    if ending.how == "interrupted" and run.stop.exists():
+        console.print(f"{run.stop} asked for the end", markup=False)
     for line in ending_lines(ending, log, last=lambda: told_at_the_end(log, since=ending.log_from)):
         console.print(line, markup=False)
     if not run.validation_only:

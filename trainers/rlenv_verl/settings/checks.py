@@ -41,6 +41,7 @@ OF_THE_RUN: Final[Mapping[str, str]] = {
     "hydra.run.dir": "it lies in the run's folder; say -o",
     "ray_kwargs.ray_init.address": "say --ray-address",
     "trainer.v1.sampler.sampler_kwargs.trained_file": "it lies in the run's folder; say -o",
+    "trainer.v1.sampler.sampler_kwargs.record_dir": "it is the run's folder; say -o",
 }
 """Keys that every run sets itself, over any preset, and what to say instead."""
 
@@ -62,6 +63,10 @@ def _is_text(value: Any) -> bool:
 def _is_time(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (number and 0 < value < math.inf)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _are_modes(value: Any) -> bool:
@@ -92,6 +97,7 @@ RUN_OPTIONAL: Final[Mapping[str, _Check]] = {
     "watch": ("true or false", lambda value: isinstance(value, bool) or value is None),
     "reward_model": ("the name of an endpoint of the specs", lambda value: _is_text(value) or value is None),
     "history": (f"one of {', '.join(HISTORIES)}", lambda value: value in HISTORIES),
+    "keep_gb": ("a number of gigabytes, such as 5", lambda value: value is None or _is_size(value)),
     "threads": ("a number of threads for each process, such as 2", lambda value: _is_count(value) or value is None),
 }
 """Keys that it may leave out."""

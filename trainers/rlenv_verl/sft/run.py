@@ -14,7 +14,7 @@ from typing import Any
 
 from rlenv.errors import UsageError
 from rlenv_verl.export.checkpoints import Checkpoint
-from rlenv_verl.run.attempts import Attempt, write_run
+from rlenv_verl.run.attempts import Attempt, attempts_of, write_run
 
 __all__ = ["SftRun", "Step", "checkpoints_of", "read_steps"]
 
@@ -80,7 +80,7 @@ class SftRun:
             raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
         for name in ("data", "val", "overrides"):
             fields[name] = tuple(fields[name])
-        fields["attempts"] = tuple(Attempt(**entry) for entry in fields["attempts"])
+        fields["attempts"] = attempts_of(fields["attempts"])
         return cls(folder=folder.resolve(), **fields)
 
 

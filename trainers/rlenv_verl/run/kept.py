@@ -1,0 +1,99 @@
+"""The episodes that a run of `rlenv train` has kept: how many failed, and why; of older versions' files too."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlenv.runs.folder import is_run, open_run
+from rlenv.runs.journal import segments
+from rlenv.runs.pack import is_alive
+from rlenv.runs.parts import seal
+from rlenv.runs.reader import RunReader
+from rlenv.secrets import logger
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["KeptEpisodes", "seal_all"]
+
+_log = logger(__name__)
+
+
+@dataclass(slots=True)
+class KeptEpisodes:
+    """What stands in a run's folder now; each question reads what has come since the last one.
+
+    Args:
+        folder: the run's.
+        records: where older versions wrote `failures.jsonl`, which stays readable.
+    """
+
+    folder: Path
+    records: Path
+    _reader: RunReader | None = None
+
+    def _table(self) -> pa.Table | None:
+        if self._reader is None:
+            if not is_run(self.folder):
+                return None
+            self._reader = open_run(self.folder)
+        self._reader.refresh()
+        return self._reader.table
+
+    def __len__(self) -> int:
+        """How many episodes count."""
+        table = self._table()
+        return 0 if table is None else len(table)
+
+    def by_step_and_mode(self) -> Counter[tuple[int, str]]:
+        """How many episodes count, by step and by how they were sampled."""
+        table = self._table()
+        if table is None:
+            return Counter()
+        return Counter(zip(table["step"].to_pylist(), table["mode"].to_pylist(), strict=True))
+
+    def failed(self) -> list[Mapping[str, Any]]:
+        """Step, split and failure of those that failed, with those that an older version wrote down."""
+        found: list[Mapping[str, Any]] = list(self._older())
+        table = self._table()
+        if table is not None:
+            import pyarrow.compute as pc
+
+            failed = table.filter(pc.not_equal(table["failure"], ""))
+            found += failed.select(["step", "split", "failure", "failure_message"]).to_pylist()
+        return found
+
+    def _older(self) -> Iterator[Mapping[str, Any]]:
+        for part in sorted(self.records.glob("failures*.jsonl")):
+            for line in part.read_bytes().split(b"\n")[:-1]:
+                entry = json.loads(line)
+                told = {"failure": entry.get("reason", ""), "failure_message": entry.get("message", "")}
+                yield {"step": entry["step"], "split": entry["split"], **told}
+
+    def failed_by_step(self, *, split: str) -> dict[int, int]:
+        """How many episodes of a split failed at each step."""
+        return dict(Counter(row["step"] for row in self.failed() if row["split"] == split))
+
+    def reasons(self, *, most: int = 5) -> dict[str, int]:
+        """The commonest reasons of failed episodes and how often each was seen; empty without failures."""
+        counts = Counter(f"{row['failure']}: {row['failure_message']}" for row in self.failed())
+        return dict(counts.most_common(most))
+
+
+def seal_all(folder: Path) -> None:
+    """Seals what processes of this host that are gone left open.
+
+    What is not or cannot be sealed stays a journal, which is read as well; `rlenv runs pack` takes it up.
+    """
+    for segment in sorted(segments(folder)):
+        if is_alive(segment):
+            continue
+        try:
+            seal(folder, segment)
+        except OSError as error:
+            _log.warning("%s: the segment %s stays a journal: %s", folder, segment, error)
