@@ -1,4 +1,4 @@
-"""Runs for tests of the viewer's page: trained ones that learn, and one whose texts are hostile. No chance, no clock."""
+"""Runs for tests of the viewer's page: trained ones that learn, and one with hostile texts. No chance, no clock."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ function Bench({ path, specs, tab, onTab }: { path: string; specs: { path: strin
     <Fault fault={asked.fault ?? refused} />
     <div class="bench"><div class="left"><div class="editor" ref={box} />{faults.length > 0 && <ul class="faults" aria-label="Faults">{faults.slice(0, 50).map((fault, i) => <li key={i}><button class="link" onClick={() => editor.current?.go(fault.line, fault.column)}><span class="num dim">{fault.line}:{fault.column}</span><span><Untrusted text={fault.message} most={400} />{fault.hint && <span class="dim"> <Untrusted text={fault.hint} most={300} /></span>}</span></button></li>)}</ul>}</div>
       <div class="right"><Tabs label="What the spec makes" tabs={TABS} at={tab} onTab={onTab} /><div id="panel" role="tabpanel" aria-labelledby={`tab-${tab}`} tabIndex={0}>
-        {tab === "compiled" ? <CompiledTab path={path} text={now} still={state !== "checking" && !faults.length} state={state} /> : tab === "play" ? <Play spec={path} text={now} /> : <Checks spec={path} dirty={dirty} onSave={save} />}</div></div></div>
+        {tab === "compiled" ? <CompiledTab path={path} text={now} still={state !== "checking" && !faults.length} state={faults.length ? "" : state} /> : tab === "play" ? <Play spec={path} text={now} /> : <Checks spec={path} dirty={dirty} onSave={save} />}</div></div></div>
   </>;
 }
 
