@@ -179,7 +179,7 @@ def test_a_turn_is_the_same_however_its_action_was_given(environment: Environmen
         run(environment, [CALL, "<answer>5</answer>"]),
         run(environment, [Sampled(CALL), Sampled("<answer>5</answer>")]),
     )
-    assert [dataclasses.replace(turn, seconds=0.0, results=()) for turn in plain.turns[1:]] == [
-        dataclasses.replace(turn, seconds=0.0, results=()) for turn in sampled.turns[1:]
+    assert [dataclasses.replace(turn, seconds=0.0, started=None, results=()) for turn in plain.turns[1:]] == [
+        dataclasses.replace(turn, seconds=0.0, started=None, results=()) for turn in sampled.turns[1:]
     ]
     assert plain.reward.total == sampled.reward.total

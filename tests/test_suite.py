@@ -190,8 +190,9 @@ RULES = {
     "test_sizes.py",
     "test_suite.py",
     "test_third_party.py",
+    "web/test_browser.py",
 }
-"""What is said of the repository and not of a module."""
+"""What is said of the repository and not of a module, or of what is not Python: the viewer's page."""
 WITHOUT_MODULE = """
     audit/audit audit/judge_audit calls/parts calls/policies cli/commands cli/tools_and_doctor collect/collect
     cut_turns dialects/broken_calls dialects/chat_template dialects/contract dialects/cut_calls dialects/documented

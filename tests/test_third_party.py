@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import resource
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -226,9 +227,18 @@ def make_store(folder: Path) -> DiskStore:
     return DiskStore(folder / "kept.sqlite", owner="a", max_entries=10, ttl_s=None)
 
 
+@pytest.fixture
+def _own_file_limit() -> Iterator[None]:
+    """The engine bounds the files of its process, which is a worker of its own elsewhere."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 DESCRIBE = {"op": "describe", "may_write": False, "max_bytes": 1_000_000}
 
 
+@pytest.mark.usefixtures("_own_file_limit")
 @pytest.mark.parametrize("kind", each("duckdb"))
 def test_what_duckdb_raises_as_it_opens_is_a_resource_error(
     kind: type[Exception], fails: Callable[..., None], tmp_path: Path
@@ -241,6 +251,7 @@ def test_what_duckdb_raises_as_it_opens_is_a_resource_error(
     comes_out(error, ResourceError, lambda: Engine().run({**DESCRIBE, "file": str(tmp_path / "toys.duckdb")}, None))
 
 
+@pytest.mark.usefixtures("_own_file_limit")
 @pytest.mark.parametrize("kind", each("duckdb"))
 def test_what_duckdb_raises_in_a_statement_is_a_failure_of_the_tool_or_the_resource(
     kind: type[Exception], fails: Callable[..., None], tmp_path: Path

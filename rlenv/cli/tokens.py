@@ -19,7 +19,7 @@ from rlenv.cli.verdict import show_report
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_tokenizer
-from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.bound import bind
 from rlenv.tokens.check import check
@@ -108,7 +108,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    trajectory = next((item for index, item in enumerate(record.read(args.trajectories)) if index == args.index), None)
+    trajectory = next((item for index, item in enumerate(recorded(args.trajectories)) if index == args.index), None)
     if trajectory is None:
         raise UsageError(f"{args.trajectories} has no trajectory {args.index}", hint="lines are counted from 0")
     tokenizer = local_tokenizer(args.tokenizer, chat_template=args.template)

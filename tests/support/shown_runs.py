@@ -1,4 +1,4 @@
-"""Runs for tests of the viewer's page: trained ones that learn, and one of hostile texts. No chance, no clock."""
+"""Runs for tests of the viewer's page: trained ones that learn, and one with hostile texts. No chance, no clock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def picture(width: int = 240, height: int = 120) -> Image:
 
 def _call(name: str, text: str, seconds: float, outcome: Any = "ok", **more: Any) -> ToolResult:
     if outcome == "timeout":
-        more |= {"reason": "timeout", "whose": "unclear"}
+        more |= {"reason": "timeout", "whose": "infrastructure"}
     return ToolResult(name, text, outcome, seconds=seconds, **more)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.errors import UsageError
-from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded
 from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.tokens import TokenEncoder
 from rlenv.tokens.check import check, compare
@@ -293,11 +293,11 @@ def test_a_trajectory_is_shown_by_mask_and_turn(folder: Path, capsys: pytest.Cap
     out = folder / "out"
     assert main(["eval", "arithmetic", "--policy", "oracle", "-n", "1", "-o", str(out)]) == 0
     capsys.readouterr()
-    path = out / "trajectories.jsonl"
+    path = out
     assert main(["tokens", "explain", str(path), "--tokenizer", str(folder), "--ids"]) == 0
     shown = capsys.readouterr().out
     assert "[turn 1]" in shown
     assert "⟨" in shown
-    turns = len(next(iter(record.read(path))).turns)
+    turns = len(recorded(path)[0].turns)
     assert f"{turns} turns" in shown
     assert main(["tokens", "explain", str(path), "--tokenizer", str(folder), "--index", "999999"]) == 2

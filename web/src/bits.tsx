@@ -28,7 +28,7 @@ export const Num = ({ children, class: kind = "" }: { children: ComponentChildre
 
 /** How a call, a term or an episode ended: a sign, a word and a colour. */
 const GOOD = new Set(["ok", "valid", "success", "running", "fixed", "better", "ended", "done", "finished", "trained", "complete"]);
-const QUIET = new Set(["skipped", "same", "stopped", "filtered", "idle", "closed", "unknown"]);
+const QUIET = new Set(["skipped", "same", "stopped", "filtered", "idle", "closed", "unknown", "pending", "so far", "stopping"]);
 export function Outcome({ word, bare = false }: { word: string; bare?: boolean }) {
   const kind = GOOD.has(word) ? "good" : QUIET.has(word) ? "quiet" : "bad";
   return <span class={names("outcome", kind, bare && "bare")}><i aria-hidden="true">{kind === "good" ? "●" : kind === "quiet" ? "○" : "▲"}</i><Untrusted text={word} most={40} /></span>;

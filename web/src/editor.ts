@@ -60,7 +60,7 @@ export function mount(parent: HTMLElement, wiring: Wiring): Editor {
   const view = new EditorView({ parent, state: EditorState.create({ doc: wiring.text, extensions: [
     EditorView.cspNonce.of(wiring.nonce), dark.of(isDark()), theme, lineNumbers(), foldGutter(), highlightActiveLineGutter(), history(), drawSelection(), indentOnInput(), indentUnit.of("  "), bracketMatching(), highlightActiveLine(), yaml(), syntaxHighlighting(colours), lintGutter(), autocompletion({ override: [complete] }), hover,
     keymap.of([{ key: "Mod-s", preventDefault: true, run: () => { wiring.onSave(); return true; } }, { key: "Tab", run: acceptCompletion }, { key: "Mod-]", run: indentMore }, { key: "Mod-[", run: indentLess }, { key: "Ctrl-Space", run: startCompletion }, ...completionKeymap, ...lintKeymap, ...foldKeymap, ...historyKeymap, ...defaultKeymap]),
-    EditorView.contentAttributes.of({ "aria-label": "the spec; Escape then Tab leaves it", spellcheck: "false" }), EditorView.updateListener.of(update => { if (update.docChanged) wiring.onChange(update.state.doc.toString()); }),
+    EditorView.contentAttributes.of({ "aria-label": "the spec; Escape then Tab leaves it", spellcheck: "false", tabindex: "0" }), EditorView.updateListener.of(update => { if (update.docChanged) wiring.onChange(update.state.doc.toString()); }),
   ] }) });
   const follow = () => view.dispatch({ effects: dark.reconfigure(isDark()) });
   scheme.addEventListener("change", follow);

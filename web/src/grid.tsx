@@ -16,7 +16,7 @@ const TALLEST = 8_000_000;
 export function Grid<R>(options: Options<R>) {
   const { columns, total, source, load, id, sort, selected } = options;
   const box = useRef<HTMLDivElement>(null), pages = useRef(new Map<number, R[] | null>()), shown = useRef(new Map<number, R[]>());
-  const [top, setTop] = useState(0), [view, setView] = useState(600), [active, setActive] = useState(0), [, draw] = useReducer((n: number) => n + 1, 0), wanted = useRef(false);
+  const [top, setTop] = useState(0), [view, setView] = useState(600), [active, setActive] = useState(0), [, draw] = useReducer((n: number) => n + 1, 0), wanted = useRef(false), unsaid = useRef(false);
   const known = useRef(source);
   if (known.current !== source) {
     known.current = source;
@@ -51,9 +51,13 @@ export function Grid<R>(options: Options<R>) {
     setActive(i);
     bring(i);
     wanted.current = true;
+    unsaid.current = !row;
     if (row) options.onSelect(row, i);
   };
   useLayoutEffect(() => {
+    // A row that was gone to before it had come is told of once it is there.
+    const come = unsaid.current ? at(active) : undefined;
+    if (come) { unsaid.current = false; options.onSelect(come, active); }
     if (!wanted.current) return;
     const row = box.current!.querySelector<HTMLElement>("[tabindex='0'][role=row]");
     if (row) { row.focus({ preventScroll: true }); wanted.current = false; }

@@ -38,7 +38,7 @@ export interface Mark { start: number; end: number; class: string }
 function marked(text: string, marks: Mark[]): ComponentChildren[] {
   const out: ComponentChildren[] = [];
   let at = 0;
-  for (const mark of [...marks].sort((a, b) => a.start - b.start)) {
+  for (const mark of [...marks].sort((a, b) => a.start - b.start || b.class.length - a.class.length)) {
     const start = Math.max(at, mark.start), end = Math.min(text.length, mark.end);
     if (end <= start) continue;
     out.push(...pieces(text.slice(at, start)), <mark class={mark.class}>{pieces(text.slice(start, end))}</mark>);

@@ -35,7 +35,7 @@ function Aside({ data, record, hot, onHot, onShow }: { data: Whole; record: Traj
 export function Episode({ run, id, data: about }: { run: string; id: string; data: RunPage }) {
   const base = `/api/runs/${run}/e/${id}`, asked = useData<Whole>(base), data = asked.data, { search, hash } = usePlace(), name = decodeURIComponent(id);
   const tab = (TABS as readonly string[]).includes(param(search, "tab")) ? param(search, "tab") as Tab : "conversation";
-  const [folded, setFolded] = useKept("folded", false), [hot, setHot] = useState(""), [find, setFind] = useState(param(search, "find")), [finding, setFinding] = useState(!!find), [at, setAt] = useState(-1), [from, setFrom] = useState(0), [marks, setMarks] = useKept<string[]>(`marks.${run}`, []), box = useRef<HTMLInputElement>(null), foundAt = useRef(-1);
+  const [folded, setFolded] = useKept("folded", false), [over, setHot] = useState(""), [pinned, setPinned] = useState(""), hot = pinned || over, [find, setFind] = useState(param(search, "find")), [finding, setFinding] = useState(!!find), [at, setAt] = useState(-1), [from, setFrom] = useState(0), [marks, setMarks] = useKept<string[]>(`marks.${run}`, []), box = useRef<HTMLInputElement>(null), foundAt = useRef(-1);
   const record = data?.row.id === name ? data.record : undefined, turns = record?.turns.length ?? 0;
   const to = (change: Record<string, string>, place = "") => go(`/r/${run}/e/${id}${query({ tab: tab === "conversation" ? "" : tab, ...change })}${place && "#" + place}`, { replace: true });
   const onTab = (next: string) => to({ tab: next === "conversation" ? "" : next });
@@ -46,7 +46,7 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     setAt(next);
     requestAnimationFrame(() => bring(`t${next + 1}`));
   };
-  useEffect(() => { setAt(-1); setFrom(0); setHot(""); document.querySelector<HTMLElement>("main")?.focus({ preventScroll: true }); }, [id]);
+  useEffect(() => { setAt(-1); setFrom(0); setHot(""); setPinned(""); document.querySelector<HTMLElement>("main")?.focus({ preventScroll: true }); }, [id]);
   useEffect(() => {
     if (!record || !/^t\d+(c\d+)?$/.test(hash)) return;
     if (tab !== "conversation") { to({ tab: "" }, hash); return; }
@@ -63,7 +63,8 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
   };
   const showEvidence = (term: string) => {
     if (tab !== "conversation") to({ tab: "" });
-    setHot(term);
+    setPinned(pinned === term ? "" : term);
+    if (pinned === term) return;
     requestAnimationFrame(() => requestAnimationFrame(() => { const mark = document.querySelector("mark.evidence.hot") ?? document.querySelector("mark.evidence"); if (mark) mark.scrollIntoView({ block: "center" }); else say("Its evidence is not located in the conversation."); }));
   };
   const nextFound = (by: number) => { const all = document.querySelectorAll("mark.found"); if (!all.length) { say("Nothing like that in the texts shown."); return; } foundAt.current = (foundAt.current + by + all.length) % all.length; all.forEach(m => m.classList.remove("here")); const mark = all[foundAt.current]!; mark.classList.add("here"); mark.scrollIntoView({ block: "center" }); say(`${foundAt.current + 1} of ${all.length}`); };

@@ -10,7 +10,7 @@ import { quoted } from "./overview";
 
 const reward = (row: Row) => <span class={names(row.reward === null ? "hatched" : row.success ? "good" : row.success === false ? "bad" : "")}>{row.reward === null ? "invalid" : num(row.reward)}</span>;
 const COLUMNS: Column<Row>[] = [
-  { key: "id", label: "episode", width: "7.5rem", draw: row => <ShortId id={row.id} /> },
+  { key: "id", label: "episode", width: "8.5rem", draw: row => <ShortId id={row.id} /> },
   { key: "success", label: "result", width: "6.5rem", draw: row => <Verdict row={row} /> },
   { key: "reward", label: "reward", width: "4.5rem", right: true, draw: reward },
   { key: "step", label: "step", width: "3.5rem", right: true, draw: row => row.step },

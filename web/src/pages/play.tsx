@@ -39,7 +39,7 @@ function Shown({ state }: { state: PlayState }) {
   return <div class="cards" ref={box}>
     {asked.map((m, i) => <article key={i} class={names("card", m.role)}><header><h2>{m.role}</h2></header><UntrustedBlock text={m.content} plain /></article>)}
     {state.turns.map(turn => <Played key={turn.index} turn={turn} />)}
-    {state.reward && state.reward.terms.length > 0 && <section><h2>Reward{state.ended ? "" : " so far"}</h2><Waterfall reward={state.reward} /></section>}
+    {state.reward && state.reward.terms.length > 0 && <section><h2>Reward{state.ended ? "" : " so far"}</h2><Waterfall reward={state.reward} open={!state.ended} /></section>}
     {state.failure && <p class="fault"><b><Untrusted text={state.failure.reason} /></b> <Untrusted text={state.failure.message} most={1200} /></p>}
     {state.ended && <p class="ending"><Verdict row={{ success: state.success, reward: state.reward?.total ?? null, failure: state.failure?.reason ?? "" }} /> <span class="dim">ended by</span> <Untrusted text={state.reason} /> {state.answer !== null && <><span class="dim">with the answer</span> <Untrusted text={state.answer} /></>}</p>}
   </div>;

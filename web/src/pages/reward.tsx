@@ -4,16 +4,16 @@ import { Untrusted, UntrustedBlock } from "../text";
 import type { Place, Reward, Term } from "../types";
 
 export const termsOf = (terms: Record<string, Term> | Term[] | undefined): Term[] => !terms ? [] : Array.isArray(terms) ? terms : Object.values(terms);
-interface Options { reward: { total: number | null; terms: Record<string, Term> | Term[] }; hot?: string; onHot?: (term: string) => void; where?: Record<string, Place[] | null>; onShow?: (term: string) => void }
+interface Options { reward: { total: number | null; terms: Record<string, Term> | Term[] }; hot?: string; onHot?: (term: string) => void; where?: Record<string, Place[] | null>; onShow?: (term: string) => void; open?: boolean }
 
 /** Where the bars begin and end, in hundredths of the lane. */
 function bars(terms: Term[]): { low: number; high: number; from: number; to: number }[] {
   let at = 0;
-  const spans = terms.map(term => { const from = at; if (term.status === "valid" && term.value !== null) at += term.value * term.weight; return [from, at] as const; });
+  const spans = terms.map(term => { const from = at; if (term.status !== "invalid" && term.value !== null) at += term.value * term.weight; return [from, at] as const; });
   const low = Math.min(0, ...spans.flat()), high = Math.max(0, ...spans.flat(), low + 1e-9), x = (value: number) => 100 * (value - low) / (high - low);
   return spans.map(([from, to]) => ({ low: x(0), high: x(Math.max(from, to)), from: x(Math.min(from, to)), to: x(to) }));
 }
-export function Waterfall({ reward, hot, onHot, where, onShow }: Options) {
+export function Waterfall({ reward, hot, onHot, where, onShow, open = false }: Options) {
   const terms = termsOf(reward.terms), lanes = bars(terms);
   return <div class="waterfall">
     {terms.map((term, i) => {
@@ -21,12 +21,12 @@ export function Waterfall({ reward, hot, onHot, where, onShow }: Options) {
       return <div key={term.name} class={names("term", term.status, hot === term.name && "hot")} onMouseEnter={() => onHot?.(term.name)} onMouseLeave={() => onHot?.("")}>
         <span class="name">{onShow ? <button class="link" onFocus={() => onHot?.(term.name)} onBlur={() => onHot?.("")} onClick={() => onShow(term.name)} title={found ? "Show the evidence" : "Its evidence is not located"}><Untrusted text={term.name} most={40} /></button> : <Untrusted text={term.name} most={40} />}</span>
         <span class="lane" aria-hidden="true"><i class="zero" style={{ left: `${lane.low}%` }} />
-          {term.status === "valid" ? <i class={names("bar", (share ?? 0) < 0 && "minus")} style={{ left: `${lane.from}%`, width: `${Math.max(0.8, lane.high - lane.from)}%` }} /> : <i class={"bar " + term.status} style={{ left: `${lane.to}%` }} />}</span>
+          {term.value !== null && term.status !== "invalid" ? <i class={names("bar", (share ?? 0) < 0 && "minus")} style={{ left: `${lane.from}%`, width: `${Math.max(0.8, lane.high - lane.from)}%` }} /> : term.status === "invalid" || term.status === "skipped" ? <i class={"bar " + term.status} style={{ left: `${lane.to}%` }} /> : null}</span>
         {term.status === "valid" ? <Num>{signed(share)}</Num> : <Outcome word={term.status} />}
         <span class="sum dim num">{term.status === "valid" ? `${num(term.value)} × ${num(term.weight, 2)}` : <Untrusted text={term.error} most={90} />}</span>
       </div>;
     })}
-    <div class="term total"><b>reward</b><span class="lane" aria-hidden="true" /><b class="num">{reward.total === null ? "invalid" : signed(reward.total)}</b><span class="sum" /></div>
+    <div class="term total"><b>reward</b><span class="lane" aria-hidden="true" /><b class="num">{reward.total !== null ? signed(reward.total) : open ? "–" : "invalid"}</b><span class="sum" /></div>
   </div>;
 }
 

@@ -1,6 +1,6 @@
 /** A spec, its faults at the place, what it compiles to, an episode of it by hand, and its checks. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Empty, Facts, Fault, Loading, names, Num, Outcome, plural, Tabs } from "../bits";
+import { Empty, Facts, Fault, Loading, names, Num, plural, Tabs } from "../bits";
 import { go, param, post, put, query, say, useData, useKeys, type Refusal } from "../core";
 import type { Editor } from "../editor";
 import { Untrusted, UntrustedBlock } from "../text";
@@ -60,11 +60,11 @@ function Bench({ path, specs, tab, onTab }: { path: string; specs: { path: strin
     <Fault fault={asked.fault ?? refused} />
     <div class="bench"><div class="left"><div class="editor" ref={box} />{faults.length > 0 && <ul class="faults" aria-label="Faults">{faults.slice(0, 50).map((fault, i) => <li key={i}><button class="link" onClick={() => editor.current?.go(fault.line, fault.column)}><span class="num dim">{fault.line}:{fault.column}</span><span><Untrusted text={fault.message} most={400} />{fault.hint && <span class="dim"> <Untrusted text={fault.hint} most={300} /></span>}</span></button></li>)}</ul>}</div>
       <div class="right"><Tabs label="What the spec makes" tabs={TABS} at={tab} onTab={onTab} /><div id="panel" role="tabpanel" aria-labelledby={`tab-${tab}`} tabIndex={0}>
-        {tab === "compiled" ? <CompiledTab path={path} text={now} still={state !== "checking" && !faults.length} /> : tab === "play" ? <Play spec={path} text={now} /> : <Checks spec={path} dirty={dirty} onSave={save} />}</div></div></div>
+        {tab === "compiled" ? <CompiledTab path={path} text={now} still={state !== "checking" && !faults.length} state={faults.length ? "" : state} /> : tab === "play" ? <Play spec={path} text={now} /> : <Checks spec={path} dirty={dirty} onSave={save} />}</div></div></div>
   </>;
 }
 
-function CompiledTab({ path, text, still }: { path: string; text: string; still: boolean }) {
+function CompiledTab({ path, text, still, state }: { path: string; text: string; still: boolean; state: string }) {
   const [made, setMade] = useState<Compiled | null>(null), [fault, setFault] = useState<Refusal>();
   useEffect(() => {
     if (!text || !still) return undefined;
@@ -72,7 +72,7 @@ function CompiledTab({ path, text, still }: { path: string; text: string; still:
     post<Compiled>("/api/language/compile", { path, text }, stop.signal).then(found => { if (!found.superseded) { setMade(found); setFault(undefined); } }, error => { if (error.name !== "AbortError") setFault(error); });
     return () => stop.abort();
   }, [path, text, still]);
-  if (!made) return fault ? <Fault fault={fault} /> : <Empty>{still ? "Compiling…" : "Compiles as soon as there is no fault."}</Empty>;
+  if (!made) return fault ? <Fault fault={fault} /> : <Empty>{still ? "Compiling…" : state === "checking" ? "Checking…" : "Compiles as soon as there is no fault."}</Empty>;
   const tool = (schema: Plain): { name?: string; description?: string; parameters?: Plain } => { const s = schema as Record<string, Plain>; return (s?.function ?? s) as never; };
   return <div class={names("stack", !still && "stale")}><Fault fault={fault} />
     <section><h2>Prompt</h2>{made.prompt.map((m, i) => <article key={i} class="card"><header><h3>{m.role}</h3></header><UntrustedBlock text={m.content} plain /></article>)}</section>
@@ -93,5 +93,5 @@ function Checks({ spec, dirty, onSave }: { spec: string; dirty: boolean; onSave:
     post<{ id: string }>("/api/jobs", { kind, spec, options: { ...options, ...out } }).then(({ id }) => { setFault(undefined); setJob({ id, kind, argv: [], state: "running", started: null, run: null, code: null }); }, setFault);
   };
   return <div class="stack"><ul class="checks">{CHECKS.map(check => <li key={check.kind}><button onClick={() => void start(check.kind, check.options)}>{check.word}</button><span class="dim">{check.what}</span></li>)}</ul>
-    {dirty && <p class="dim">What is not saved is saved first.</p>}<Fault fault={fault} />{job && <><p><Outcome word={job.kind} bare /> <Num class="dim">job {job.id}</Num> <a href="/jobs">all jobs</a></p><JobLog key={job.id} id={job.id} /></>}</div>;
+    {dirty && <p class="dim">What is not saved is saved first.</p>}<Fault fault={fault} />{job && <><p><b>{job.kind}</b> <Num class="dim">job {job.id}</Num> <a href="/jobs">all jobs</a></p><JobLog key={job.id} id={job.id} /></>}</div>;
 }
