@@ -142,7 +142,7 @@ test-browser: $(READY)
 # The front end of the viewer, from web/ to rlenv/web/dist, which is committed: users need no Node. It has to be as it was
 # built last, letter by letter.
 web:
-	cd web && npm ci --ignore-scripts --no-audit --no-fund --silent && npm run --silent types && npm run --silent build
+	cd web && npm ci --ignore-scripts --no-audit --no-fund --silent && npm run --silent format && npm run --silent types && npm run --silent build
 	git diff --exit-code --stat -- rlenv/web/dist
 
 test-data: $(READY)

@@ -4,123 +4,370 @@ export type Mode = "train" | "greedy" | "sampled";
 export type Plain = null | boolean | number | string | Plain[] | { [key: string]: Plain };
 
 export interface Run {
-  key: string; name: string; path: string; kind: string; spec: string; environment: string; policy: string; state: string;
-  step: number; episodes: number; success: number | null; success_low: number | null; success_high: number | null;
-  invalid: number; spark: (number | null)[]; lock: string; started: number | null; ended: number | null; attempts: unknown;
+  key: string;
+  name: string;
+  path: string;
+  kind: string;
+  spec: string;
+  environment: string;
+  policy: string;
+  state: string;
+  step: number;
+  episodes: number;
+  success: number | null;
+  success_low: number | null;
+  success_high: number | null;
+  invalid: number;
+  spark: (number | null)[];
+  lock: string;
+  started: number | null;
+  ended: number | null;
+  attempts: unknown;
 }
 export interface Reading {
-  why: string; id?: string; step?: number; group?: string; reward: number | null; title: string;
+  why: string;
+  id?: string;
+  step?: number;
+  group?: string;
+  reward: number | null;
+  title: string;
 }
 export interface RunPage extends Run {
-  facts: Record<string, Plain>; terms: string[]; tools: string[]; columns: { name: string; type: string }[];
-  splits: string[]; reasons: Record<string, number>; failures: Record<string, number>; version: string | number; read: Reading[];
+  facts: Record<string, Plain>;
+  terms: string[];
+  tools: string[];
+  columns: { name: string; type: string }[];
+  splits: string[];
+  reasons: Record<string, number>;
+  failures: Record<string, number>;
+  version: string | number;
+  read: Reading[];
 }
-export interface Curve { mean: (number | null)[]; low?: (number | null)[]; high?: (number | null)[]; n?: number[] }
-export interface Series { version: string | number; steps: number[]; series: Record<string, Curve> }
+export interface Curve {
+  mean: (number | null)[];
+  low?: (number | null)[];
+  high?: (number | null)[];
+  n?: number[];
+}
+export interface Series {
+  version: string | number;
+  steps: number[];
+  series: Record<string, Curve>;
+}
 
-export interface TermRow { name: string; status: string; value: number | null; weight?: number; error?: string }
+export interface TermRow {
+  name: string;
+  status: string;
+  value: number | null;
+  weight?: number;
+  error?: string;
+}
 export interface Row {
-  id: string; attempt: number; lock: string; environment: string; split: string; task: number; sample: number; seed: number;
-  group: string; step: number; mode: string; started: number; seconds: number; turns: number; calls_n: number; errors: number;
-  malformed: number; tokens: number; trained_tokens: number; reward: number | null; success: boolean | null; reason: string;
-  failure: string; failure_message: string; answer: string | null; title: string; has_body: boolean;
-  fate?: string | null; advantage?: number | null; why?: string | null; staleness?: number | null; terms: TermRow[];
+  id: string;
+  attempt: number;
+  lock: string;
+  environment: string;
+  split: string;
+  task: number;
+  sample: number;
+  seed: number;
+  group: string;
+  step: number;
+  mode: string;
+  started: number;
+  seconds: number;
+  turns: number;
+  calls_n: number;
+  errors: number;
+  malformed: number;
+  tokens: number;
+  trained_tokens: number;
+  reward: number | null;
+  success: boolean | null;
+  reason: string;
+  failure: string;
+  failure_message: string;
+  answer: string | null;
+  title: string;
+  has_body: boolean;
+  fate?: string | null;
+  advantage?: number | null;
+  why?: string | null;
+  staleness?: number | null;
+  terms: TermRow[];
   [column: string]: unknown;
 }
-export interface Page { version: string | number; total: number; matched: number; rows: Row[] }
-export interface Facet { value: string | number | boolean | null; count: number }
+export interface Page {
+  version: string | number;
+  total: number;
+  matched: number;
+  rows: Row[];
+}
+export interface Facet {
+  value: string | number | boolean | null;
+  count: number;
+}
 
-export interface Picture { mime: string; sha: string }
-export interface Call { name: string | null; arguments?: Record<string, Plain>; text?: string; reason?: string }
+export interface Picture {
+  mime: string;
+  sha: string;
+}
+export interface Call {
+  name: string | null;
+  arguments?: Record<string, Plain>;
+  text?: string;
+  reason?: string;
+}
 export interface Result {
-  name: string; text: string; outcome: string; value: Plain; seconds: number; started?: number | null; waited?: number;
-  images: Picture[]; details: Record<string, Plain> | null; reason: string; whose: string;
+  name: string;
+  text: string;
+  outcome: string;
+  value: Plain;
+  seconds: number;
+  started?: number | null;
+  waited?: number;
+  images: Picture[];
+  details: Record<string, Plain> | null;
+  reason: string;
+  whose: string;
 }
 export interface Message {
-  role: string; content: string; name?: string | null; images?: Picture[]; thinking?: string; tool_calls?: Plain[];
+  role: string;
+  content: string;
+  name?: string | null;
+  images?: Picture[];
+  thinking?: string;
+  tool_calls?: Plain[];
 }
 export interface Turn {
-  index: number; action: string; parsed: { content: string; thinking: string; calls: Call[]; is_cut: boolean; leniencies: string[] };
-  results: Result[]; observation: { messages: Message[]; text: string } | null; calls_malformed: number; seconds: number;
-  finish_reason: string; generated?: number | null;
+  index: number;
+  action: string;
+  parsed: { content: string; thinking: string; calls: Call[]; is_cut: boolean; leniencies: string[] };
+  results: Result[];
+  observation: { messages: Message[]; text: string } | null;
+  calls_malformed: number;
+  seconds: number;
+  finish_reason: string;
+  generated?: number | null;
 }
 export interface Term {
-  name: string; status: string; value: number | null; weight: number; evidence: string; error: string; seconds: number;
-  turn_values: (number | null)[]; details: Record<string, Plain>;
+  name: string;
+  status: string;
+  value: number | null;
+  weight: number;
+  evidence: string;
+  error: string;
+  seconds: number;
+  turn_values: (number | null)[];
+  details: Record<string, Plain>;
 }
-export interface Reward { total: number | null; terms: Record<string, Term>; turn_rewards: number[] }
+export interface Reward {
+  total: number | null;
+  terms: Record<string, Term>;
+  turn_rewards: number[];
+}
 export interface Trajectory {
-  environment: string; split: string; task_index: number; seed: number; task: Record<string, Plain>; messages: Message[];
-  turns: Turn[]; answer: string | null; terminated: boolean; truncated: boolean; reason: string; reward: Reward;
-  success: boolean | null; failure: { reason: string; message: string } | null; seconds: number;
+  environment: string;
+  split: string;
+  task_index: number;
+  seed: number;
+  task: Record<string, Plain>;
+  messages: Message[];
+  turns: Turn[];
+  answer: string | null;
+  terminated: boolean;
+  truncated: boolean;
+  reason: string;
+  reward: Reward;
+  success: boolean | null;
+  failure: { reason: string; message: string } | null;
+  seconds: number;
 }
 export interface CallRow {
-  turn: number; index: number; tool: string; outcome: string; started: number | null; waited: number; seconds: number;
-  attempts: number; cached: boolean; chars: number;
+  turn: number;
+  index: number;
+  tool: string;
+  outcome: string;
+  started: number | null;
+  waited: number;
+  seconds: number;
+  attempts: number;
+  cached: boolean;
+  chars: number;
 }
-export interface Place { message: number; start: number; end: number }
+export interface Place {
+  message: number;
+  start: number;
+  end: number;
+}
 export interface Episode {
-  row: Row; record: Trajectory | null; missing?: string; cuts?: Record<string, number>; where: Record<string, Place[] | null>; late: Record<string, Plain> | null;
-  neighbours: { prev: string | null; next: string | null }; group: { step: number; group: string; ids: string[] } | null;
-  calls: CallRow[]; lock: string | Record<string, Plain> | null;
+  row: Row;
+  record: Trajectory | null;
+  missing?: string;
+  cuts?: Record<string, number>;
+  where: Record<string, Place[] | null>;
+  late: Record<string, Plain> | null;
+  neighbours: { prev: string | null; next: string | null };
+  group: { step: number; group: string; ids: string[] } | null;
+  calls: CallRow[];
+  lock: string | Record<string, Plain> | null;
 }
 export interface TokenRow {
-  n: number; runs: { start: number; end: number; kind: "prompt" | "observation" | "sampled" }[]; pieces: string[]; ids: number[];
-  logprobs: (number | null)[] | null; mask: string;
+  n: number;
+  runs: { start: number; end: number; kind: "prompt" | "observation" | "sampled" }[];
+  pieces: string[];
+  ids: number[];
+  logprobs: (number | null)[] | null;
+  mask: string;
 }
-export interface Tokens { rows: TokenRow[]; advantage: number | null; tokenizer: boolean }
+export interface Tokens {
+  rows: TokenRow[];
+  advantage: number | null;
+  tokenizer: boolean;
+}
 
-export interface GroupTurn { action: string; calls?: { name: string | null; arguments?: Plain }[]; results: { name: string; outcome: string; text: string }[]; say: string }
+export interface GroupTurn {
+  action: string;
+  calls?: { name: string | null; arguments?: Plain }[];
+  results: { name: string; outcome: string; text: string }[];
+  say: string;
+}
 export interface Group {
-  episodes: { row: Row; turns: GroupTurn[] }[]; mean: number | null; spread: number | null; first_difference: number | null;
+  episodes: { row: Row; turns: GroupTurn[] }[];
+  mean: number | null;
+  spread: number | null;
+  first_difference: number | null;
   over_steps: { step: number; mean: number | null; n: number }[];
 }
 export interface ToolFacts {
-  tool: string; calls: number; errors: number; outcomes: Record<string, number>; p50: number | null; p90: number | null;
-  p99: number | null; waited_p50: number | null; slowest: { id: string; turn: number; index: number; seconds: number }[];
+  tool: string;
+  calls: number;
+  errors: number;
+  outcomes: Record<string, number>;
+  p50: number | null;
+  p90: number | null;
+  p99: number | null;
+  waited_p50: number | null;
+  slowest: { id: string; turn: number; index: number; seconds: number }[];
   failing: { id: string; turn: number; index: number }[];
   by_step: { step: number; calls: number; errors: number; p90: number | null }[];
 }
-export interface Counted { n: number; q: string }
+export interface Counted {
+  n: number;
+  q: string;
+}
 export interface RewardFacts {
   terms: {
-    name: string; weight: number; mean: number | null; valid: number; invalid: number; skipped: number;
-    by_step: { step: number; mean: number | null }[]; errors: { error: string; count: number }[];
+    name: string;
+    weight: number;
+    mean: number | null;
+    valid: number;
+    invalid: number;
+    skipped: number;
+    by_step: { step: number; mean: number | null }[];
+    errors: { error: string; count: number }[];
   }[];
-  scatter: { reward: number; success: boolean | null; n: number }[]; quadrants: Record<string, Counted>;
-  invalid: ({ reason: string } & Counted)[]; judge: { terms: { name: string; kappa: number | null; n: number; disagree: string[] }[] } | null;
+  scatter: { reward: number; success: boolean | null; n: number }[];
+  quadrants: Record<string, Counted>;
+  invalid: ({ reason: string } & Counted)[];
+  judge: { terms: { name: string; kappa: number | null; n: number; disagree: string[] }[] } | null;
 }
-export interface Side { id: string; reward: number | null; success: boolean | null }
+export interface Side {
+  id: string;
+  reward: number | null;
+  success: boolean | null;
+}
 export interface Comparison {
-  lock: { section: string; key: string; a: Plain; b: Plain }[]; pairs: number; unpaired: { a: number; b: number };
+  lock: { section: string; key: string; a: Plain; b: Plain }[];
+  pairs: number;
+  unpaired: { a: number; b: number };
   success: {
-    a: number | null; b: number | null; change: number | null; low: number | null; high: number | null; p: number | null;
-    fixed: number; broken: number; same: number;
+    a: number | null;
+    b: number | null;
+    change: number | null;
+    low: number | null;
+    high: number | null;
+    p: number | null;
+    fixed: number;
+    broken: number;
+    same: number;
   };
   reward: { a: number | null; b: number | null; change: number | null; low: number | null; high: number | null };
   tasks: { split: string; task: number; seed: number; a: Side; b: Side; kind: string }[];
 }
-export interface Wait { tool?: string; what?: string; seconds: number; n: number }
-export interface Live { version: string | number; rows: number; step: number; state: string; waits: Wait[] }
-export interface Config { version: string; readOnly: boolean; roots: string[] }
-export interface Hit { id: string; where: string; before: string; hit: string; after: string; done?: boolean }
+export interface Wait {
+  tool?: string;
+  what?: string;
+  seconds: number;
+  n: number;
+}
+export interface Live {
+  version: string | number;
+  rows: number;
+  step: number;
+  state: string;
+  waits: Wait[];
+}
+export interface Config {
+  version: string;
+  readOnly: boolean;
+  roots: string[];
+}
+export interface Hit {
+  id: string;
+  where: string;
+  before: string;
+  hit: string;
+  after: string;
+  done?: boolean;
+}
 
 export interface SpecFault {
-  line: number; column: number; end_line?: number; end_column?: number; path?: string; message: string; hint?: string | null;
+  line: number;
+  column: number;
+  end_line?: number;
+  end_column?: number;
+  path?: string;
+  message: string;
+  hint?: string | null;
 }
-export interface Diagnosis { faults: SpecFault[]; superseded?: boolean }
+export interface Diagnosis {
+  faults: SpecFault[];
+  superseded?: boolean;
+}
 export interface Compiled {
   superseded?: boolean;
-  prompt: { role: string; content: string }[]; tools: Plain[]; tasks: { index: number; row: Record<string, Plain>; split?: string }[];
-  schema: Plain; splits: string[] | Record<string, number>;
+  prompt: { role: string; content: string }[];
+  tools: Plain[];
+  tasks: { index: number; row: Record<string, Plain>; split?: string }[];
+  schema: Plain;
+  splits: string[] | Record<string, number>;
 }
 export interface PlayTurn {
-  index: number; action: string; parse: { content: string; thinking: string; calls: Call[]; is_cut: boolean; leniencies: string[] };
-  results: Pick<Result, "name" | "text" | "outcome" | "seconds" | "reason">[]; observation: string; seconds: number;
+  index: number;
+  action: string;
+  parse: { content: string; thinking: string; calls: Call[]; is_cut: boolean; leniencies: string[] };
+  results: Pick<Result, "name" | "text" | "outcome" | "seconds" | "reason">[];
+  observation: string;
+  seconds: number;
   schedule: { tool: string; outcome: string; started: number | null; waited: number; seconds: number }[];
 }
 export interface PlayState {
-  messages: Message[]; turns: PlayTurn[]; ended: boolean; reason: string; answer: string | null; success: boolean | null;
-  failure: { reason: string; message: string } | null; reward: { total: number | null; terms: Term[] } | null;
+  messages: Message[];
+  turns: PlayTurn[];
+  ended: boolean;
+  reason: string;
+  answer: string | null;
+  success: boolean | null;
+  failure: { reason: string; message: string } | null;
+  reward: { total: number | null; terms: Term[] } | null;
 }
-export interface Job { id: string; kind: string; argv: string[]; state: string; started: number | null; run: string | null; code: number | null }
+export interface Job {
+  id: string;
+  kind: string;
+  argv: string[];
+  state: string;
+  started: number | null;
+  run: string | null;
+  code: number | null;
+}

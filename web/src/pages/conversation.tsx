@@ -5,91 +5,429 @@ import { compact, names, Num, Outcome, plural, seconds, signed } from "../bits";
 import { places, Untrusted, UntrustedBlock, type Mark } from "../text";
 import type { Call, CallRow, Episode, Message, Picture, Place, Plain, Result, Turn } from "../types";
 
-export interface Shown { run: string; base: string; cuts: Record<string, number>; folded: boolean; find: string; hot: string; marks: Snippet[] }
-export interface Snippet { term: string; message: number; text: string }
+export interface Shown {
+  run: string;
+  base: string;
+  cuts: Record<string, number>;
+  folded: boolean;
+  find: string;
+  hot: string;
+  marks: Snippet[];
+}
+export interface Snippet {
+  term: string;
+  message: number;
+  text: string;
+}
 
 /** All messages in the order in which they were said: the prompt's, and for each turn its action and what came back. */
 export function said(episode: Episode): string[] {
   const record = episode.record!;
-  return [...record.messages.map(m => m.content), ...record.turns.flatMap(turn => [turn.action, ...(turn.observation?.messages ?? []).map(m => m.content)])];
+  return [
+    ...record.messages.map(m => m.content),
+    ...record.turns.flatMap(turn => [turn.action, ...(turn.observation?.messages ?? []).map(m => m.content)]),
+  ];
 }
 export function snippets(episode: Episode): Snippet[] {
   if (!episode.record) return [];
   const texts = said(episode);
-  return Object.entries(episode.where ?? {}).flatMap(([term, found]) => (found ?? []).map((place: Place) => ({ term, message: place.message, text: (texts[place.message] ?? "").slice(place.start, place.end) }))).filter(s => s.text);
+  return Object.entries(episode.where ?? {})
+    .flatMap(([term, found]) =>
+      (found ?? []).map((place: Place) => ({
+        term,
+        message: place.message,
+        text: (texts[place.message] ?? "").slice(place.start, place.end),
+      })),
+    )
+    .filter(s => s.text);
 }
-const marksIn = (shown: Shown, text: string, message: number, last: number): Mark[] => shown.marks.filter(s => s.message >= message && s.message <= last).flatMap(s => {
-  const start = text.indexOf(s.text);
-  return start < 0 ? [] : [{ start, end: start + s.text.length, class: s.term === shown.hot ? "evidence hot" : "evidence" }];
-});
+const marksIn = (shown: Shown, text: string, message: number, last: number): Mark[] =>
+  shown.marks
+    .filter(s => s.message >= message && s.message <= last)
+    .flatMap(s => {
+      const start = text.indexOf(s.text);
+      return start < 0
+        ? []
+        : [{ start, end: start + s.text.length, class: s.term === shown.hot ? "evidence hot" : "evidence" }];
+    });
 
 export function Pictures({ run, images }: { run: string; images: Picture[] | undefined }) {
-  return images?.length ? <div class="pictures">{images.map((image, i) => <a key={i} href={`/blob/${run}/${image.sha}`} target="_blank" rel="noopener"><img src={`/blob/${run}/${image.sha}`} alt={`image ${i + 1}, ${image.mime}`} loading="lazy" /></a>)}</div> : null;
+  return images?.length ? (
+    <div class="pictures">
+      {images.map((image, i) => (
+        <a key={i} href={`/blob/${run}/${image.sha}`} target="_blank" rel="noopener">
+          <img src={`/blob/${run}/${image.sha}`} alt={`image ${i + 1}, ${image.mime}`} loading="lazy" />
+        </a>
+      ))}
+    </div>
+  ) : null;
 }
 
 /** Thinking shows its first two lines until it is opened. */
 function Thinking({ text, shown, path, open }: { text: string; shown: Shown; path: string; open: boolean }) {
-  const [mine, setMine] = useState<boolean | null>(null), is = mine ?? open, lines = text.trim().split("\n");
-  return <div class={names("thinking", !is && "folded")}><button class="fold" aria-expanded={is} onClick={() => setMine(!is)}>thinking <span class="dim">{plural(lines.length, "line")}</span></button>
-    <UntrustedBlock text={is ? text : lines.slice(0, 2).join("\n").slice(0, 400)} find={shown.find} full={is && shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined} plain /></div>;
+  const [mine, setMine] = useState<boolean | null>(null),
+    is = mine ?? open,
+    lines = text.trim().split("\n");
+  return (
+    <div class={names("thinking", !is && "folded")}>
+      <button class="fold" aria-expanded={is} onClick={() => setMine(!is)}>
+        thinking <span class="dim">{plural(lines.length, "line")}</span>
+      </button>
+      <UntrustedBlock
+        text={is ? text : lines.slice(0, 2).join("\n").slice(0, 400)}
+        find={shown.find}
+        full={is && shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined}
+        plain
+      />
+    </div>
+  );
 }
 function Arguments({ value }: { value: Record<string, Plain> }) {
   const entries = Object.entries(value);
-  return entries.length ? <table class="args"><tbody>{entries.map(([name, v]) => <tr key={name}><th scope="row"><Untrusted text={name} most={60} /></th><td>{(compact(v)).length > 160 || compact(v).includes("\n") ? <UntrustedBlock text={compact(v)} /> : <Untrusted text={compact(v)} />}</td></tr>)}</tbody></table> : <p class="dim no-args">no arguments</p>;
+  return entries.length ? (
+    <table class="args">
+      <tbody>
+        {entries.map(([name, v]) => (
+          <tr key={name}>
+            <th scope="row">
+              <Untrusted text={name} most={60} />
+            </th>
+            <td>
+              {compact(v).length > 160 || compact(v).includes("\n") ? (
+                <UntrustedBlock text={compact(v)} />
+              ) : (
+                <Untrusted text={compact(v)} />
+              )}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  ) : (
+    <p class="dim no-args">no arguments</p>
+  );
 }
-const brief = (call: Call | undefined): string => !call ? "" : call.arguments ? Object.values(call.arguments).map(compact).join(", ") : call.text ?? "";
+const brief = (call: Call | undefined): string =>
+  !call ? "" : call.arguments ? Object.values(call.arguments).map(compact).join(", ") : (call.text ?? "");
 
-function CallCard({ turn, index, call, result, row, shown, message, last }: { turn: number; index: number; call: Call | undefined; result: Result | undefined; row: CallRow | undefined; shown: Shown; message: number; last: number }) {
-  const [mine, setMine] = useState<boolean | null>(null), bad = result ? result.outcome !== "ok" : true, found = !!shown.find && places(`${brief(call)}\n${result?.text ?? ""}`, shown.find).length > 0;
-  const open = found || (mine ?? !shown.folded), name = result?.name || call?.name || "unreadable call", path = `turns.${turn}.results.${index}.text`;
+function CallCard({
+  turn,
+  index,
+  call,
+  result,
+  row,
+  shown,
+  message,
+  last,
+}: {
+  turn: number;
+  index: number;
+  call: Call | undefined;
+  result: Result | undefined;
+  row: CallRow | undefined;
+  shown: Shown;
+  message: number;
+  last: number;
+}) {
+  const [mine, setMine] = useState<boolean | null>(null),
+    bad = result ? result.outcome !== "ok" : true,
+    found = !!shown.find && places(`${brief(call)}\n${result?.text ?? ""}`, shown.find).length > 0;
+  const open = found || (mine ?? !shown.folded),
+    name = result?.name || call?.name || "unreadable call",
+    path = `turns.${turn}.results.${index}.text`;
   const late = row?.waited ? <> · waited {seconds(row.waited)}</> : null;
-  return <section class={names("call", bad && "failed")} id={`t${turn + 1}c${index + 1}`} tabIndex={-1} data-error={bad ? "" : undefined}>
-    <h3><button class="fold" aria-expanded={open} onClick={() => setMine(!open)}><b><Untrusted text={name} most={60} /></b>{!open && <span class="brief"><Untrusted text={brief(call)} most={100} /></span>}</button>
-      <span class="end">{result && <Outcome word={result.outcome} bare={result.outcome === "ok"} />}{row?.cached && <span class="tag">cached</span>}{row && row.attempts > 1 && <span class="tag">{row.attempts} attempts</span>}<Num class="dim">{result ? seconds(result.seconds) : ""}{late}</Num><a class="anchor" href={`#t${turn + 1}c${index + 1}`} aria-label={`Link to turn ${turn + 1}, call ${index + 1}`}>#</a></span></h3>
-    {open && <div class="call-body">
-      {call?.arguments ? <Arguments value={call.arguments} /> : call && <><p class="bad"><Untrusted text={call.reason} most={400} /></p><UntrustedBlock text={call.text ?? ""} find={shown.find} /></>}
-      {result?.reason && <p class="why"><b><Untrusted text={result.reason} /></b>{result.whose && <span class="dim"> the <Untrusted text={result.whose} />'s doing</span>}</p>}
-      {result && <UntrustedBlock text={result.text} find={shown.find} marks={marksIn(shown, result.text, message, last)} full={shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined} label={`result of ${name}`} />}
-      <Pictures run={shown.run} images={result?.images} />
-      {result?.details && <p class="dim details">{Object.entries(result.details).map(([k, v]) => <span key={k}><Untrusted text={`${k}: ${compact(v)}`} most={200} /></span>)}</p>}
-    </div>}
-  </section>;
+  return (
+    <section
+      class={names("call", bad && "failed")}
+      id={`t${turn + 1}c${index + 1}`}
+      tabIndex={-1}
+      data-error={bad ? "" : undefined}
+    >
+      <h3>
+        <button class="fold" aria-expanded={open} onClick={() => setMine(!open)}>
+          <b>
+            <Untrusted text={name} most={60} />
+          </b>
+          {!open && (
+            <span class="brief">
+              <Untrusted text={brief(call)} most={100} />
+            </span>
+          )}
+        </button>
+        <span class="end">
+          {result && <Outcome word={result.outcome} bare={result.outcome === "ok"} />}
+          {row?.cached && <span class="tag">cached</span>}
+          {row && row.attempts > 1 && <span class="tag">{row.attempts} attempts</span>}
+          <Num class="dim">
+            {result ? seconds(result.seconds) : ""}
+            {late}
+          </Num>
+          <a
+            class="anchor"
+            href={`#t${turn + 1}c${index + 1}`}
+            aria-label={`Link to turn ${turn + 1}, call ${index + 1}`}
+          >
+            #
+          </a>
+        </span>
+      </h3>
+      {open && (
+        <div class="call-body">
+          {call?.arguments ? (
+            <Arguments value={call.arguments} />
+          ) : (
+            call && (
+              <>
+                <p class="bad">
+                  <Untrusted text={call.reason} most={400} />
+                </p>
+                <UntrustedBlock text={call.text ?? ""} find={shown.find} />
+              </>
+            )
+          )}
+          {result?.reason && (
+            <p class="why">
+              <b>
+                <Untrusted text={result.reason} />
+              </b>
+              {result.whose && (
+                <span class="dim">
+                  {" "}
+                  the <Untrusted text={result.whose} />
+                  's doing
+                </span>
+              )}
+            </p>
+          )}
+          {result && (
+            <UntrustedBlock
+              text={result.text}
+              find={shown.find}
+              marks={marksIn(shown, result.text, message, last)}
+              full={shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined}
+              label={`result of ${name}`}
+            />
+          )}
+          <Pictures run={shown.run} images={result?.images} />
+          {result?.details && (
+            <p class="dim details">
+              {Object.entries(result.details).map(([k, v]) => (
+                <span key={k}>
+                  <Untrusted text={`${k}: ${compact(v)}`} most={200} />
+                </span>
+              ))}
+            </p>
+          )}
+        </div>
+      )}
+    </section>
+  );
 }
 
 /** Bars of a turn's calls on one scale of time: waiting light, running dark, failed ones striped. */
-export function Bars({ calls, origin, end, label }: { calls: CallRow[]; origin: number; end: number; label: ComponentChildren }) {
+export function Bars({
+  calls,
+  origin,
+  end,
+  label,
+}: {
+  calls: CallRow[];
+  origin: number;
+  end: number;
+  label: ComponentChildren;
+}) {
   const span = Math.max(1e-6, end - origin);
-  return <div class="bars" role="group" aria-label={typeof label === "string" ? label : "calls in time"}>{calls.map(call => {
-    const known = call.started !== null && call.started !== undefined, start = known ? call.started! - origin : 0, waited = Math.min(call.waited || 0, call.seconds), run = call.seconds - waited;
-    return <a key={`${call.turn}.${call.index}`} href={`#t${call.turn + 1}c${call.index + 1}`} class="lane-row" title={`${call.tool}: ${call.outcome}, ${seconds(call.seconds)}${waited ? `, waited ${seconds(waited)}` : ""}${known ? "" : ", when it began is not recorded"}`}>
-      <span class="what"><Untrusted text={call.tool} most={24} /></span>
-      <span class="lane"><i class="wait" style={{ left: `${100 * start / span}%`, width: `${100 * waited / span}%` }} /><i class={names("run", call.outcome === "timeout" && "timeout", call.outcome !== "ok" && "failed", !known && "unknown")} style={{ left: `${100 * (start + waited) / span}%`, width: `${100 * run / span}%` }} /></span>
-      <Num>{seconds(call.seconds)}</Num></a>;
-  })}</div>;
+  return (
+    <div class="bars" role="group" aria-label={typeof label === "string" ? label : "calls in time"}>
+      {calls.map(call => {
+        const known = call.started !== null && call.started !== undefined,
+          start = known ? call.started! - origin : 0,
+          waited = Math.min(call.waited || 0, call.seconds),
+          run = call.seconds - waited;
+        return (
+          <a
+            key={`${call.turn}.${call.index}`}
+            href={`#t${call.turn + 1}c${call.index + 1}`}
+            class="lane-row"
+            title={`${call.tool}: ${call.outcome}, ${seconds(call.seconds)}${waited ? `, waited ${seconds(waited)}` : ""}${known ? "" : ", when it began is not recorded"}`}
+          >
+            <span class="what">
+              <Untrusted text={call.tool} most={24} />
+            </span>
+            <span class="lane">
+              <i class="wait" style={{ left: `${(100 * start) / span}%`, width: `${(100 * waited) / span}%` }} />
+              <i
+                class={names(
+                  "run",
+                  call.outcome === "timeout" && "timeout",
+                  call.outcome !== "ok" && "failed",
+                  !known && "unknown",
+                )}
+                style={{ left: `${(100 * (start + waited)) / span}%`, width: `${(100 * run) / span}%` }}
+              />
+            </span>
+            <Num>{seconds(call.seconds)}</Num>
+          </a>
+        );
+      })}
+    </div>
+  );
 }
 export function spanOf(calls: CallRow[]): [number, number] {
-  const starts = calls.map(c => c.started ?? 0), known = calls.some(c => c.started !== null && c.started !== undefined);
+  const starts = calls.map(c => c.started ?? 0),
+    known = calls.some(c => c.started !== null && c.started !== undefined);
   const origin = known ? Math.min(...starts) : 0;
   return [origin, Math.max(...calls.map((c, i) => (known ? starts[i]! : 0) + c.seconds), origin + 1e-6)];
 }
 
-export function MessageCard({ message, path, shown, index }: { message: Message; path: string; shown: Shown; index: number }) {
-  return <article class={names("card", message.role === "system" && "system", message.role === "user" && "user")} aria-label={message.role}><header><h2>{message.role}{message.name && <> <Untrusted text={message.name} /></>}</h2></header>
-    {message.thinking ? <Thinking text={message.thinking} shown={shown} path={path.replace(/content$/, "thinking")} open={false} /> : null}
-    <Pictures run={shown.run} images={message.images} />
-    <UntrustedBlock text={message.content} find={shown.find} marks={marksIn(shown, message.content, index, index)} full={shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined} plain={message.role !== "tool"} label={message.role} /></article>;
+export function MessageCard({
+  message,
+  path,
+  shown,
+  index,
+}: {
+  message: Message;
+  path: string;
+  shown: Shown;
+  index: number;
+}) {
+  return (
+    <article
+      class={names("card", message.role === "system" && "system", message.role === "user" && "user")}
+      aria-label={message.role}
+    >
+      <header>
+        <h2>
+          {message.role}
+          {message.name && (
+            <>
+              {" "}
+              <Untrusted text={message.name} />
+            </>
+          )}
+        </h2>
+      </header>
+      {message.thinking ? (
+        <Thinking text={message.thinking} shown={shown} path={path.replace(/content$/, "thinking")} open={false} />
+      ) : null}
+      <Pictures run={shown.run} images={message.images} />
+      <UntrustedBlock
+        text={message.content}
+        find={shown.find}
+        marks={marksIn(shown, message.content, index, index)}
+        full={shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined}
+        plain={message.role !== "tool"}
+        label={message.role}
+      />
+    </article>
+  );
 }
 
-export function TurnCard({ turn, calls, reward, shown, message, current }: { turn: Turn; calls: CallRow[]; reward: number | undefined; shown: Shown; message: number; current: boolean }) {
-  const parsed = turn.parsed, n = Math.max(parsed.calls.length, turn.results.length), i = turn.index, path = `turns.${i}.parsed`, replies = turn.observation?.messages ?? [], last = message + replies.length;
-  const [origin, end] = calls.length ? spanOf(calls) : [0, 1], errors = turn.results.filter(r => r.outcome !== "ok").length;
-  return <article class={names("card turn", current && "current")} id={`t${i + 1}`} tabIndex={-1} aria-label={`turn ${i + 1}`}>
-    <header><h2><a href={`#t${i + 1}`}>{`Turn ${i + 1}`}</a></h2>{n > 0 && <span class="dim">{plural(n, "call")}</span>}{errors > 0 && <span class="bad">▲ {plural(errors, "error")}</span>}{parsed.is_cut && <span class="tag warn">cut open</span>}{turn.finish_reason === "length" && <span class="tag warn">token limit</span>}{parsed.leniencies.map(word => <span class="tag" key={word}><Untrusted text={word} most={40} /></span>)}
-      <span class="end">{!!reward && <Num class={reward > 0 ? "good" : "bad"}>{signed(reward)}</Num>}<Num class="dim">{seconds(turn.seconds)}</Num></span></header>
-    {parsed.thinking && <Thinking text={parsed.thinking} shown={shown} path={`${path}.thinking`} open={!!shown.find && places(parsed.thinking, shown.find).length > 0} />}
-    {parsed.content.trim() && <UntrustedBlock text={parsed.content} find={shown.find} marks={marksIn(shown, parsed.content, message, message)} full={shown.cuts[`${path}.content`] ? `${shown.base}/text?path=${path}.content` : undefined} plain label={`what turn ${i + 1} said`} />}
-    {Array.from({ length: n }, (_, c) => <CallCard key={c} turn={i} index={c} call={parsed.calls[c]} result={turn.results[c]} row={calls.find(row => row.index === c)} shown={shown} message={message} last={last} />)}
-    {calls.length > 0 && calls.some(c => c.seconds > 0) && (calls.length > 1 || calls[0]!.waited > 0 || calls[0]!.outcome !== "ok") && <Bars calls={calls} origin={origin} end={end} label={`calls of turn ${i + 1} in time`} />}
-    {replies.filter(reply => reply.role !== "tool").map((reply, r) => !(reply.role === "user" && turn.results.some(result => result.text && reply.content.includes(result.text.slice(0, 60)))) && <div class="reply" key={r}><h3>{reply.role}</h3><UntrustedBlock text={reply.content} find={shown.find} marks={marksIn(shown, reply.content, message + 1 + r, last)} plain label={`${reply.role} after turn ${i + 1}`} /><Pictures run={shown.run} images={reply.images} /></div>)}
-  </article>;
+export function TurnCard({
+  turn,
+  calls,
+  reward,
+  shown,
+  message,
+  current,
+}: {
+  turn: Turn;
+  calls: CallRow[];
+  reward: number | undefined;
+  shown: Shown;
+  message: number;
+  current: boolean;
+}) {
+  const parsed = turn.parsed,
+    n = Math.max(parsed.calls.length, turn.results.length),
+    i = turn.index,
+    path = `turns.${i}.parsed`,
+    replies = turn.observation?.messages ?? [],
+    last = message + replies.length;
+  const [origin, end] = calls.length ? spanOf(calls) : [0, 1],
+    errors = turn.results.filter(r => r.outcome !== "ok").length;
+  return (
+    <article
+      class={names("card turn", current && "current")}
+      id={`t${i + 1}`}
+      tabIndex={-1}
+      aria-label={`turn ${i + 1}`}
+    >
+      <header>
+        <h2>
+          <a href={`#t${i + 1}`}>{`Turn ${i + 1}`}</a>
+        </h2>
+        {n > 0 && <span class="dim">{plural(n, "call")}</span>}
+        {errors > 0 && <span class="bad">▲ {plural(errors, "error")}</span>}
+        {parsed.is_cut && <span class="tag warn">cut open</span>}
+        {turn.finish_reason === "length" && <span class="tag warn">token limit</span>}
+        {parsed.leniencies.map(word => (
+          <span class="tag" key={word}>
+            <Untrusted text={word} most={40} />
+          </span>
+        ))}
+        <span class="end">
+          {!!reward && <Num class={reward > 0 ? "good" : "bad"}>{signed(reward)}</Num>}
+          <Num class="dim">{seconds(turn.seconds)}</Num>
+        </span>
+      </header>
+      {parsed.thinking && (
+        <Thinking
+          text={parsed.thinking}
+          shown={shown}
+          path={`${path}.thinking`}
+          open={!!shown.find && places(parsed.thinking, shown.find).length > 0}
+        />
+      )}
+      {parsed.content.trim() && (
+        <UntrustedBlock
+          text={parsed.content}
+          find={shown.find}
+          marks={marksIn(shown, parsed.content, message, message)}
+          full={shown.cuts[`${path}.content`] ? `${shown.base}/text?path=${path}.content` : undefined}
+          plain
+          label={`what turn ${i + 1} said`}
+        />
+      )}
+      {Array.from({ length: n }, (_, c) => (
+        <CallCard
+          key={c}
+          turn={i}
+          index={c}
+          call={parsed.calls[c]}
+          result={turn.results[c]}
+          row={calls.find(row => row.index === c)}
+          shown={shown}
+          message={message}
+          last={last}
+        />
+      ))}
+      {calls.length > 0 &&
+        calls.some(c => c.seconds > 0) &&
+        (calls.length > 1 || calls[0]!.waited > 0 || calls[0]!.outcome !== "ok") && (
+          <Bars calls={calls} origin={origin} end={end} label={`calls of turn ${i + 1} in time`} />
+        )}
+      {replies
+        .filter(reply => reply.role !== "tool")
+        .map(
+          (reply, r) =>
+            !(
+              reply.role === "user" &&
+              turn.results.some(result => result.text && reply.content.includes(result.text.slice(0, 60)))
+            ) && (
+              <div class="reply" key={r}>
+                <h3>{reply.role}</h3>
+                <UntrustedBlock
+                  text={reply.content}
+                  find={shown.find}
+                  marks={marksIn(shown, reply.content, message + 1 + r, last)}
+                  plain
+                  label={`${reply.role} after turn ${i + 1}`}
+                />
+                <Pictures run={shown.run} images={reply.images} />
+              </div>
+            ),
+        )}
+    </article>
+  );
 }

@@ -7,26 +7,165 @@ import { ShortId, Untrusted, UntrustedBlock } from "../text";
 import type { Group as Whole } from "../types";
 
 export function Group({ run, step, group }: { run: string; step: string; group: string }) {
-  const asked = useData<Whole>(`/api/runs/${run}/g/${step}/${group}`), data = asked.data, [chosen, setChosen] = useState<string[]>([]), [at, setAt] = useState(-1);
-  useEffect(() => { if (data) setChosen(ends(data.episodes.map(e => e.row.id))); }, [data]);
-  const columns = data?.episodes.filter(e => chosen.includes(e.row.id)).slice(0, 4) ?? [], depth = Math.max(0, ...columns.map(c => c.turns.length));
-  const turn = (to: number) => { const next = Math.max(0, Math.min(depth - 1, to)); setAt(next); document.getElementById(`a${next + 1}`)?.scrollIntoView({ block: "nearest" }); document.getElementById(`a${next + 1}`)?.focus({ preventScroll: true }); };
-  useKeys({ j: () => turn(at + 1), "]": () => turn(at + 1), k: () => turn(at - 1), "[": () => turn(at - 1), Enter: () => columns[0] && go(`/r/${run}/e/${encodeURIComponent(columns[0].row.id)}`) });
-  if (!data) return <main id="main" class="page">{asked.fault ? <Fault fault={asked.fault} /> : <Loading />}</main>;
+  const asked = useData<Whole>(`/api/runs/${run}/g/${step}/${group}`),
+    data = asked.data,
+    [chosen, setChosen] = useState<string[]>([]),
+    [at, setAt] = useState(-1);
+  useEffect(() => {
+    if (data) setChosen(ends(data.episodes.map(e => e.row.id)));
+  }, [data]);
+  const columns = data?.episodes.filter(e => chosen.includes(e.row.id)).slice(0, 4) ?? [],
+    depth = Math.max(0, ...columns.map(c => c.turns.length));
+  const turn = (to: number) => {
+    const next = Math.max(0, Math.min(depth - 1, to));
+    setAt(next);
+    document.getElementById(`a${next + 1}`)?.scrollIntoView({ block: "nearest" });
+    document.getElementById(`a${next + 1}`)?.focus({ preventScroll: true });
+  };
+  useKeys({
+    j: () => turn(at + 1),
+    "]": () => turn(at + 1),
+    k: () => turn(at - 1),
+    "[": () => turn(at - 1),
+    Enter: () => columns[0] && go(`/r/${run}/e/${encodeURIComponent(columns[0].row.id)}`),
+  });
+  if (!data)
+    return (
+      <main id="main" class="page">
+        {asked.fault ? <Fault fault={asked.fault} /> : <Loading />}
+      </main>
+    );
   const lead = data.episodes[0]?.row;
-  const toggle = (id: string) => setChosen(chosen.includes(id) ? chosen.filter(c => c !== id) : [...chosen, id].slice(-4));
-  return <main id="main" class="page group" tabIndex={-1}>
-    <div class="headline"><div><h1><Untrusted text={lead?.title || decodeURIComponent(group)} most={160} /></h1><p class="line dim"><code><Untrusted text={decodeURIComponent(group)} /></code><Fact name="step">{step}</Fact><Fact name="samples">{data.episodes.length}</Fact><Fact name="mean">{num(data.mean)}</Fact><Fact name="spread">{num(data.spread)}</Fact></p></div></div>
-    <div class="split"><fieldset class="samples"><legend>Samples by reward, up to four side by side</legend>{data.episodes.map(({ row }) => <label class="check" key={row.id}><input type="checkbox" checked={chosen.includes(row.id)} onChange={() => toggle(row.id)} /><span class="num">{row.reward === null ? "invalid" : signed(row.reward)}</span><Verdict row={row} /><span class="dim num">{row.advantage !== null && row.advantage !== undefined ? `advantage ${signed(row.advantage, 2)}` : `sample ${row.sample}`}</span></label>)}</fieldset>
-      {data.over_steps.length > 1 && <Chart title="this task over steps" steps={data.over_steps.map(p => p.step)} lines={[{ name: "mean reward", curve: { mean: data.over_steps.map(p => p.mean) } }]} height={110} />}</div>
-    {columns.length === 0 ? <Empty>Choose samples to read.</Empty> : <div class="scroll" role="region" aria-label="Samples side by side" tabIndex={0}><table class="aligned"><thead><tr><th scope="col"><span class="sr">turn</span></th>{columns.map(({ row }) => <th scope="col" key={row.id}><a href={`/r/${run}/e/${encodeURIComponent(row.id)}`}><ShortId id={row.id} /></a> <span class="num">{row.reward === null ? "invalid" : signed(row.reward)}</span> <Verdict row={row} /><div class="dim">{plural(row.turns, "turn")} · {seconds(row.seconds)} · <Untrusted text={row.reason} most={30} /></div></th>)}</tr></thead>
-      <tbody>{Array.from({ length: depth }, (_, i) => <tr key={i} id={`a${i + 1}`} tabIndex={-1} class={names(data.first_difference === i && "differs", at === i && "current")}><th scope="row">{i + 1}{data.first_difference === i && <div class="tag warn">first difference</div>}</th>{columns.map(({ row, turns }) => { const t = turns[i]; return <td key={row.id}>{!t ? <span class="dim">ended</span> : <>
-        {t.say?.trim() && <p><Untrusted text={t.say.trim()} most={400} /></p>}
-        {(t.calls ?? []).map((call, c) => <p class="used" key={c}><code><Untrusted text={`${call.name ?? "unreadable"}(${compact(call.arguments)})`} most={220} /></code></p>)}
-        {!t.calls && !t.say?.trim() && <UntrustedBlock text={t.action.slice(0, 400)} />}
-        {t.results.map((result, r) => <p key={r} class={names("used", result.outcome !== "ok" && "failed")}><Outcome word={result.outcome} bare /> <Untrusted text={result.text} most={220} /></p>)}
-        <a class="dim" href={`/r/${run}/e/${encodeURIComponent(row.id)}#t${i + 1}`} aria-label={`Open turn ${i + 1} of ${row.id}`}>open</a></>}</td>; })}</tr>)}</tbody></table></div>}
-  </main>;
+  const toggle = (id: string) =>
+    setChosen(chosen.includes(id) ? chosen.filter(c => c !== id) : [...chosen, id].slice(-4));
+  return (
+    <main id="main" class="page group" tabIndex={-1}>
+      <div class="headline">
+        <div>
+          <h1>
+            <Untrusted text={lead?.title || decodeURIComponent(group)} most={160} />
+          </h1>
+          <p class="line dim">
+            <code>
+              <Untrusted text={decodeURIComponent(group)} />
+            </code>
+            <Fact name="step">{step}</Fact>
+            <Fact name="samples">{data.episodes.length}</Fact>
+            <Fact name="mean">{num(data.mean)}</Fact>
+            <Fact name="spread">{num(data.spread)}</Fact>
+          </p>
+        </div>
+      </div>
+      <div class="split">
+        <fieldset class="samples">
+          <legend>Samples by reward, up to four side by side</legend>
+          {data.episodes.map(({ row }) => (
+            <label class="check" key={row.id}>
+              <input type="checkbox" checked={chosen.includes(row.id)} onChange={() => toggle(row.id)} />
+              <span class="num">{row.reward === null ? "invalid" : signed(row.reward)}</span>
+              <Verdict row={row} />
+              <span class="dim num">
+                {row.advantage !== null && row.advantage !== undefined
+                  ? `advantage ${signed(row.advantage, 2)}`
+                  : `sample ${row.sample}`}
+              </span>
+            </label>
+          ))}
+        </fieldset>
+        {data.over_steps.length > 1 && (
+          <Chart
+            title="this task over steps"
+            steps={data.over_steps.map(p => p.step)}
+            lines={[{ name: "mean reward", curve: { mean: data.over_steps.map(p => p.mean) } }]}
+            height={110}
+          />
+        )}
+      </div>
+      {columns.length === 0 ? (
+        <Empty>Choose samples to read.</Empty>
+      ) : (
+        <div class="scroll" role="region" aria-label="Samples side by side" tabIndex={0}>
+          <table class="aligned">
+            <thead>
+              <tr>
+                <th scope="col">
+                  <span class="sr">turn</span>
+                </th>
+                {columns.map(({ row }) => (
+                  <th scope="col" key={row.id}>
+                    <a href={`/r/${run}/e/${encodeURIComponent(row.id)}`}>
+                      <ShortId id={row.id} />
+                    </a>{" "}
+                    <span class="num">{row.reward === null ? "invalid" : signed(row.reward)}</span>{" "}
+                    <Verdict row={row} />
+                    <div class="dim">
+                      {plural(row.turns, "turn")} · {seconds(row.seconds)} · <Untrusted text={row.reason} most={30} />
+                    </div>
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {Array.from({ length: depth }, (_, i) => (
+                <tr
+                  key={i}
+                  id={`a${i + 1}`}
+                  tabIndex={-1}
+                  class={names(data.first_difference === i && "differs", at === i && "current")}
+                >
+                  <th scope="row">
+                    {i + 1}
+                    {data.first_difference === i && <div class="tag warn">first difference</div>}
+                  </th>
+                  {columns.map(({ row, turns }) => {
+                    const t = turns[i];
+                    return (
+                      <td key={row.id}>
+                        {!t ? (
+                          <span class="dim">ended</span>
+                        ) : (
+                          <>
+                            {t.say?.trim() && (
+                              <p>
+                                <Untrusted text={t.say.trim()} most={400} />
+                              </p>
+                            )}
+                            {(t.calls ?? []).map((call, c) => (
+                              <p class="used" key={c}>
+                                <code>
+                                  <Untrusted
+                                    text={`${call.name ?? "unreadable"}(${compact(call.arguments)})`}
+                                    most={220}
+                                  />
+                                </code>
+                              </p>
+                            ))}
+                            {!t.calls && !t.say?.trim() && <UntrustedBlock text={t.action.slice(0, 400)} />}
+                            {t.results.map((result, r) => (
+                              <p key={r} class={names("used", result.outcome !== "ok" && "failed")}>
+                                <Outcome word={result.outcome} bare /> <Untrusted text={result.text} most={220} />
+                              </p>
+                            ))}
+                            <a
+                              class="dim"
+                              href={`/r/${run}/e/${encodeURIComponent(row.id)}#t${i + 1}`}
+                              aria-label={`Open turn ${i + 1} of ${row.id}`}
+                            >
+                              open
+                            </a>
+                          </>
+                        )}
+                      </td>
+                    );
+                  })}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </main>
+  );
 }
 /** The best two and the worst two. */
-const ends = (ids: string[]): string[] => ids.length <= 4 ? ids.slice(0, 4) : [...ids.slice(0, 2), ...ids.slice(-2)];
+const ends = (ids: string[]): string[] => (ids.length <= 4 ? ids.slice(0, 4) : [...ids.slice(0, 2), ...ids.slice(-2)]);

@@ -8,77 +8,256 @@ import type { Curve, Live, RunPage, Series } from "../types";
 
 /** Series by `since`: what is new is added behind what is there, a step that is sent again is replaced. */
 function useSeries(run: string, live: Live | null): { series: Series | null; fault: Refusal | undefined } {
-  const [series, setSeries] = useState<Series | null>(null), [fault, setFault] = useState<Refusal>(), kept = useRef<Series | null>(null);
+  const [series, setSeries] = useState<Series | null>(null),
+    [fault, setFault] = useState<Refusal>(),
+    kept = useRef<Series | null>(null);
   useEffect(() => {
-    const stop = new AbortController(), old = kept.current, since = old && old.steps.length < 900 ? old.steps[old.steps.length - 1] : undefined;
-    ask<Series>(`/api/runs/${run}/series${query({ since: since ?? "" })}`, { signal: stop.signal }).then(next => {
-      kept.current = since === undefined || !old ? next : joined(old, next);
-      setSeries(kept.current);
-      setFault(undefined);
-    }, error => { if (error.name !== "AbortError") setFault(error); });
+    const stop = new AbortController(),
+      old = kept.current,
+      since = old && old.steps.length < 900 ? old.steps[old.steps.length - 1] : undefined;
+    ask<Series>(`/api/runs/${run}/series${query({ since: since ?? "" })}`, { signal: stop.signal }).then(
+      next => {
+        kept.current = since === undefined || !old ? next : joined(old, next);
+        setSeries(kept.current);
+        setFault(undefined);
+      },
+      error => {
+        if (error.name !== "AbortError") setFault(error);
+      },
+    );
     return () => stop.abort();
   }, [run, live?.version]);
   return { series, fault };
 }
 export function joined(old: Series, next: Series): Series {
   if (!next.steps.length) return { ...old, version: next.version };
-  const keep = old.steps.findIndex(step => step >= next.steps[0]!), upto = keep < 0 ? old.steps.length : keep;
+  const keep = old.steps.findIndex(step => step >= next.steps[0]!),
+    upto = keep < 0 ? old.steps.length : keep;
   const glue = <T,>(a: T[] | undefined, b: T[] | undefined): T[] => {
-    const head = (a ?? []).slice(0, upto), tail = b ?? [];
-    return [...head, ...Array(upto - head.length).fill(null), ...tail, ...Array(next.steps.length - tail.length).fill(null)];
+    const head = (a ?? []).slice(0, upto),
+      tail = b ?? [];
+    return [
+      ...head,
+      ...Array(upto - head.length).fill(null),
+      ...tail,
+      ...Array(next.steps.length - tail.length).fill(null),
+    ];
   };
   const series: Record<string, Curve> = {};
   for (const name of new Set([...Object.keys(old.series), ...Object.keys(next.series)])) {
-    const a = old.series[name], b = next.series[name], banded = a?.low || b?.low;
-    series[name] = { mean: glue(a?.mean, b?.mean), ...(banded ? { low: glue(a?.low, b?.low), high: glue(a?.high, b?.high) } : {}), n: glue(a?.n, b?.n) };
+    const a = old.series[name],
+      b = next.series[name],
+      banded = a?.low || b?.low;
+    series[name] = {
+      mean: glue(a?.mean, b?.mean),
+      ...(banded ? { low: glue(a?.low, b?.low), high: glue(a?.high, b?.high) } : {}),
+      n: glue(a?.n, b?.n),
+    };
   }
   return { version: next.version, steps: [...old.steps.slice(0, upto), ...next.steps], series };
 }
 /** The curves of one figure, one a mode. */
-const linesOf = (series: Series, name: string): Line[] => Object.entries(series.series).filter(([key]) => key === name || key.endsWith("/" + name))
-  .map(([key, curve]) => ({ name: key === name ? "all" : key.slice(0, -name.length - 1), curve }));
+const linesOf = (series: Series, name: string): Line[] =>
+  Object.entries(series.series)
+    .filter(([key]) => key === name || key.endsWith("/" + name))
+    .map(([key, curve]) => ({ name: key === name ? "all" : key.slice(0, -name.length - 1), curve }));
 
-const FIRST = ["success", "reward"], SECOND = ["invalid", "turns", "tokens", "calls", "errors"], SHARES = new Set(["success", "invalid"]);
+const FIRST = ["success", "reward"],
+  SECOND = ["invalid", "turns", "tokens", "calls", "errors"],
+  SHARES = new Set(["success", "invalid"]);
 export function Overview({ run, data, live }: { run: string; data: RunPage; live: Live | null }) {
-  const { series, fault } = useSeries(run, live), [stopped, setStopped] = useState<Refusal>();
+  const { series, fault } = useSeries(run, live),
+    [stopped, setStopped] = useState<Refusal>();
   const has = (name: string) => series !== null && linesOf(series, name).length > 0;
   const running = (live?.state ?? data.state) === "running";
-  const stop = () => { if (confirm("Stop this run after its current step?")) post(`/api/runs/${run}/stop`).then(() => say("The run was asked to stop."), setStopped); };
+  const stop = () => {
+    if (confirm("Stop this run after its current step?"))
+      post(`/api/runs/${run}/stop`).then(() => say("The run was asked to stop."), setStopped);
+  };
   const list = (q: string) => `/r/${run}/episodes${query({ q })}`;
-  return <main id="main" class="page overview" tabIndex={-1}>
-    <h1 class="sr">Overview</h1>
-    <div class="figures">
-      <div><span>success</span><b>{percent(data.success, 1)}</b><small>{data.success_low !== null ? `${percent(data.success_low, 1)} to ${percent(data.success_high, 1)}` : "no interval"}</small></div>
-      <div><span>episodes</span><b>{count(live?.rows ?? data.episodes)}</b><small>{data.splits.join(", ")}</small></div>
-      <div><span>step</span><b>{count(live?.step ?? data.step)}</b><small>{data.kind}</small></div>
-      <div><span>invalid</span><b class={data.invalid ? "bad" : ""}>{count(data.invalid)}</b><small>{data.invalid ? <a href={list("invalid:true")}>masked, never a number</a> : "all rewards count"}</small></div>
-      <div><span>started</span><b class="small">{when(data.started)}</b><small>{data.ended ? `ended ${when(data.ended)}` : "not ended"}</small></div>
-    </div>
-    {running && <div class="live on" aria-live="off">
-      <b>live</b>
-      <span>{live?.waits?.length ? <>waits for {live.waits.map(wait => <span class="wait" key={wait.tool ?? wait.what}><Untrusted text={wait.tool ?? wait.what} most={40} /> <span class="num">{seconds(wait.seconds)}</span>{wait.n > 1 ? ` ×${wait.n}` : ""}</span>)}</> : "waits for nothing"}</span>
-      <button class="end" onClick={stop}>Stop the run</button>
-    </div>}
-    <Fault fault={stopped} /><Fault fault={fault} />
-    <div class="columns">
-      <div>
-        <Panel title="Learning" note={series && plural(series.steps.length, "step")}>
-          {series && <>{FIRST.map(name => has(name) && <Chart key={name} title={name} steps={series.steps} lines={linesOf(series, name)} share={SHARES.has(name)} height={180} />)}</>}
-        </Panel>
-        {series && data.terms.some(term => has("term." + term)) && <Panel title="Reward terms"><div class="small-charts">{data.terms.filter(term => has("term." + term)).map(term => <Chart key={term} title={term} steps={series.steps} lines={linesOf(series, "term." + term)} height={110} />)}</div></Panel>}
-        {series && <Panel title="Behaviour"><div class="small-charts">{SECOND.filter(has).map(name => <Chart key={name} title={name} steps={series.steps} lines={linesOf(series, name)} share={SHARES.has(name)} height={110} />)}</div></Panel>}
+  return (
+    <main id="main" class="page overview" tabIndex={-1}>
+      <h1 class="sr">Overview</h1>
+      <div class="figures">
+        <div>
+          <span>success</span>
+          <b>{percent(data.success, 1)}</b>
+          <small>
+            {data.success_low !== null
+              ? `${percent(data.success_low, 1)} to ${percent(data.success_high, 1)}`
+              : "no interval"}
+          </small>
+        </div>
+        <div>
+          <span>episodes</span>
+          <b>{count(live?.rows ?? data.episodes)}</b>
+          <small>{data.splits.join(", ")}</small>
+        </div>
+        <div>
+          <span>step</span>
+          <b>{count(live?.step ?? data.step)}</b>
+          <small>{data.kind}</small>
+        </div>
+        <div>
+          <span>invalid</span>
+          <b class={data.invalid ? "bad" : ""}>{count(data.invalid)}</b>
+          <small>
+            {data.invalid ? <a href={list("invalid:true")}>masked, never a number</a> : "all rewards count"}
+          </small>
+        </div>
+        <div>
+          <span>started</span>
+          <b class="small">{when(data.started)}</b>
+          <small>{data.ended ? `ended ${when(data.ended)}` : "not ended"}</small>
+        </div>
       </div>
-      <div>
-        <Panel title="Read these" class="read">{data.read.length ? <ul>{data.read.map((entry, i) => <li key={i}>
-          <a href={entry.id ? `/r/${run}/e/${encodeURIComponent(entry.id)}` : `/r/${run}/g/${entry.step}/${encodeURIComponent(entry.group ?? "")}`}>
-            <span class="why">{entry.why}</span><span class="num reward">{entry.reward === null ? "invalid" : signed(entry.reward)}</span><span class="what"><Untrusted text={entry.title || entry.id || `group ${entry.group}`} most={120} /></span></a></li>)}</ul> : <Empty>nothing to read yet</Empty>}</Panel>
-        {Object.keys(data.failures).length > 0 && <Panel title="Invalid by reason"><Counts label="Invalid by reason" items={Object.entries(data.failures).map(([word, n]) => ({ word, n, href: list(`failure:${quoted(word)}`) }))} /></Panel>}
-        <Panel title="How episodes ended"><Counts label="How episodes ended" items={Object.entries(data.reasons).map(([word, n]) => ({ word, n, href: list(`reason:${quoted(word)}`) }))} /></Panel>
-        <Panel title="This run"><Facts facts={{ spec: data.spec, environment: data.environment, policy: data.policy, lock: data.lock, path: data.path, ...data.facts }} /></Panel>
+      {running && (
+        <div class="live on" aria-live="off">
+          <b>live</b>
+          <span>
+            {live?.waits?.length ? (
+              <>
+                waits for{" "}
+                {live.waits.map(wait => (
+                  <span class="wait" key={wait.tool ?? wait.what}>
+                    <Untrusted text={wait.tool ?? wait.what} most={40} />{" "}
+                    <span class="num">{seconds(wait.seconds)}</span>
+                    {wait.n > 1 ? ` ×${wait.n}` : ""}
+                  </span>
+                ))}
+              </>
+            ) : (
+              "waits for nothing"
+            )}
+          </span>
+          <button class="end" onClick={stop}>
+            Stop the run
+          </button>
+        </div>
+      )}
+      <Fault fault={stopped} />
+      <Fault fault={fault} />
+      <div class="columns">
+        <div>
+          <Panel title="Learning" note={series && plural(series.steps.length, "step")}>
+            {series && (
+              <>
+                {FIRST.map(
+                  name =>
+                    has(name) && (
+                      <Chart
+                        key={name}
+                        title={name}
+                        steps={series.steps}
+                        lines={linesOf(series, name)}
+                        share={SHARES.has(name)}
+                        height={180}
+                      />
+                    ),
+                )}
+              </>
+            )}
+          </Panel>
+          {series && data.terms.some(term => has("term." + term)) && (
+            <Panel title="Reward terms">
+              <div class="small-charts">
+                {data.terms
+                  .filter(term => has("term." + term))
+                  .map(term => (
+                    <Chart
+                      key={term}
+                      title={term}
+                      steps={series.steps}
+                      lines={linesOf(series, "term." + term)}
+                      height={110}
+                    />
+                  ))}
+              </div>
+            </Panel>
+          )}
+          {series && (
+            <Panel title="Behaviour">
+              <div class="small-charts">
+                {SECOND.filter(has).map(name => (
+                  <Chart
+                    key={name}
+                    title={name}
+                    steps={series.steps}
+                    lines={linesOf(series, name)}
+                    share={SHARES.has(name)}
+                    height={110}
+                  />
+                ))}
+              </div>
+            </Panel>
+          )}
+        </div>
+        <div>
+          <Panel title="Read these" class="read">
+            {data.read.length ? (
+              <ul>
+                {data.read.map((entry, i) => (
+                  <li key={i}>
+                    <a
+                      href={
+                        entry.id
+                          ? `/r/${run}/e/${encodeURIComponent(entry.id)}`
+                          : `/r/${run}/g/${entry.step}/${encodeURIComponent(entry.group ?? "")}`
+                      }
+                    >
+                      <span class="why">{entry.why}</span>
+                      <span class="num reward">{entry.reward === null ? "invalid" : signed(entry.reward)}</span>
+                      <span class="what">
+                        <Untrusted text={entry.title || entry.id || `group ${entry.group}`} most={120} />
+                      </span>
+                    </a>
+                  </li>
+                ))}
+              </ul>
+            ) : (
+              <Empty>nothing to read yet</Empty>
+            )}
+          </Panel>
+          {Object.keys(data.failures).length > 0 && (
+            <Panel title="Invalid by reason">
+              <Counts
+                label="Invalid by reason"
+                items={Object.entries(data.failures).map(([word, n]) => ({
+                  word,
+                  n,
+                  href: list(`failure:${quoted(word)}`),
+                }))}
+              />
+            </Panel>
+          )}
+          <Panel title="How episodes ended">
+            <Counts
+              label="How episodes ended"
+              items={Object.entries(data.reasons).map(([word, n]) => ({
+                word,
+                n,
+                href: list(`reason:${quoted(word)}`),
+              }))}
+            />
+          </Panel>
+          <Panel title="This run">
+            <Facts
+              facts={{
+                spec: data.spec,
+                environment: data.environment,
+                policy: data.policy,
+                lock: data.lock,
+                path: data.path,
+                ...data.facts,
+              }}
+            />
+          </Panel>
+        </div>
       </div>
-    </div>
-  </main>;
+    </main>
+  );
 }
 /** A value as the query language reads it. */
-export const quoted = (value: string): string => /^[\w.+-]+$/.test(value) ? value : `"${value.replace(/(["\\])/g, "\\$1")}"`;
-export const rewardText = (value: number | null): string => value === null ? "invalid" : num(value);
+export const quoted = (value: string): string =>
+  /^[\w.+-]+$/.test(value) ? value : `"${value.replace(/(["\\])/g, "\\$1")}"`;
+export const rewardText = (value: number | null): string => (value === null ? "invalid" : num(value));

@@ -3,44 +3,173 @@ import { Facts, names, num, Num, Outcome, seconds, signed } from "../bits";
 import { Untrusted, UntrustedBlock } from "../text";
 import type { Place, Reward, Term } from "../types";
 
-export const termsOf = (terms: Record<string, Term> | Term[] | undefined): Term[] => !terms ? [] : Array.isArray(terms) ? terms : Object.values(terms);
-interface Options { reward: { total: number | null; terms: Record<string, Term> | Term[] }; hot?: string; onHot?: (term: string) => void; where?: Record<string, Place[] | null>; onShow?: (term: string) => void; open?: boolean }
+export const termsOf = (terms: Record<string, Term> | Term[] | undefined): Term[] =>
+  !terms ? [] : Array.isArray(terms) ? terms : Object.values(terms);
+interface Options {
+  reward: { total: number | null; terms: Record<string, Term> | Term[] };
+  hot?: string;
+  onHot?: (term: string) => void;
+  where?: Record<string, Place[] | null>;
+  onShow?: (term: string) => void;
+  open?: boolean;
+}
 
 /** Where the bars begin and end, in hundredths of the lane. */
 function bars(terms: Term[]): { low: number; high: number; from: number; to: number }[] {
   let at = 0;
-  const spans = terms.map(term => { const from = at; if (term.status !== "invalid" && term.value !== null) at += term.value * term.weight; return [from, at] as const; });
-  const low = Math.min(0, ...spans.flat()), high = Math.max(0, ...spans.flat(), low + 1e-9), x = (value: number) => 100 * (value - low) / (high - low);
-  return spans.map(([from, to]) => ({ low: x(0), high: x(Math.max(from, to)), from: x(Math.min(from, to)), to: x(to) }));
+  const spans = terms.map(term => {
+    const from = at;
+    if (term.status !== "invalid" && term.value !== null) at += term.value * term.weight;
+    return [from, at] as const;
+  });
+  const low = Math.min(0, ...spans.flat()),
+    high = Math.max(0, ...spans.flat(), low + 1e-9),
+    x = (value: number) => (100 * (value - low)) / (high - low);
+  return spans.map(([from, to]) => ({
+    low: x(0),
+    high: x(Math.max(from, to)),
+    from: x(Math.min(from, to)),
+    to: x(to),
+  }));
 }
 export function Waterfall({ reward, hot, onHot, where, onShow, open = false }: Options) {
-  const terms = termsOf(reward.terms), lanes = bars(terms);
-  return <div class="waterfall">
-    {terms.map((term, i) => {
-      const lane = lanes[i]!, share = term.value === null ? null : term.value * term.weight, found = where?.[term.name];
-      return <div key={term.name} class={names("term", term.status, hot === term.name && "hot")} onMouseEnter={() => onHot?.(term.name)} onMouseLeave={() => onHot?.("")}>
-        <span class="name">{onShow ? <button class="link" onFocus={() => onHot?.(term.name)} onBlur={() => onHot?.("")} onClick={() => onShow(term.name)} title={found ? "Show the evidence" : "Its evidence is not located"}><Untrusted text={term.name} most={40} /></button> : <Untrusted text={term.name} most={40} />}</span>
-        <span class="lane" aria-hidden="true"><i class="zero" style={{ left: `${lane.low}%` }} />
-          {term.value !== null && term.status !== "invalid" ? <i class={names("bar", (share ?? 0) < 0 && "minus")} style={{ left: `${lane.from}%`, width: `${Math.max(0.8, lane.high - lane.from)}%` }} /> : term.status === "invalid" || term.status === "skipped" ? <i class={"bar " + term.status} style={{ left: `${lane.to}%` }} /> : null}</span>
-        {term.status === "valid" ? <Num>{signed(share)}</Num> : <Outcome word={term.status} />}
-        <span class="sum dim num">{term.status === "valid" ? `${num(term.value)} × ${num(term.weight, 2)}` : <Untrusted text={term.error} most={90} />}</span>
-      </div>;
-    })}
-    <div class="term total"><b>reward</b><span class="lane" aria-hidden="true" /><b class="num">{reward.total !== null ? signed(reward.total) : open ? "–" : "invalid"}</b><span class="sum" /></div>
-  </div>;
+  const terms = termsOf(reward.terms),
+    lanes = bars(terms);
+  return (
+    <div class="waterfall">
+      {terms.map((term, i) => {
+        const lane = lanes[i]!,
+          share = term.value === null ? null : term.value * term.weight,
+          found = where?.[term.name];
+        return (
+          <div
+            key={term.name}
+            class={names("term", term.status, hot === term.name && "hot")}
+            onMouseEnter={() => onHot?.(term.name)}
+            onMouseLeave={() => onHot?.("")}
+          >
+            <span class="name">
+              {onShow ? (
+                <button
+                  class="link"
+                  onFocus={() => onHot?.(term.name)}
+                  onBlur={() => onHot?.("")}
+                  onClick={() => onShow(term.name)}
+                  title={found ? "Show the evidence" : "Its evidence is not located"}
+                >
+                  <Untrusted text={term.name} most={40} />
+                </button>
+              ) : (
+                <Untrusted text={term.name} most={40} />
+              )}
+            </span>
+            <span class="lane" aria-hidden="true">
+              <i class="zero" style={{ left: `${lane.low}%` }} />
+              {term.value !== null && term.status !== "invalid" ? (
+                <i
+                  class={names("bar", (share ?? 0) < 0 && "minus")}
+                  style={{ left: `${lane.from}%`, width: `${Math.max(0.8, lane.high - lane.from)}%` }}
+                />
+              ) : term.status === "invalid" || term.status === "skipped" ? (
+                <i class={"bar " + term.status} style={{ left: `${lane.to}%` }} />
+              ) : null}
+            </span>
+            {term.status === "valid" ? <Num>{signed(share)}</Num> : <Outcome word={term.status} />}
+            <span class="sum dim num">
+              {term.status === "valid" ? (
+                `${num(term.value)} × ${num(term.weight, 2)}`
+              ) : (
+                <Untrusted text={term.error} most={90} />
+              )}
+            </span>
+          </div>
+        );
+      })}
+      <div class="term total">
+        <b>reward</b>
+        <span class="lane" aria-hidden="true" />
+        <b class="num">{reward.total !== null ? signed(reward.total) : open ? "–" : "invalid"}</b>
+        <span class="sum" />
+      </div>
+    </div>
+  );
 }
 
-export function RewardTab({ reward, where, onShow, base }: { reward: Reward; where: Record<string, Place[] | null>; onShow: (term: string) => void; base: string }) {
+export function RewardTab({
+  reward,
+  where,
+  onShow,
+  base,
+}: {
+  reward: Reward;
+  where: Record<string, Place[] | null>;
+  onShow: (term: string) => void;
+  base: string;
+}) {
   const most = Math.max(1e-9, ...reward.turn_rewards.map(Math.abs));
-  return <div class="stack">
-    <Waterfall reward={reward} where={where} onShow={onShow} />
-    {reward.turn_rewards.length > 1 && <section><h2>By turn</h2><ol class="turn-rewards">{reward.turn_rewards.map((value, i) => <li key={i}><a href={`#t${i + 1}`}><span>{`turn ${i + 1}`}</span><span class="meter" aria-hidden="true"><i class={value < 0 ? "minus" : ""} style={{ width: `${100 * Math.abs(value) / most}%` }} /></span><Num>{signed(value)}</Num></a></li>)}</ol></section>}
-    {termsOf(reward.terms).map(term => <section key={term.name} class="evidence"><h2><Untrusted text={term.name} /> <Outcome word={term.status} /><span class="dim num">{seconds(term.seconds)}</span></h2>
-      {term.error && <UntrustedBlock text={term.error} label="error" />}
-      {term.evidence ? <UntrustedBlock text={term.evidence} label="evidence" full={term.evidence.length > 20000 ? `${base}/text?path=reward.terms.${encodeURIComponent(term.name)}.evidence` : undefined} /> : <p class="dim">no evidence was recorded</p>}
-      {term.evidence && <p class="dim">{where[term.name]?.length ? <button class="link" onClick={() => onShow(term.name)}>Show it in the conversation</button> : "not located in the conversation"}</p>}
-      {term.turn_values.length > 0 && <p class="dim num">by turn: {term.turn_values.map(value => num(value, 2)).join(" · ")}</p>}
-      {Object.keys(term.details ?? {}).length > 0 && <details><summary>Details</summary><Facts facts={term.details} /></details>}
-    </section>)}
-  </div>;
+  return (
+    <div class="stack">
+      <Waterfall reward={reward} where={where} onShow={onShow} />
+      {reward.turn_rewards.length > 1 && (
+        <section>
+          <h2>By turn</h2>
+          <ol class="turn-rewards">
+            {reward.turn_rewards.map((value, i) => (
+              <li key={i}>
+                <a href={`#t${i + 1}`}>
+                  <span>{`turn ${i + 1}`}</span>
+                  <span class="meter" aria-hidden="true">
+                    <i class={value < 0 ? "minus" : ""} style={{ width: `${(100 * Math.abs(value)) / most}%` }} />
+                  </span>
+                  <Num>{signed(value)}</Num>
+                </a>
+              </li>
+            ))}
+          </ol>
+        </section>
+      )}
+      {termsOf(reward.terms).map(term => (
+        <section key={term.name} class="evidence">
+          <h2>
+            <Untrusted text={term.name} /> <Outcome word={term.status} />
+            <span class="dim num">{seconds(term.seconds)}</span>
+          </h2>
+          {term.error && <UntrustedBlock text={term.error} label="error" />}
+          {term.evidence ? (
+            <UntrustedBlock
+              text={term.evidence}
+              label="evidence"
+              full={
+                term.evidence.length > 20000
+                  ? `${base}/text?path=reward.terms.${encodeURIComponent(term.name)}.evidence`
+                  : undefined
+              }
+            />
+          ) : (
+            <p class="dim">no evidence was recorded</p>
+          )}
+          {term.evidence && (
+            <p class="dim">
+              {where[term.name]?.length ? (
+                <button class="link" onClick={() => onShow(term.name)}>
+                  Show it in the conversation
+                </button>
+              ) : (
+                "not located in the conversation"
+              )}
+            </p>
+          )}
+          {term.turn_values.length > 0 && (
+            <p class="dim num">by turn: {term.turn_values.map(value => num(value, 2)).join(" · ")}</p>
+          )}
+          {Object.keys(term.details ?? {}).length > 0 && (
+            <details>
+              <summary>Details</summary>
+              <Facts facts={term.details} />
+            </details>
+          )}
+        </section>
+      ))}
+    </div>
+  );
 }

@@ -7,17 +7,169 @@ import type { Live, RewardFacts } from "../types";
 import { QueryBox } from "./tools";
 
 export function Rewards({ run, live }: { run: string; live: Live | null }) {
-  const { search } = usePlace(), q = param(search, "q"), asked = useData<RewardFacts>(`/api/runs/${run}/rewards${query({ q })}`, live?.version), data = asked.data, list = (q: string) => `/r/${run}/episodes${query({ q })}`;
-  return <main id="main" class="page" tabIndex={-1}><div class="title"><h1>Rewards</h1><span class="end"><QueryBox to={`/r/${run}/rewards`} /></span></div><Fault fault={asked.fault} />
-    {!data ? !asked.fault && <Loading /> : <div class="columns"><div>
-      <Panel title="Terms"><div class="scroll" role="region" aria-label="Terms" tabIndex={0}><table><thead><tr><th scope="col">term</th>{["weight", "mean", "valid", "invalid", "skipped"].map(name => <th scope="col" class="r" key={name}>{name}</th>)}</tr></thead><tbody>{data.terms.map(term => <tr key={term.name}><td><Untrusted text={term.name} most={60} /></td><td class="r"><Num>{num(term.weight, 2)}</Num></td><td class="r"><Num><b>{num(term.mean)}</b></Num></td><td class="r"><Num>{count(term.valid)}</Num></td><td class="r">{term.invalid ? <a class="bad" href={list(`term.${term.name}:invalid`)}><Num>{count(term.invalid)}</Num></a> : <Num class="dim">0</Num>}</td><td class="r"><Num class="dim">{count(term.skipped)}</Num></td></tr>)}</tbody></table></div></Panel>
-      {data.terms.some(term => term.by_step.length > 1) && <Panel title="By step"><div class="small-charts">{data.terms.filter(term => term.by_step.length > 1).map(term => <Chart key={term.name} title={term.name} steps={term.by_step.map(s => s.step)} lines={[{ name: "mean", curve: { mean: term.by_step.map(s => s.mean) } }]} height={110} />)}</div></Panel>}
-      <Panel title="Reward and success" note="each bubble an equal reward">{data.scatter.length ? <Scatter points={data.scatter} /> : <Empty>no rewards</Empty>}</Panel>
-    </div><div>
-      <Panel title="Is it hacked?"><ul class="links">{Object.entries(data.quadrants).map(([name, found]) => <li key={name}><a href={list(found.q)}>{name}<Num class={found.n ? "bad" : "dim"}>{count(found.n)}</Num></a></li>)}</ul></Panel>
-      <Panel title="Invalid by reason" note="masked, never zero">{data.invalid.length ? <Counts label="Invalid by reason" items={data.invalid.map(found => ({ word: found.reason, n: found.n, href: list(found.q) }))} /> : <Empty>none</Empty>}</Panel>
-      {data.terms.some(term => term.errors.length > 0) && <Panel title="Errors of terms">{data.terms.filter(term => term.errors.length > 0).map(term => <section key={term.name}><h3><Untrusted text={term.name} /></h3><ul class="links">{term.errors.map((found, i) => <li key={i}><span class="line"><Untrusted text={found.error} most={160} /><Num>{count(found.count)}</Num></span></li>)}</ul></section>)}</Panel>}
-      <Panel title="The judge">{data.judge?.terms.length ? data.judge.terms.map(term => <section key={term.name}><h3><Untrusted text={term.name} /></h3><p>kappa <b class="num">{num(term.kappa, 2)}</b> <span class="dim">over {count(term.n)} episodes</span></p><ul class="links">{term.disagree.slice(0, 20).map(id => <li key={id}><a href={`/r/${run}/e/${encodeURIComponent(id)}?tab=reward`}><Untrusted text={id} /></a></li>)}</ul></section>) : <Empty>no judge with more than one vote</Empty>}</Panel>
-    </div></div>}
-  </main>;
+  const { search } = usePlace(),
+    q = param(search, "q"),
+    asked = useData<RewardFacts>(`/api/runs/${run}/rewards${query({ q })}`, live?.version),
+    data = asked.data,
+    list = (q: string) => `/r/${run}/episodes${query({ q })}`;
+  return (
+    <main id="main" class="page" tabIndex={-1}>
+      <div class="title">
+        <h1>Rewards</h1>
+        <span class="end">
+          <QueryBox to={`/r/${run}/rewards`} />
+        </span>
+      </div>
+      <Fault fault={asked.fault} />
+      {!data ? (
+        !asked.fault && <Loading />
+      ) : (
+        <div class="columns">
+          <div>
+            <Panel title="Terms">
+              <div class="scroll" role="region" aria-label="Terms" tabIndex={0}>
+                <table>
+                  <thead>
+                    <tr>
+                      <th scope="col">term</th>
+                      {["weight", "mean", "valid", "invalid", "skipped"].map(name => (
+                        <th scope="col" class="r" key={name}>
+                          {name}
+                        </th>
+                      ))}
+                    </tr>
+                  </thead>
+                  <tbody>
+                    {data.terms.map(term => (
+                      <tr key={term.name}>
+                        <td>
+                          <Untrusted text={term.name} most={60} />
+                        </td>
+                        <td class="r">
+                          <Num>{num(term.weight, 2)}</Num>
+                        </td>
+                        <td class="r">
+                          <Num>
+                            <b>{num(term.mean)}</b>
+                          </Num>
+                        </td>
+                        <td class="r">
+                          <Num>{count(term.valid)}</Num>
+                        </td>
+                        <td class="r">
+                          {term.invalid ? (
+                            <a class="bad" href={list(`term.${term.name}:invalid`)}>
+                              <Num>{count(term.invalid)}</Num>
+                            </a>
+                          ) : (
+                            <Num class="dim">0</Num>
+                          )}
+                        </td>
+                        <td class="r">
+                          <Num class="dim">{count(term.skipped)}</Num>
+                        </td>
+                      </tr>
+                    ))}
+                  </tbody>
+                </table>
+              </div>
+            </Panel>
+            {data.terms.some(term => term.by_step.length > 1) && (
+              <Panel title="By step">
+                <div class="small-charts">
+                  {data.terms
+                    .filter(term => term.by_step.length > 1)
+                    .map(term => (
+                      <Chart
+                        key={term.name}
+                        title={term.name}
+                        steps={term.by_step.map(s => s.step)}
+                        lines={[{ name: "mean", curve: { mean: term.by_step.map(s => s.mean) } }]}
+                        height={110}
+                      />
+                    ))}
+                </div>
+              </Panel>
+            )}
+            <Panel title="Reward and success" note="each bubble an equal reward">
+              {data.scatter.length ? <Scatter points={data.scatter} /> : <Empty>no rewards</Empty>}
+            </Panel>
+          </div>
+          <div>
+            <Panel title="Is it hacked?">
+              <ul class="links">
+                {Object.entries(data.quadrants).map(([name, found]) => (
+                  <li key={name}>
+                    <a href={list(found.q)}>
+                      {name}
+                      <Num class={found.n ? "bad" : "dim"}>{count(found.n)}</Num>
+                    </a>
+                  </li>
+                ))}
+              </ul>
+            </Panel>
+            <Panel title="Invalid by reason" note="masked, never zero">
+              {data.invalid.length ? (
+                <Counts
+                  label="Invalid by reason"
+                  items={data.invalid.map(found => ({ word: found.reason, n: found.n, href: list(found.q) }))}
+                />
+              ) : (
+                <Empty>none</Empty>
+              )}
+            </Panel>
+            {data.terms.some(term => term.errors.length > 0) && (
+              <Panel title="Errors of terms">
+                {data.terms
+                  .filter(term => term.errors.length > 0)
+                  .map(term => (
+                    <section key={term.name}>
+                      <h3>
+                        <Untrusted text={term.name} />
+                      </h3>
+                      <ul class="links">
+                        {term.errors.map((found, i) => (
+                          <li key={i}>
+                            <span class="line">
+                              <Untrusted text={found.error} most={160} />
+                              <Num>{count(found.count)}</Num>
+                            </span>
+                          </li>
+                        ))}
+                      </ul>
+                    </section>
+                  ))}
+              </Panel>
+            )}
+            <Panel title="The judge">
+              {data.judge?.terms.length ? (
+                data.judge.terms.map(term => (
+                  <section key={term.name}>
+                    <h3>
+                      <Untrusted text={term.name} />
+                    </h3>
+                    <p>
+                      kappa <b class="num">{num(term.kappa, 2)}</b>{" "}
+                      <span class="dim">over {count(term.n)} episodes</span>
+                    </p>
+                    <ul class="links">
+                      {term.disagree.slice(0, 20).map(id => (
+                        <li key={id}>
+                          <a href={`/r/${run}/e/${encodeURIComponent(id)}?tab=reward`}>
+                            <Untrusted text={id} />
+                          </a>
+                        </li>
+                      ))}
+                    </ul>
+                  </section>
+                ))
+              ) : (
+                <Empty>no judge with more than one vote</Empty>
+              )}
+            </Panel>
+          </div>
+        </div>
+      )}
+    </main>
+  );
 }

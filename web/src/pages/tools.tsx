@@ -8,22 +8,175 @@ import type { Live, ToolFacts } from "../types";
 import { quoted } from "./overview";
 
 export function QueryBox({ to, fault }: { to: string; fault?: { message: string } }) {
-  const { search } = usePlace(), q = param(search, "q");
-  return <><form class="finder" role="search" onSubmit={event => { event.preventDefault(); go(to + query({ q: new FormData(event.currentTarget).get("q") as string })); }}><input name="q" type="search" aria-label="Query" placeholder="all episodes; a query narrows them" defaultValue={q} key={q} spellcheck={false} /></form>{fault && <p class="fault" role="alert"><Untrusted text={fault.message} most={1000} /></p>}</>;
+  const { search } = usePlace(),
+    q = param(search, "q");
+  return (
+    <>
+      <form
+        class="finder"
+        role="search"
+        onSubmit={event => {
+          event.preventDefault();
+          go(to + query({ q: new FormData(event.currentTarget).get("q") as string }));
+        }}
+      >
+        <input
+          name="q"
+          type="search"
+          aria-label="Query"
+          placeholder="all episodes; a query narrows them"
+          defaultValue={q}
+          key={q}
+          spellcheck={false}
+        />
+      </form>
+      {fault && (
+        <p class="fault" role="alert">
+          <Untrusted text={fault.message} most={1000} />
+        </p>
+      )}
+    </>
+  );
 }
 
 export function Tools({ run, live }: { run: string; live: Live | null }) {
-  const { search } = usePlace(), q = param(search, "q"), asked = useData<{ tools: ToolFacts[] }>(`/api/runs/${run}/tools${query({ q })}`, live?.version), [chosen, setChosen] = useState("");
-  const tools = asked.data?.tools, at = tools?.find(tool => tool.tool === chosen) ?? tools?.[0], link = (place: { id: string; turn: number; index: number }) => `/r/${run}/e/${encodeURIComponent(place.id)}#t${place.turn + 1}c${place.index + 1}`;
-  return <main id="main" class="page" tabIndex={-1}><div class="title"><h1>Tools</h1><span class="end"><QueryBox to={`/r/${run}/tools`} /></span></div>
-    <Fault fault={asked.fault} />
-    {!tools ? !asked.fault && <Loading /> : !at ? <Empty>No tool was called.</Empty> : <>
-      <div class="scroll" role="region" aria-label="Tools" tabIndex={0}><table><thead><tr><th scope="col">tool</th>{["calls", "errors", "p50", "p90", "p99", "waited p50"].map(name => <th scope="col" class="r" key={name}>{name}</th>)}</tr></thead><tbody>{tools.map(tool => <tr key={tool.tool} class={names(tool === at && "current")} onClick={() => setChosen(tool.tool)}><td><button class="link" aria-pressed={tool === at} onClick={() => setChosen(tool.tool)}><Untrusted text={tool.tool} most={60} /></button></td><td class="r"><Num>{count(tool.calls)}</Num></td><td class="r"><a class={tool.errors ? "bad" : "dim"} href={`/r/${run}/episodes${query({ q: `tool:${quoted(tool.tool)} errors>0` })}`}><Num>{count(tool.errors)} · {percent(tool.errors / Math.max(1, tool.calls), 1)}</Num></a></td>{[tool.p50, tool.p90, tool.p99, tool.waited_p50].map((value, i) => <td class="r" key={i}><Num>{seconds(value)}</Num></td>)}</tr>)}</tbody></table></div>
-      <div class="columns"><div><Panel title={at.tool} note="by step">
-        {at.by_step.length > 1 ? <div class="small-charts"><Chart title="calls" steps={at.by_step.map(s => s.step)} lines={[{ name: "calls", curve: { mean: at.by_step.map(s => s.calls) } }, { name: "errors", curve: { mean: at.by_step.map(s => s.errors) } }]} height={120} /><Chart title="p90, seconds" steps={at.by_step.map(s => s.step)} lines={[{ name: "p90", curve: { mean: at.by_step.map(s => s.p90) } }]} height={120} /></div> : <Empty>one step only</Empty>}</Panel>
-        <Panel title="Outcomes"><Counts label="Outcomes" items={Object.entries(at.outcomes).map(([word, n]) => ({ word, n, href: `/r/${run}/episodes${query({ q: `tool:${quoted(at.tool)} outcome:${quoted(word)}` })}` }))} /></Panel></div>
-        <div><Panel title="Slowest"><ul class="links">{at.slowest.map((place, i) => <li key={i}><a href={link(place)}><ShortId id={place.id} /> <span class="dim">turn {place.turn + 1}</span><Num>{seconds(place.seconds)}</Num></a></li>)}</ul></Panel>
-          <Panel title="Failing">{at.failing.length ? <ul class="links">{at.failing.map((place, i) => <li key={i}><a href={link(place)}><ShortId id={place.id} /> <span class="dim">turn {place.turn + 1}, call {place.index + 1}</span></a></li>)}</ul> : <Empty>none</Empty>}</Panel></div></div>
-    </>}
-  </main>;
+  const { search } = usePlace(),
+    q = param(search, "q"),
+    asked = useData<{ tools: ToolFacts[] }>(`/api/runs/${run}/tools${query({ q })}`, live?.version),
+    [chosen, setChosen] = useState("");
+  const tools = asked.data?.tools,
+    at = tools?.find(tool => tool.tool === chosen) ?? tools?.[0],
+    link = (place: { id: string; turn: number; index: number }) =>
+      `/r/${run}/e/${encodeURIComponent(place.id)}#t${place.turn + 1}c${place.index + 1}`;
+  return (
+    <main id="main" class="page" tabIndex={-1}>
+      <div class="title">
+        <h1>Tools</h1>
+        <span class="end">
+          <QueryBox to={`/r/${run}/tools`} />
+        </span>
+      </div>
+      <Fault fault={asked.fault} />
+      {!tools ? (
+        !asked.fault && <Loading />
+      ) : !at ? (
+        <Empty>No tool was called.</Empty>
+      ) : (
+        <>
+          <div class="scroll" role="region" aria-label="Tools" tabIndex={0}>
+            <table>
+              <thead>
+                <tr>
+                  <th scope="col">tool</th>
+                  {["calls", "errors", "p50", "p90", "p99", "waited p50"].map(name => (
+                    <th scope="col" class="r" key={name}>
+                      {name}
+                    </th>
+                  ))}
+                </tr>
+              </thead>
+              <tbody>
+                {tools.map(tool => (
+                  <tr key={tool.tool} class={names(tool === at && "current")} onClick={() => setChosen(tool.tool)}>
+                    <td>
+                      <button class="link" aria-pressed={tool === at} onClick={() => setChosen(tool.tool)}>
+                        <Untrusted text={tool.tool} most={60} />
+                      </button>
+                    </td>
+                    <td class="r">
+                      <Num>{count(tool.calls)}</Num>
+                    </td>
+                    <td class="r">
+                      <a
+                        class={tool.errors ? "bad" : "dim"}
+                        href={`/r/${run}/episodes${query({ q: `tool:${quoted(tool.tool)} errors>0` })}`}
+                      >
+                        <Num>
+                          {count(tool.errors)} · {percent(tool.errors / Math.max(1, tool.calls), 1)}
+                        </Num>
+                      </a>
+                    </td>
+                    {[tool.p50, tool.p90, tool.p99, tool.waited_p50].map((value, i) => (
+                      <td class="r" key={i}>
+                        <Num>{seconds(value)}</Num>
+                      </td>
+                    ))}
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <div class="columns">
+            <div>
+              <Panel title={at.tool} note="by step">
+                {at.by_step.length > 1 ? (
+                  <div class="small-charts">
+                    <Chart
+                      title="calls"
+                      steps={at.by_step.map(s => s.step)}
+                      lines={[
+                        { name: "calls", curve: { mean: at.by_step.map(s => s.calls) } },
+                        { name: "errors", curve: { mean: at.by_step.map(s => s.errors) } },
+                      ]}
+                      height={120}
+                    />
+                    <Chart
+                      title="p90, seconds"
+                      steps={at.by_step.map(s => s.step)}
+                      lines={[{ name: "p90", curve: { mean: at.by_step.map(s => s.p90) } }]}
+                      height={120}
+                    />
+                  </div>
+                ) : (
+                  <Empty>one step only</Empty>
+                )}
+              </Panel>
+              <Panel title="Outcomes">
+                <Counts
+                  label="Outcomes"
+                  items={Object.entries(at.outcomes).map(([word, n]) => ({
+                    word,
+                    n,
+                    href: `/r/${run}/episodes${query({ q: `tool:${quoted(at.tool)} outcome:${quoted(word)}` })}`,
+                  }))}
+                />
+              </Panel>
+            </div>
+            <div>
+              <Panel title="Slowest">
+                <ul class="links">
+                  {at.slowest.map((place, i) => (
+                    <li key={i}>
+                      <a href={link(place)}>
+                        <ShortId id={place.id} /> <span class="dim">turn {place.turn + 1}</span>
+                        <Num>{seconds(place.seconds)}</Num>
+                      </a>
+                    </li>
+                  ))}
+                </ul>
+              </Panel>
+              <Panel title="Failing">
+                {at.failing.length ? (
+                  <ul class="links">
+                    {at.failing.map((place, i) => (
+                      <li key={i}>
+                        <a href={link(place)}>
+                          <ShortId id={place.id} />{" "}
+                          <span class="dim">
+                            turn {place.turn + 1}, call {place.index + 1}
+                          </span>
+                        </a>
+                      </li>
+                    ))}
+                  </ul>
+                ) : (
+                  <Empty>none</Empty>
+                )}
+              </Panel>
+            </div>
+          </div>
+        </>
+      )}
+    </main>
+  );
 }
