@@ -44,7 +44,11 @@ _log = logger("rlenv.runs.folder")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of a run. `from_step` is the step that it goes on from; `started` is in seconds since the epoch."""
+    """One start of a run. `from_step` is the step that it goes on from; `started` is in seconds since the epoch.
+
+    `lock` is what made its episodes; where it plays several environments that of the first, and `locks` those of each,
+    by their names in the episodes.
+    """
 
     number: int = 0
     from_step: int = 0
@@ -52,6 +56,7 @@ class Attempt:
     started: float = 0.0
     host: str = ""
     pid: int = 0
+    locks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
