@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import shlex
 import sys
+import time
 
 from rich.markup import escape
 from rich.panel import Panel
 
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, check_options, make_policy
+from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.episode import Episode
 from rlenv.messages import Message, Sampled
+from rlenv.runs.folder import KeptRun
+from rlenv.runs.lock import lock_of
+from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -28,19 +36,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split")
     parser.add_argument("--task", type=int, default=0, metavar="I", help="the row's index, from 0")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there, as a run")
+    add_overwrite(parser)
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
     check_options(args)
+    check_folder_options(args)
     environment = load(args.spec, set=overrides(args.set))
-    return asyncio.run(_play(args, environment, Console()))
+    console = Console()
+    episode = environment.start(task=args.task, split=args.split, seed=args.seed)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(_kept_run(args, environment, episode.split)) if args.out else None
+        trajectory = asyncio.run(_play(args, environment, episode, console))
+        if out is not None:
+            mode = "greedy" if args.temperature == 0 else "sampled"
+            id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
+            if id:
+                console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
+    return 0
 
 
-async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> int:
+def _kept_run(args: argparse.Namespace, environment: Environment, split: str) -> KeptRun:
+    lock = lock_of(
+        environment,
+        splits=[split],
+        policy=policy_facts(args, say=told),
+        seed=args.seed,
+        tokenizer=policy_tokenizer(args),
+        say=told,
+    )
+    return kept_run(args, environment, lock=lock, split=split, task=args.task)
+
+
+async def _play(args: argparse.Namespace, environment: Environment, episode: Episode, console: Console) -> Trajectory:
     policy = None if args.policy == "you" else make_policy(args, environment)
-    async with environment, environment.start(task=args.task, split=args.split, seed=args.seed) as episode:
+    async with environment, episode:
         prompt = environment.prompt_text(episode.messages)
         console.print(Panel(escape(prompt), title=f"{environment.id} · task {args.task}", title_align="left"))
         messages = list(episode.messages)
@@ -68,7 +101,7 @@ async def _play(args: argparse.Namespace, environment: Environment, console: Con
         _report(console, episode.trajectory)
     if policy is not None:
         await policy.aclose()
-    return 0
+    return episode.trajectory
 
 
 def _read(console: Console) -> str | None:
