@@ -22,6 +22,7 @@ RlenvError
     ├── RewardError        a reward term could not be measured
     │   └── UnfitAnswer    an answer that a template cannot take (rlenv.rewards.templating)
     ├── EndpointError      a model's server refused, or did not answer
+    ├── CassetteError      a tape has no answer to what a replayed episode asks
     └── PolicyError        a policy or its endpoint failed
 
 What other libraries raise is turned into one of these at the place that calls them, with the cause kept.
@@ -42,6 +43,7 @@ from rlenv._base.reasons import whose as whose_failure
 from rlenv._base.visible import visible
 
 __all__ = [
+    "CassetteError",
     "EndpointError",
     "EpisodeError",
     "Fault",
@@ -261,6 +263,15 @@ class EndpointError(EpisodeError):
         self.status = status
         self.is_full = is_full
         super().__init__(message)
+
+
+class CassetteError(EpisodeError):
+    """A tape has no answer to what a replayed episode asks, and nothing else may be asked.
+
+    The message names the nearest entry of the tape and the first difference from it.
+    """
+
+    reason = "cassette"
 
 
 class PolicyError(EpisodeError):

@@ -28,7 +28,7 @@ _POLICY = frozenset(
 
 
 def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpec) -> tuple[Tool, ...]:
-    """The tools of the entry `name` with policy, example, identity, digest and the entry's name.
+    """The tools of the entry `name` with kind, policy, example, identity, digest and the entry's name.
 
     Raises:
         UsageError: the entry asks for retries or a cache that the tool cannot keep, or its example fits no tool.
@@ -48,6 +48,7 @@ def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpe
         governed_tool = replace(
             tool,
             policy=policy_of(spec.calls, entry, idempotent=tool.idempotent, mutates=tool.mutates, cache_path=path),
+            kind=entry.kind,
             example=_example(tool, name, entry.example, made),
             identity=_digest([spec.name, spec.version, base, *parts]),
             entry=name,

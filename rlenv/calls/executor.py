@@ -24,6 +24,7 @@ from rlenv.calls.results import FailureLog, broken, ended, failed, late, refused
 from rlenv.calls.runner import Runner, retrieve
 from rlenv.calls.waits import begin
 from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.lanes import Lane, here
 from rlenv.concurrency.threads import ThreadPool
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CallsSpec
@@ -172,6 +173,8 @@ class Executor:
         self, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
     ) -> tuple[ToolResult, ...]:
         """The results of calls that may run at once. `first` is the place of the first one in its turn."""
+        if (lane := here()) is not None:
+            return await self._taped(lane, calls, context, first)
         results: list[Any] = [self._at_once(call, context) for call in calls]
         pending = [index for index, result in enumerate(results) if type(result) is not ToolResult]
         if len(pending) == 1:  # the usual turn: no task of its own
@@ -182,6 +185,31 @@ class Executor:
             for index, result in zip(pending, await _all(tasks), strict=True):
                 results[index] = result
         return tuple(results)
+
+    async def _taped(
+        self, lane: Lane, calls: Sequence[ToolCall | MalformedCall], context: ToolContext, first: int
+    ) -> tuple[ToolResult, ...]:
+        """The same under a tape, which keeps what they give or gives it again."""
+        from rlenv.calls import taped  # only where there is a tape
+
+        found = taped.together(
+            lane, calls, context, first, inline=self._inline, at_once=self._at_once, waiting=self._waiting
+        )
+        tasks = [one for one in found if isinstance(one, asyncio.Task)]
+        if tasks:
+            await _all(tasks)
+        return tuple(one.result() if isinstance(one, asyncio.Task) else one for one in found)
+
+    def _inline(self, call: ToolCall) -> tuple[Tool, Mapping[str, Any]] | None:
+        """The tool of a call that fits it and runs on the loop."""
+        entry = self._entries.get(call.name)
+        if entry is None or not entry.is_inline:
+            return None
+        arguments = call.arguments if type(call.arguments) is dict else dict(call.arguments)
+        try:
+            return (entry.tool, arguments) if entry.check.fits(arguments) else None
+        except ValueError:
+            return None
 
     def _at_once(self, call: ToolCall | MalformedCall, context: ToolContext) -> ToolResult | _Pending:
         """The result of a call that needs no waiting, or what has to be awaited."""

@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any
 
 from rlenv._base.reasons import whose
@@ -16,6 +18,7 @@ from rlenv.calls.injection import Fault, Injector, injected
 from rlenv.calls.rate import Rate
 from rlenv.calls.waits import Waited
 from rlenv.concurrency.deadline import Expired
+from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.language.spec import CacheSpec
 from rlenv.tools.base import Tool, ToolContext, ToolOutput
@@ -65,7 +68,7 @@ class Guard:
         attempt: Attempt,
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
-        self._name = tool.name
+        self._name, self._tool = tool.name, tool
         self._attempt = attempt
         self._retries = policy.retries
         self._attempt_s = policy.attempt_s
@@ -197,7 +200,14 @@ class Guard:
         fault = one.fault
         if fault is not None and fault.kind == "error":
             raise injected(self._name)
-        return await self._attempt(one.arguments, one.context, one.limit, fault.seconds if fault is not None else 0.0)
+        held_s = fault.seconds if fault is not None else 0.0
+        # A call that hangs on purpose asks nothing.
+        if self._faults is not None and held_s < inf and (lane := here()) is not None:
+            from rlenv.calls.taped import tried  # only where there is a tape
+
+            run = partial(self._attempt, one.arguments, one.context, one.limit, held_s)
+            return await tried(lane, self._tool, one.arguments, one.context, run)
+        return await self._attempt(one.arguments, one.context, one.limit, held_s)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -13,12 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rlenv.cli.cassettes import Tapes, add_record, add_tape
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, told
 from rlenv.cli.terminal import write_error, write_json
+from rlenv.concurrency.lanes import entered
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
@@ -55,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="DIR", help="keep the run there: its episodes and summary.json")
     add_overwrite(parser)
     add_resume(parser)
+    add_record(parser)
+    add_tape(parser)
     add_set(parser)
 
 
@@ -66,16 +70,19 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
     check_options(args)
     check_folder_options(args)
-    environment = load(args.spec, set=overrides(args.set))
+    tapes = Tapes(args)
+    with entered(tapes.compiling):
+        environment = load(args.spec, set=overrides(args.set))
     splits = list(environment.spec.tasks)
     split = args.split or ("test" if "test" in splits else splits[0])
     tasks = environment.part(split, args.n)
     jobs = [Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
+        stack.enter_context(tapes.running(out))
         begun = time.monotonic()
         kept = _Kept(args, jobs, out)
-        trajectories = asyncio.run(_play(environment, args, jobs, kept))
+        trajectories = asyncio.run(_play(environment, args, jobs, kept, tapes))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
@@ -112,7 +119,9 @@ def _kept_run(args: argparse.Namespace, environment: Environment, split: str) ->
     return kept_run(args, environment, lock=lock, split=split)
 
 
-async def _play(environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept) -> list[Trajectory]:
+async def _play(
+    environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept, tapes: Tapes
+) -> list[Trajectory]:
     policy = make_policy(args, environment)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -125,10 +134,10 @@ async def _play(environment: Environment, args: argparse.Namespace, jobs: list[J
 
                 def ended(index: int, trajectory: Trajectory) -> None:
                     progress.advance(bar)
-                    kept.append(missing[index], trajectory)
+                    tapes.ended(kept.append(missing[index], trajectory))
 
-                todo = [jobs[index] for index in missing]
-                ran = await rollout(environment, policy, todo, concurrency=args.concurrency, on_end=ended)
+                todo, many = [jobs[index] for index in missing], args.concurrency
+                ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)
                 whole = kept.whole(dict(zip(missing, ran, strict=True)))
                 found = score_groups(environment.parts.scorer, whole)
                 if environment.parts.scorer.has_group_terms:
@@ -160,8 +169,8 @@ class _Kept:
         """The jobs that have to be played."""
         return [index for index in range(len(self._jobs)) if index not in self._before]
 
-    def append(self, index: int, trajectory: Trajectory) -> None:
-        """Keeps an episode as it ends, so that a run that is cut off keeps what it has."""
+    def append(self, index: int, trajectory: Trajectory) -> str:
+        """Keeps an episode as it ends, so that a run that is cut off keeps what it has; its id, "" if it has none."""
         if self._out is not None:
             args, job = self._args, self._jobs[index]
             facts = Facts(
@@ -171,6 +180,7 @@ class _Kept:
                 started=time.time() - trajectory.seconds,
             )
             self._ids[index] = self._out.append(trajectory, facts)
+        return self._ids.get(index, "")
 
     def whole(self, played: dict[int, Trajectory]) -> list[Trajectory]:
         """All episodes in the order of the jobs."""

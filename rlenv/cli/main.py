@@ -24,7 +24,7 @@ _COMMANDS = {
     "eval": ("rlenv.cli.eval", "play many episodes with a policy and report"),
     "bench": ("rlenv.cli.bench", "measure how fast an environment steps on this machine, without a model"),
     "runs": ("rlenv.cli.runs", "list, show, pack, export and remove runs that were kept"),
-    "view": ("rlenv.cli.view", "show recorded episodes: turns, calls, results and the reward's terms"),
+    "view": ("rlenv.cli.view", "open runs in the browser, or show episodes in the terminal"),
     "report": ("rlenv.cli.report", "write runs as one HTML file for papers and reviews"),
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),

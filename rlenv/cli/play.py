@@ -12,17 +12,18 @@ import time
 from rich.markup import escape
 from rich.panel import Panel
 
+from rlenv.cli.cassettes import Tapes, add_record
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
+from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
-from rlenv.episodes.episode import Episode
 from rlenv.messages import Message, Sampled
 from rlenv.runs.folder import KeptRun
 from rlenv.runs.lock import lock_of
-from rlenv.runs.schema import Facts
+from rlenv.runs.schema import Facts, Mode
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there, as a run")
     add_overwrite(parser)
+    add_record(parser)
     add_set(parser)
 
 
@@ -45,17 +47,23 @@ def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
     check_options(args)
     check_folder_options(args)
-    environment = load(args.spec, set=overrides(args.set))
+    tapes = Tapes(args)
+    with entered(tapes.compiling):
+        environment = load(args.spec, set=overrides(args.set))
     console = Console()
-    episode = environment.start(task=args.task, split=args.split, seed=args.seed)
+    # A task that is none begins no run.
+    split = environment.start(task=args.task, split=args.split, seed=args.seed).split
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(_kept_run(args, environment, episode.split)) if args.out else None
-        trajectory = asyncio.run(_play(args, environment, episode, console))
-        if out is not None:
-            mode = "greedy" if args.temperature == 0 else "sampled"
-            id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
-            if id:
-                console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
+        out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
+        stack.enter_context(tapes.running(out))
+        with entered(tapes.lane(0) if tapes.lane is not None else None):
+            trajectory = asyncio.run(_play(args, environment, console))
+            if out is not None:
+                mode: Mode = "greedy" if args.temperature == 0 else "sampled"
+                id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
+                tapes.ended(id)
+                if id:
+                    console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -71,9 +79,9 @@ def _kept_run(args: argparse.Namespace, environment: Environment, split: str) ->
     return kept_run(args, environment, lock=lock, split=split, task=args.task)
 
 
-async def _play(args: argparse.Namespace, environment: Environment, episode: Episode, console: Console) -> Trajectory:
+async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> Trajectory:
     policy = None if args.policy == "you" else make_policy(args, environment)
-    async with environment, episode:
+    async with environment, environment.start(task=args.task, split=args.split, seed=args.seed) as episode:
         prompt = environment.prompt_text(episode.messages)
         console.print(Panel(escape(prompt), title=f"{environment.id} · task {args.task}", title_align="left"))
         messages = list(episode.messages)
@@ -83,7 +91,9 @@ async def _play(args: argparse.Namespace, environment: Environment, episode: Epi
         else:
             console.print("[dim]Write an action and end it with an empty line; Ctrl-D leaves.[/dim]")
         while not episode.is_ended:
-            action = await session.act(messages) if session is not None else _read(console)
+            lane = here()
+            with entered(lane and lane.at(f"policy turn {len(episode.turns)}")):
+                action = await session.act(messages) if session is not None else _read(console)
             if action is None:
                 await episode.truncate("left")
                 break

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+from pathlib import Path
 
+from rlenv._base.nearest import did_you_mean
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of
 from rlenv.cli.terminal import write, write_json
+from rlenv.concurrency.lanes import Lane, entered, offline
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.recorded import recorded
+from rlenv.runs.cassettes import Player
+from rlenv.runs.folder import read_info
+from rlenv.runs.recorded import with_ids
 from rlenv.runs.replay import Replayed, replay
+from rlenv.runs.tape import Reel, has_tape
 
 __all__ = ["add_arguments", "run"]
 
@@ -24,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=int, metavar="N", help="the first N episodes; all by default")
     parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
     parser.add_argument("--json", action="store_true", help="print what differs as one JSON object")
+    parser.add_argument(
+        "--live", action="append", default=[], metavar="TOOL", help="of a recorded run: call this tool all the same"
+    )
+    parser.add_argument("--all-tools", action="store_true", help="of a recorded run: run none of this process's tools")
+    parser.add_argument("--no-tape", action="store_true", help="of a recorded run: ask everything again")
     add_set(parser)
 
 
@@ -31,14 +44,23 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where an episode came out differently, or none could be played."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    before = recorded(args.file)[: args.n]
-    environment = environment_of(before, spec=args.spec, set=overrides(args.set))
+    episodes = with_ids(args.file, args.n)
+    before = [trajectory for _, trajectory in episodes]
+    player = _player(args)
+    with contextlib.ExitStack() as stack:
+        if player is not None:
+            stack.enter_context(offline())
+            stack.enter_context(entered(Lane(player, "")))
+        spec, own = (args.spec, {}) if args.spec else _spec_of(args.file)
+        environment = environment_of(before, spec=spec, set={**own, **overrides(args.set)})
+        _check_live(args.live, environment)
 
-    async def main() -> list[Replayed]:
-        async with environment:
-            return await replay(environment, before, concurrency=args.concurrency)
+        async def main() -> list[Replayed]:
+            lane = None if player is None else lambda index: player.lane(episodes[index][0])
+            async with environment:
+                return await replay(environment, before, concurrency=args.concurrency, lane=lane)
 
-    found = asyncio.run(main())
+        found = asyncio.run(main())
     different = [(index, one) for index, one in enumerate(found) if one.differences]
     skipped = [one for one in found if one.skipped]
     if args.json:
@@ -47,7 +69,12 @@ def run(args: argparse.Namespace) -> int:
             "same": len(found) - len(different) - len(skipped),
             "skipped": len(skipped),
             "different": [
-                {"line": index + 1, "task": one.recorded.task_index, "differences": list(one.differences)}
+                {
+                    "line": index + 1,
+                    "episode": episodes[index][0],
+                    "task": one.recorded.task_index,
+                    "differences": list(one.differences),
+                }
                 for index, one in different
             ],
         }
@@ -55,6 +82,34 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(found, different, skipped)
     return 1 if different or len(skipped) == len(found) else 0
+
+
+def _player(args: argparse.Namespace) -> Player | None:
+    """What answers in the place of servers; None where nothing was recorded."""
+    if has_tape(args.file) and not args.no_tape:
+        return Player(Reel.of(args.file), live=frozenset(args.live), all_tools=args.all_tools)
+    given = [name for name in ("live", "all_tools", "no_tape") if getattr(args, name)]
+    if given and not has_tape(args.file):
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--{option} is for a recorded run, and {args.file} has no tape", hint="leave it out")
+    if len(given) > 1:
+        raise UsageError("with --no-tape everything is asked again", hint="leave the other options out")
+    return None
+
+
+def _spec_of(run: str) -> tuple[str | None, dict[str, str]]:
+    """The spec that a run's folder names, where it is still there, and what was set over it."""
+    info = read_info(run)
+    if info is None or not info.spec or not Path(info.spec).is_file():
+        return None, {}
+    return info.spec, dict(info.facts.get("set", {}))
+
+
+def _check_live(names: list[str], environment: Environment) -> None:
+    tools = environment.parts.tools
+    for name in names:
+        if name not in tools:
+            raise UsageError(f"--live: there is no tool '{name}'", hint=did_you_mean(name, tools, "tools:"))
 
 
 def _show(found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed]) -> None:

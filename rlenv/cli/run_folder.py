@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -53,7 +54,7 @@ def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock |
         spec=str(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
-        facts=facts,
+        facts={**facts, "set": overrides(getattr(args, "set", []))},
     )
     is_resumed = getattr(args, "resume", False)
     before = read_info(args.out) if is_resumed else None

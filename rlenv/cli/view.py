@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import threading
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +19,7 @@ from rlenv.errors import UsageError
 
 if TYPE_CHECKING:
     from rlenv.web.guard import Guard
+    from rlenv.web.shelf import Shelf
 
 __all__ = ["add_arguments", "run"]
 
@@ -84,8 +87,6 @@ def _is_path(name: str) -> bool:
 
 def _serve(args: argparse.Namespace) -> int:
     from rlenv.runs.parts import arrow
-    from rlenv.web.app import application, serve
-    from rlenv.web.guard import Guard
     from rlenv.web.shelf import Shelf
 
     if not 0 <= args.port <= 65_535:
@@ -95,14 +96,21 @@ def _serve(args: argparse.Namespace) -> int:
     for root in roots:
         if not root.exists():
             raise UsageError(f"there is no run at {root}")
-    found = Shelf(roots).found()
+    shelf = Shelf(roots)
+    found = shelf.found()
     if not found and args.read_only:
         raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")
+    if len(found) == 1:
+        # Its rows are read while the server is made: both take a second where there are a million of them.
+        threading.Thread(target=_warm, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
+    from rlenv.web.app import application, serve
+    from rlenv.web.guard import Guard
+
     if args.host not in _LOOPBACK:
         write_error(f"rlenv: {args.host} is open to its network: whoever has the link sees and runs what you can\n")
     own = () if args.host in ("0.0.0.0", "::", *_LOOPBACK) else (args.host.lower(),)
     guard = Guard(hosts=(*own, *(name.lower() for name in args.allow_host)))
-    app = application(roots, guard=guard, read_only=args.read_only)
+    app = application(shelf, guard=guard, read_only=args.read_only)
     place = _place(args, found)
 
     async def main(port: int) -> None:
@@ -114,6 +122,13 @@ def _serve(args: argparse.Namespace) -> int:
 
     asyncio.run(main(_free(args.host, args.port)))
     return 0
+
+
+def _warm(shelf: Shelf, key: str) -> None:
+    with contextlib.suppress(UsageError, OSError):  # told to whoever asks for the run
+        run = shelf.open(key)
+        with run.lock:
+            run.rows()
 
 
 def _place(args: argparse.Namespace, keys: list[str]) -> str:

@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.observation import CHARS_PER_TOKEN
 from rlenv.endpoints.raw_text import RawText
@@ -117,6 +118,7 @@ class Client:
         sampling: SamplingSpec | None = None,
         is_fitted: bool = False,
         deadline: float = float("inf"),
+        asked: Asked | None = None,
     ) -> Completion:
         """The answer to a conversation.
 
@@ -125,17 +127,28 @@ class Client:
             sampling: fields that are set replace the endpoint's own.
             is_fitted: `max_tokens` may be lowered to what the server's context has left; see `post_fitting`.
             deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
+            asked: what a tape knows the request by, where the conversation holds what is drawn for each request.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
+            CassetteError: a run is replayed, and its tape has no answer.
         """
         body = self.body(sampling)
-        body["messages"] = [as_wire(message) for message in messages]
-        if tools:
-            body["tools"] = list(tools)
-        post = self.post_fitting if is_fitted else self.post
-        answer = await post("/chat/completions", body, deadline=deadline)
-        return self.counted(read_chat, answer)
+
+        async def ask() -> Completion:
+            body["messages"] = [as_wire(message) for message in messages]
+            if tools:
+                body["tools"] = list(tools)
+            post = self.post_fitting if is_fitted else self.post
+            answer = await post("/chat/completions", body, deadline=deadline)
+            return self.counted(read_chat, answer)
+
+        if (lane := here()) is None:
+            return await ask()
+        from rlenv.endpoints.taped import asked_chat, completed  # only where there is a tape
+
+        known_as = asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
+        return await completed(lane, known_as, ask)
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
         """The JSON object that the server answers, with at least one choice.
@@ -247,6 +260,7 @@ class Client:
     async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
         import aiohttp  # found late: only an environment that asks a model pays for it
 
+        check_going_out(f"endpoint '{self.endpoint.name}'" if self.endpoint.name else "the endpoint")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),

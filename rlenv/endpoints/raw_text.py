@@ -10,10 +10,11 @@ Source: `CompletionRequest` of vLLM 0.27.1 (vllm/entrypoints/openai/completion/p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from rlenv.concurrency.lanes import here
 from rlenv.endpoints.wire import Completion, read_text
 from rlenv.errors import EndpointError
 from rlenv.language.spec import SamplingSpec
@@ -73,6 +74,17 @@ class RawText:
         }
         if wanted := tuple(dict.fromkeys((*(stops or ends[:_MOST_ENDS]), *(body.get("stop") or ())))):
             body["stop"] = list(wanted)
+
+        async def ask() -> Completion:
+            return await self._asked(body, tuple(stops), deadline)
+
+        if (lane := here()) is None:
+            return await ask()
+        from rlenv.endpoints.taped import asked_text, completed  # only where there is a tape
+
+        return await completed(lane, asked_text(self._client.endpoint.name, body), ask)
+
+    async def _asked(self, body: Mapping[str, Any], stops: tuple[str, ...], deadline: float) -> Completion:
         try:
             answer = await self._client.post_fitting("/completions", body, deadline=deadline)
         except EndpointError as error:
@@ -81,7 +93,7 @@ class RawText:
             raise _hinted(error) from error
         self._is_understood = True
         completion = self._client.counted(read_text, answer)
-        return self._closed(completion, tuple(stops)) if stops else completion
+        return self._closed(completion, stops) if stops else completion
 
     def _closed(self, completion: Completion, stops: tuple[str, ...]) -> Completion:
         """A completion with the stop text that it ended at, which servers leave out.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.episode import Episode, Step
 from rlenv.errors import EpisodeError, InvalidReward, PolicyError, RlenvError
 from rlenv.messages import Message, Sampled
@@ -70,7 +71,13 @@ async def advance(episode: Episode, session: PolicySession, messages: list[Messa
     Raises:
         EpisodeError: the policy failed; the episode is left as it was.
     """
-    action = await _acted(session, messages)
+    if (lane := here()) is None:
+        action = await _acted(session, messages)
+    else:  # an agent's turn stands inside of the call that plays it
+        turn, is_agent = f"turn {len(episode.turns)}", bool(lane.place)
+        place = turn if is_agent else f"policy {turn}"
+        with entered(lane.at(place, is_live=not is_agent and lane.tape.lets_out(""))):
+            action = await _acted(session, messages)
     said = action.action if isinstance(action, Sampled) else action
     messages.append(said if isinstance(said, Message) else Message("assistant", said))
     step = await episode.step(action)

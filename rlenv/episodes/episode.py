@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.fast_records import quick
+from rlenv.concurrency.lanes import entered, here
 from rlenv.dialects.observation import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
 from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.tools import EpisodeTools
-from rlenv.errors import EpisodeError, UsageError
+from rlenv.errors import CassetteError, EpisodeError, UsageError
 from rlenv.messages import Message, Observation, ParsedAction, Sampled, ToolResult
 from rlenv.rewards import answer as answers
 from rlenv.trajectory import Failure, Record, Step, TermResult, Trajectory, Turn
@@ -220,7 +221,9 @@ class Episode:
             assert user is not None
             context = UserContext(self.task, self.resources, environment.spec.vars, self.seed, environment.scope)
             self._user = Conversation(user, context, self.cut)
-        return await self._user.reply(dialogue(self.messages, self.turns, parsed.content), deadline=deadline)
+        lane = here()
+        with entered(lane and lane.at(f"user {len(self.turns)}")):
+            return await self._user.reply(dialogue(self.messages, self.turns, parsed.content), deadline=deadline)
 
     def record(self, *, answer: str | None = None) -> Record:
         """What is recorded of the episode so far, however it ends."""
@@ -338,7 +341,14 @@ class Episode:
 
     async def _end(self, *, terminated: bool, reason: str) -> None:
         self._is_ending = True
-        answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason)
+        try:
+            answer, reward, success = await self._reward.score(self.messages, self.turns, reason=reason)
+        except CassetteError as error:
+            self._fail(error.reason, str(error))
+            return
+        if (lane := here()) is not None and (missed := lane.tape.missed(lane.episode)):
+            self._fail(CassetteError.reason, missed)  # whoever asked has made something else of it
+            return
         end = Trajectory.termination if terminated else Trajectory.truncation
         self._trajectory = end(reason=reason, reward=reward, success=success, **self.record(answer=answer))
 

@@ -8,10 +8,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client
 from rlenv.episodes.drive import drive
-from rlenv.errors import UsageError
+from rlenv.errors import CassetteError, UsageError
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.policies.openai import OpenAIPolicy
 from rlenv.trajectory import Trajectory
@@ -82,5 +83,10 @@ class NestedSpec:
         left = deadline - time.monotonic()
         limit_s = min(self.episode_s, left - min(left * _SHARE_KEPT, _MOST_KEPT_S))
         policy = OpenAIPolicy.over(client, mode=mode)
-        async with environment.start(task=task, seed=seed) as episode:
-            return await drive(episode, policy, limit_s=limit_s)
+        lane = here()
+        with entered(lane and lane.at("> agent")):
+            async with environment.start(task=task, seed=seed) as episode:
+                played = await drive(episode, policy, limit_s=limit_s)
+        if played.failure is not None and played.failure.reason == CassetteError.reason:
+            raise CassetteError(played.failure.message)  # not the agent's: the outer episode is not what was recorded
+        return played

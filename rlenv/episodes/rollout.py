@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlenv.concurrency.lanes import Lane, entered, here
 from rlenv.episodes.drive import drive
 from rlenv.policies.base import Policy
 from rlenv.trajectory import Trajectory
@@ -41,11 +42,13 @@ async def rollout(
     *,
     concurrency: int = 64,
     on_end: Callable[[int, Trajectory], None] | None = None,
+    lane: Callable[[int], Lane] | None = None,
 ) -> list[Trajectory]:
     """Plays all jobs, at most `concurrency` at once.
 
     Args:
         on_end: called with the job's index and its trajectory as soon as an episode ends.
+        lane: the lane of a job's episode on a tape; `on_end` is called in it.
 
     Raises:
         RlenvError: what an episode raised (a policy without a script, a row that no template can fill); the others
@@ -59,10 +62,11 @@ async def rollout(
 
     async def work() -> None:
         for index in queue:
-            trajectory = await play(environment, policy, jobs[index])
-            ended[index] = trajectory
-            if on_end is not None:
-                on_end(index, trajectory)
+            with entered(lane(index) if lane is not None else here()):
+                trajectory = await play(environment, policy, jobs[index])
+                ended[index] = trajectory
+                if on_end is not None:
+                    on_end(index, trajectory)
 
     await together([work() for _ in range(min(concurrency, len(jobs)))])
     return [trajectory for trajectory in ended if trajectory is not None]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv._base.fast_records import quick
+from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.errors import EpisodeError
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
@@ -96,6 +97,10 @@ class EpisodeTools:
         context = self._context(deadline, turn=turn)
         self.made += len(calls)
         self._made_in_turn = len(calls)
+        if (lane := here()) is not None:
+            with entered(lane.at(f"turn {turn}")):
+                results = await self._environment.executor.run(calls[:allowed], context)
+            return results + self._left_out(calls[allowed:], most=_MOST_LEFT_OUT)
         if len(calls) <= allowed:
             return await self._environment.executor.run(calls, context)
         results = await self._environment.executor.run(calls[:allowed], context)
@@ -123,7 +128,9 @@ class EpisodeTools:
         allowed = calls[: max(left, 0)]
         self.made += len(allowed)
         self._made_in_turn += len(allowed)
-        results = await self._environment.executor.run(allowed, context) if allowed else ()
+        lane = here()
+        with entered(lane and lane.at(">")):
+            results = await self._environment.executor.run(allowed, context) if allowed else ()
         return results + self._left_out(calls[len(allowed) :])
 
     def _left_out(

@@ -21,6 +21,8 @@ from jinja2 import nodes
 from pydantic import Field
 
 from rlenv._base.bounded import cut_middle
+from rlenv._base.jsonable import plain
+from rlenv.concurrency.lanes import Asked, entered, here
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.wire import Completion
@@ -158,7 +160,10 @@ class _Judge:
             "message": context.final_text,
             "transcript": transcript(context.turns),
         }
-        asking = [asyncio.ensure_future(self._ask(member, context, material)) for member in self.members]
+        asking = [
+            asyncio.ensure_future(self._ask(index, member, context, material))
+            for index, member in enumerate(self.members)
+        ]
         try:
             found = await asyncio.gather(*asking)
         finally:
@@ -187,7 +192,7 @@ class _Judge:
         return Measured((raw - low) / (high - low), reason, details)
 
     async def _ask(
-        self, member: _Member, context: RewardContext, material: Mapping[str, Material]
+        self, index: int, member: _Member, context: RewardContext, material: Mapping[str, Material]
     ) -> tuple[_Asked, bool]:
         named = [name for name in sorted(_MATERIAL) if name in member.names] or ["message"]
         # The fence's mark is new for each request, so the key is made of what stands in it.
@@ -204,7 +209,9 @@ class _Judge:
         ).digest()
 
         async def ask() -> _Asked:
-            return await self._request(member, context, {name: material[name] for name in named})
+            lane = here()
+            with entered(lane and lane.at(f"judge {index}")):
+                return await self._request(member, context, {name: material[name] for name in named})
 
         return await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
 
@@ -297,7 +304,18 @@ class _Judge:
                 "extra": {"response_format": _response_format(schema), **member.sampling.extra},
             }
         )
-        return await client.chat(messages, sampling=sampling)
+        asked = None
+        if here() is not None:
+            # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
+            known_by = {
+                "judge": member.digest,
+                "model": member.endpoint.model,
+                "prompt": self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
+                "material": plain(material),
+                "limits": [limit, most_chars],
+            }
+            asked = Asked("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
+        return await client.chat(messages, sampling=sampling, asked=asked)
 
     def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
         said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]

@@ -10,7 +10,7 @@ from numbers import Real
 from types import TracebackType
 from typing import Any
 
-from rlenv.errors import EpisodeError, RewardError
+from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.language.functions import failure as failure_of
 from rlenv.rewards.base import Measured, RewardContext
 from rlenv.rewards.plan import Planned
@@ -40,11 +40,17 @@ def measure(planned: Planned, context: RewardContext) -> TermResult:
 
 
 async def measure_async(planned: Planned, context: RewardContext) -> TermResult:
-    """What a term gives that has to be awaited."""
+    """What a term gives that has to be awaited.
+
+    Raises:
+        CassetteError: the tape of a replayed episode has no answer to what it asks.
+    """
     assert planned.term.measure_async is not None
     begun = _clock()
     try:
         return of_value(planned, await planned.term.measure_async(context), begun)
+    except CassetteError:
+        raise  # of the whole episode, which is not what was recorded
     except Exception as error:  # as above
         return of_error(planned, error, begun)
 

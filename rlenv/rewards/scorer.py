@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
+from rlenv.concurrency.lanes import entered, here
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
 from rlenv.rewards.base import RewardContext, Term
@@ -162,8 +163,12 @@ class Scorer:
     async def _measure_async(self, planned: Planned, context: RewardContext) -> TermResult:
         waiting = object()
         self._waited_for[waiting] = (planned.name, time.monotonic())
+        if (lane := here()) is not None:
+            place = f"turn {len(context.turns) - 1} term" if planned.is_per_turn else "term"
+            lane = lane.at(f"{place} {planned.name}")
         try:
-            return await measure_async(planned, context)
+            with entered(lane):
+                return await measure_async(planned, context)
         finally:
             del self._waited_for[waiting]
 

@@ -19,16 +19,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rlenv.errors import UsageError
 from rlenv.runs.journal import loads
-from rlenv.runs.lock import Lock
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
 from rlenv.runs.writer import KeepPolicy, RunWriter
 from rlenv.secrets import logger, redact_value
 from rlenv.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rlenv.runs.lock import Lock  # whose module knows environments; readers of runs need none
 
 __all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
 
@@ -79,7 +81,12 @@ class RunInfo:
 
     @property
     def from_steps(self) -> dict[int, int]:
-        """By attempt, the step that it went on from."""
+        """By attempt, the step that it went on from: what earlier ones did behind it is done again.
+
+        Of training alone: an evaluation that goes on plays what is missing, and nothing again.
+        """
+        if self.kind != "train":
+            return {}
         return {attempt.number: attempt.from_step for attempt in self.attempts}
 
 

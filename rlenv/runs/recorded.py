@@ -14,7 +14,7 @@ from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.reader import RunReader
 from rlenv.trajectory import Trajectory
 
-__all__ = ["file_of", "in_order", "recorded", "recorded_in"]
+__all__ = ["file_of", "in_order", "recorded", "recorded_in", "with_ids"]
 
 _FILE: Final = "trajectories.jsonl"
 
@@ -28,8 +28,21 @@ def recorded(name: str | Path) -> list[Trajectory]:
     Raises:
         UsageError: there is none, it is empty, or what is there cannot be read.
     """
+    return [trajectory for _, trajectory in with_ids(name)]
+
+
+def with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Trajectory]]:
+    """The same, the first `count` of them, each with its id; those of a file have none ("").
+
+    Raises:
+        UsageError: as `recorded`.
+    """
     path = Path(name)
-    found = list(recorded_in(path)) if is_run(path) else list(files.read(file_of(path)))
+    if is_run(path):
+        reader = open_run(path)
+        found = [(id, reader.body(id).trajectory()) for id in in_order(reader)[:count]]
+    else:
+        found = [("", trajectory) for trajectory in files.read(file_of(path))][:count]
     if not found:
         raise UsageError(f"{path} holds no trajectory")
     return found

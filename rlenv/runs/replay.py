@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlenv._base.bounded import cut_end
 from rlenv._base.jsonable import plain
+from rlenv.concurrency.lanes import Lane, entered
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import together
-from rlenv.messages import Sampled, ToolResult
+from rlenv.errors import CassetteError
+from rlenv.messages import Message, Sampled, ToolResult
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Replayed", "replay"]
@@ -32,25 +34,36 @@ class Replayed:
 
 
 async def replay(
-    environment: Environment, trajectories: Sequence[Trajectory], *, concurrency: int = 64
+    environment: Environment,
+    trajectories: Sequence[Trajectory],
+    *,
+    concurrency: int = 64,
+    lane: Callable[[int], Lane] | None = None,
 ) -> list[Replayed]:
     """Take the recorded actions once more, one by one, and compare what the environment answers.
 
     Compared are the prompt, each turn's parsed calls and observation, how the episode ended, the answer and every term
-    of the reward; times are not. Tools, judges and services are called again. An episode that failed is not played:
+    of the reward; times are not. Tools, judges and services are called again, and an episode that failed is not played:
     its environment was not well.
+
+    Args:
+        lane: the lane of an episode on the tape that answers in their place. One that failed is then played too: its
+            turns answer as they did, and it fails where it did.
     """
     places = asyncio.Semaphore(concurrency)
 
-    async def one(recorded: Trajectory) -> Replayed:
+    async def one(index: int, recorded: Trajectory) -> Replayed:
         async with places:
-            return await _replayed(environment, recorded)
+            own = lane(index) if lane is not None else None
+            with entered(own):
+                return await _replayed(environment, recorded, is_taped=own is not None)
 
-    return await together([one(trajectory) for trajectory in trajectories])
+    return await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
 
 
-async def _replayed(environment: Environment, recorded: Trajectory) -> Replayed:
-    if recorded.failure is not None and recorded.failure.reason != "reward":
+async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped: bool) -> Replayed:
+    has_failed = recorded.failure is not None and recorded.failure.reason != "reward"
+    if recorded.failure is not None and has_failed and not (is_taped and recorded.turns):
         return Replayed(recorded, None, (), f"it had failed: {recorded.failure.reason}")
     if recorded.split not in environment.spec.tasks:
         return Replayed(recorded, None, (f"split: '{recorded.split}' is not in {environment.id}",))
@@ -68,7 +81,11 @@ async def _replayed(environment: Environment, recorded: Trajectory) -> Replayed:
         for turn in recorded.turns:
             if episode.is_ended:
                 break
-            await episode.step(Sampled(turn.action, turn.finish_reason, turn.token_ids))
+            await episode.step(Sampled(_action(environment, turn), turn.finish_reason, turn.token_ids))
+        if not episode.is_ended and recorded.failure is not None and has_failed:
+            episode.fail(
+                recorded.failure.reason, recorded.failure.message
+            )  # by the policy, or in the turn that is lost
         if not episode.is_ended:
             await episode.truncate(recorded.cut_by or "left")
         again = episode.trajectory
@@ -77,14 +94,31 @@ async def _replayed(environment: Environment, recorded: Trajectory) -> Replayed:
     return Replayed(recorded, again, tuple(differences))
 
 
+def _action(environment: Environment, turn: Turn) -> str | Message:
+    """A recorded action as it was taken: calls that came as data are no calls of the text that stands for them."""
+    calls = turn.parsed.calls
+    if not calls or any(call.start >= 0 for call in calls):
+        return turn.action
+    written = environment.parts.dialect.render_action(Message("assistant", "", calls))
+    for content in (turn.parsed.content, turn.action.removesuffix(written)):
+        message = Message("assistant", content, calls)
+        text, parsed = environment.parse(message)
+        if (text, parsed.thinking) == (turn.action, turn.parsed.thinking):
+            return message
+    return turn.action
+
+
 def _compare(old: Trajectory, new: Trajectory) -> list[str]:
     found: list[str] = []
-    if len(old.turns) != len(new.turns):
+    missed = new.failure if new.failure is not None and new.failure.reason == CassetteError.reason else None
+    if len(old.turns) != len(new.turns) and missed is None:
         found.append(f"turns: {len(old.turns)} before, {len(new.turns)} now")
     for before, now in zip(old.turns, new.turns, strict=False):
         found += _difference(f"turn {before.index}, calls", _calls(before), _calls(now))
         found += _outages(before, now)
         found += _difference(f"turn {before.index}, observation", _shown(before), _shown(now))
+    if missed is not None:  # what follows from it says nothing more
+        return [*found, missed.message]
     found += _difference("end", [old.reason, old.truncated], [new.reason, new.truncated])
     found += _difference("answer", old.answer, new.answer)
     for name in dict.fromkeys([*old.reward.terms, *new.reward.terms]):

@@ -23,7 +23,7 @@ from rlenv.runs.schema import Facts, late_of, row_of
 from rlenv.secrets import logger
 from rlenv.trajectory import Trajectory
 
-__all__ = ["KeepPolicy", "RunWriter", "host_name", "writer_name"]
+__all__ = ["KeepPolicy", "RunWriter", "Syncing", "host_name", "writer_name"]
 
 _log = logger("rlenv.runs.writer")
 _SYNC_S: Final = 1.0
@@ -106,7 +106,7 @@ class RunWriter:
         for kind in ("episodes", "bodies", "late", "journal"):
             (run / kind).mkdir(parents=True, exist_ok=True)
         self._journal = self._opened()
-        self._syncing = _Syncing()
+        self._syncing = Syncing()
 
     def _opened(self) -> Journal:
         self._begun = time.monotonic()
@@ -185,7 +185,7 @@ class RunWriter:
             self._sealing.shutdown(wait=True)
 
 
-class _Syncing:
+class Syncing:
     """A thread that asks the machine once a second to keep what was written; it ends where nothing is."""
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from rlenv._base.bounded import cut_end
+from rlenv.concurrency.lanes import check_going_out
 from rlenv.errors import ToolFailed
 from rlenv.secrets import margin, redact, redact_within
 from rlenv.tools.base import ToolContext
@@ -83,6 +84,7 @@ async def exchange(request: Request, context: ToolContext) -> Answer:
     """
     import aiohttp
 
+    check_going_out("a server")
     for name, value in request.headers.items():
         if _CONTROL.search(value):
             raise ToolFailed(f"the header {name} would hold a control character", reason="bad_arguments")

@@ -88,10 +88,10 @@ class Tool:
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
     forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
-    such a call is not taken again to restore what an episode left. `about` says what stands behind the tool, as JSON,
-    for the lock of a run: a server's name and version. The compiler sets `example` and `policy` from the entry, and
-    `entry`, the key under `tools`, and `digest`: what the tool is made of (`identity` too), equal wherever the files of
-    the spec stand.
+    such a call is not taken again to restore what an episode left, and a replay answers it from its tape. `about` says
+    what stands behind the tool, as JSON, for the lock of a run: a server's name and version. The compiler sets `kind`,
+    `example` and `policy` from the entry, and `entry`, the key under `tools`, and `digest`: what the tool is made of
+    (`identity` too), equal wherever the files of the spec stand.
     """
 
     name: str
@@ -109,6 +109,7 @@ class Tool:
     digest: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     reaches_out: bool = False
+    kind: str = ""
     example: Mapping[str, Any] | None = None
     policy: CallPolicy | None = None
 

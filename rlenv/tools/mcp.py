@@ -18,13 +18,14 @@ from pydantic import Field
 
 from rlenv._base.nearest import did_you_mean
 from rlenv._base.schemas import without_unreadable_patterns
+from rlenv.concurrency.lanes import Answer, Asked, here
 from rlenv.errors import MissingExtra, ToolFailed, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.requirements import Requirement, program
 from rlenv.language.spec import Float, Int, Text, ToolSpec
 from rlenv.language.templates import TemplateError, template_of
 from rlenv.secrets import resolve
-from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, read_pin
+from rlenv.tools._mcp.listing import ListedTool, Listing, differences, discover, listing_of, read_pin
 from rlenv.tools.arguments import ArgumentCheck
 from rlenv.tools.base import Tool, ToolContext, ToolOutput, common
 
@@ -142,6 +143,18 @@ def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
     return ", ".join(found[:_SHOWN_DIFFERENCES]) + more
 
 
+def _asked_for(server: Server) -> Listing:
+    """The tools as the server lists them, or as a tape has them."""
+    if (lane := here()) is None:
+        return discover(server)
+    slot = lane.tape.look(lane.at(f"tools of {server.name}"), Asked("list", server.name, {"tools": server.name}))
+    if slot.answer is not None:
+        return listing_of(slot.answer.response)
+    listing = discover(server)
+    lane.tape.keep(slot, Answer("ok", listing.as_dict()))
+    return listing
+
+
 def _chosen(spec: McpSpec, listing: Listing, name: str) -> list[ListedTool]:
     known = [tool.name for tool in listing.tools]
 
@@ -187,7 +200,7 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
     """
     server = _server(name, spec, context)
     path = pin_path(spec, context)
-    listing = read_pin(path, name) if path is not None else discover(server)
+    listing = read_pin(path, name) if path is not None else _asked_for(server)
     tools = _chosen(spec, listing, name)
     if spec.description is not None and len(tools) != 1:
         raise UsageError(

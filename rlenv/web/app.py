@@ -28,16 +28,19 @@ _UNBUILT: Final = (
 )
 
 
-def application(roots: Sequence[Path], *, guard: Guard, read_only: bool = False, dist: Path = DIST) -> web.Application:
+def application(
+    roots: Sequence[Path] | Shelf, *, guard: Guard, read_only: bool = False, dist: Path = DIST
+) -> web.Application:
     """The viewer of the runs below some folders.
 
     Args:
+        roots: the folders, or a shelf of their runs that is looked through already.
         read_only: without the routes that write, run or stop something.
         dist: the built front end: `index.html`, in which `__NONCE__` is replaced, and the files beside it.
     """
     app = web.Application(middlewares=[guard.middleware()], client_max_size=_MAX_BODY)
     app.on_response_prepare.append(guard.mark)
-    app[SHELF] = Shelf(roots)
+    app[SHELF] = roots if isinstance(roots, Shelf) else Shelf(roots)
     app[BLOBS] = Blobs()
     app[READ_ONLY] = read_only
     app[VERSION] = __version__

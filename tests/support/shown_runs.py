@@ -1,4 +1,4 @@
-"""Runs for tests of the viewer's page: trained ones that learn, and one whose texts are hostile. No chance, no clock."""
+"""Runs for tests of the viewer's page: trained ones that learn, and one of hostile texts. No chance, no clock."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def picture(width: int = 240, height: int = 120) -> Image:
 
 
 def _call(name: str, text: str, seconds: float, outcome: Any = "ok", **more: Any) -> ToolResult:
-    reason, whose = ("timeout", "tool") if outcome == "timeout" else ("", "")
-    return ToolResult(name, text, outcome, seconds=seconds, reason=reason, whose=whose, **more)
+    if outcome == "timeout":
+        more |= {"reason": "timeout", "whose": "unclear"}
+    return ToolResult(name, text, outcome, seconds=seconds, **more)
 
 
 def _turn(index: int, thinking: str, content: str, calls: Sequence[Any], results: Sequence[ToolResult]) -> Turn:

@@ -16,7 +16,7 @@ from rlenv._base.bounded import cut_middle, encodable, size
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 
-__all__ = ["ListedTool", "Listing", "differences", "discover", "read_pin", "write_pin"]
+__all__ = ["ListedTool", "Listing", "differences", "discover", "listing_of", "read_pin", "write_pin"]
 
 _VERSION = 1
 _PAGES = 100
@@ -189,6 +189,19 @@ def _described(schema: Any) -> Any:
     return [_described(one) for one in schema] if isinstance(schema, list) else schema
 
 
+def listing_of(held: Mapping[str, Any]) -> Listing:
+    """The listing that `Listing.as_dict` gave.
+
+    Raises:
+        KeyError, TypeError, AttributeError: it is another object.
+    """
+    tools = tuple(
+        ListedTool(tool["name"], tool["description"], tool["parameters"], tool.get("read_only"), tool.get("idempotent"))
+        for tool in held["tools"]
+    )
+    return Listing(held["server"], held["version"], tools)
+
+
 def read_pin(path: Path, entry: str) -> Listing:
     """The listing of an entry in a pin file.
 
@@ -211,13 +224,7 @@ def read_pin(path: Path, entry: str) -> Listing:
         if found is None:
             known = ", ".join(content["entries"])
             raise UsageError(f"'{path.name}' has no entry '{entry}', only {known or 'none'}", key="pin", hint=again)
-        tools = tuple(
-            ListedTool(
-                tool["name"], tool["description"], tool["parameters"], tool.get("read_only"), tool.get("idempotent")
-            )
-            for tool in found["tools"]
-        )
-        listing = Listing(found["server"], found["version"], tools)
+        listing = listing_of(found)
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"'{path.name}' is no file of pinned tools ({error!r})", key="pin", hint=again) from error
     if listing.digest != found.get("digest"):

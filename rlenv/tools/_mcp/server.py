@@ -14,6 +14,7 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
 from rlenv import secrets
+from rlenv.concurrency.lanes import check_going_out
 from rlenv.tools._mcp.http import open_http, open_sse
 from rlenv.tools._mcp.stdio import Child, child_environment, open_child
 
@@ -101,6 +102,7 @@ async def connect(server: Server, *, on_end: Callable[[Connection], None] | None
     Raises:
         ServerDown: with how it ended and the last lines of its standard error.
     """
+    check_going_out(f"the MCP server '{server.name}'")
     connection: Connection | None = None
     child: Child | None = None
 

@@ -163,7 +163,8 @@ def test_a_validation_has_the_lock_of_what_it_plays(run: Run, tmp_path: Path) ->
     checkpoint(run, 3)
     validation, _ = validation_of(run, tmp_path / "validation")
     found = locks_of(validation.folder)
-    assert list(found) and set(found) == set(validation.attempts[0].locks.values())
+    assert len(found) == len(SPECS)
+    assert set(found) == set(validation.attempts[0].locks.values())
     for lock in found.values():
         assert set(lock.data) == {"test"}
         assert (lock.policy["run"], lock.policy["step"]) == ("run", 3)

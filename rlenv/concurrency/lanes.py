@@ -1,0 +1,174 @@
+"""Where a request to the outside comes from, and the tape that keeps its answer or gives it again.
+
+Whatever leaves the process asks `here()` first. Without a tape that is None, and nothing else is done. With one, a
+request is looked up, answered by the tape or made, and what came of it is handed to the tape; above retries, so that
+one entry is what the episode saw.
+
+A lane is the place of a request in its episode (`turn 3 call 1`, `term correct judge 0`), never the order in which
+requests were made: episodes that run at once cannot take each other's answers. It is carried by a context variable,
+so that a task inherits the lane of whoever started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Protocol
+
+from rlenv.errors import CassetteError
+
+__all__ = ["Answer", "Asked", "Lane", "Slot", "Tape", "check_going_out", "entered", "given", "here", "offline"]
+
+Outcome = Literal["ok", "failed", "refused", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as a tape knows it.
+
+    `content` is what decides the answer, as JSON: no address, no header, no key, no id of a call, nothing that is drawn
+    anew for each request. `echo` is such a thing where the answer repeats it, as a judge does its nonce: a tape writes
+    the new one over the old. `is_shared` is true where equal content may be answered alike wherever it is asked;
+    `is_local` where nothing leaves the process.
+    """
+
+    kind: str
+    name: str
+    content: Any
+    echo: str = ""
+    is_shared: bool = False
+    is_local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request: `response` is JSON of the answer, or of the failure that `reason` names.
+
+    `refused` is one that cannot be given again; `cancelled` one that nobody waited for to its end, because a request
+    beside it failed, or a limit of time had passed: `given` waits as long then.
+    """
+
+    outcome: Outcome
+    response: Any = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A request's place on a tape. `answer` is None where it has to be made, and `Tape.keep` is told what came of it.
+
+    `started` is on the clock of `time.time()`.
+    """
+
+    lane: Lane
+    asked: Asked
+    content: str
+    ordinal: int
+    started: float
+    answer: Answer | None = None
+
+
+async def given(slot: Slot) -> Answer | None:
+    """The answer of a slot, which may be that there never was one."""
+    if slot.answer is not None and slot.answer.outcome == "cancelled":
+        await asyncio.get_running_loop().create_future()
+    return slot.answer
+
+
+class Tape(Protocol):
+    """Keeps answers, or gives them again; see `rlenv.runs.tape`. For one event loop."""
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing may leave the process but what is let out."""
+        ...
+
+    def look(self, lane: Lane, asked: Asked) -> Slot:
+        """The next answer to a request, or that it has to be made.
+
+        Raises:
+            CassetteError: the tape has none, and nothing may be asked.
+        """
+        ...
+
+    def keep(self, slot: Slot, answer: Answer) -> None:
+        """Takes what came of a request that had to be made."""
+        ...
+
+    def lets_out(self, tool: str) -> bool:
+        """Whether a tool's requests are made all the same; of "", the policy's."""
+        ...
+
+    def missed(self, episode: str) -> str:
+        """What an episode asked that the tape had no answer to, "" where there was nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A place in an episode; `place` is "" at its root. Requests of one that `is_live` are made, whatever the tape has.
+
+    `episode` names the episode on the tape, "" before there is one.
+    """
+
+    tape: Tape
+    episode: str
+    place: str = ""
+    is_live: bool = False
+
+    def at(self, place: str, *, is_live: bool = False) -> Lane:
+        """A place inside of this one."""
+        whole = f"{self.place} {place}" if self.place else place
+        return replace(self, place=whole, is_live=self.is_live or is_live)
+
+
+_lane: Final[ContextVar[Lane | None]] = ContextVar("rlenv_lane", default=None)
+_offline = 0
+
+here: Final = _lane.get
+"""The lane of the task that asks, None without a tape."""
+
+
+class entered:
+    """Makes `lane` the one of a block, and of the tasks that it starts; None changes nothing."""
+
+    __slots__ = ("_lane", "_token")
+
+    def __init__(self, lane: Lane | None) -> None:
+        self._lane = lane
+
+    def __enter__(self) -> None:
+        self._token = None if self._lane is None else _lane.set(self._lane)
+
+    def __exit__(self, *_error: object) -> None:
+        if self._token is not None:
+            _lane.reset(self._token)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Lets nothing out of the process that is not let out by its lane, from whatever task or thread it comes."""
+    global _offline
+    _offline += 1
+    try:
+        yield
+    finally:
+        _offline -= 1
+
+
+def check_going_out(what: str) -> None:
+    """Asked by whoever is about to open a connection or to start a server.
+
+    Raises:
+        CassetteError: a run is replayed, and nothing may be asked.
+    """
+    lane = _lane.get()
+    if lane is None:
+        if not _offline:
+            return
+    elif lane.is_live or not lane.tape.is_offline:
+        return
+    raise CassetteError(f"{what} was about to be asked, and a replay asks nobody")

@@ -1,0 +1,92 @@
+"""Requests to an endpoint under a tape: one entry is an answer as whoever asked had it, above retries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from rlenv._base.jsonable import plain
+from rlenv.concurrency.lanes import Answer, Asked, Lane, given
+from rlenv.endpoints.wire import Completion, as_wire
+from rlenv.errors import CassetteError, EndpointError
+from rlenv.messages import Message
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["asked_chat", "asked_text", "completed"]
+
+_DRAWN: Final = frozenset({"seed"})
+"""Fields of a request that differ between equal questions."""
+
+
+@cache
+def _adapter() -> TypeAdapter[Completion]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Completion)
+
+
+def asked_chat(
+    endpoint: str, body: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> Asked:
+    """A conversation as a tape knows it. Servers draw the ids of calls; results stand in the order of theirs."""
+    content = {
+        "model": body["model"],
+        "messages": [_without_ids(as_wire(message)) for message in messages],
+        "tools": plain(list(tools)),
+        "sampling": _sampling(body),
+    }
+    return Asked("chat", endpoint, content)
+
+
+def asked_text(endpoint: str, body: Mapping[str, Any]) -> Asked:
+    """Raw text as a tape knows it."""
+    content = {"model": body["model"], "prompt": body["prompt"], "sampling": _sampling(body)}
+    return Asked("text", endpoint, content)
+
+
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = {"model", "prompt", *_DRAWN}
+    return {key: plain(value) for key, value in body.items() if key not in left_out}
+
+
+def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    message.pop("tool_call_id", None)
+    for call in message.get("tool_calls", ()):
+        call.pop("id", None)
+    return message
+
+
+async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Completion]]) -> Completion:
+    """The answer to a request: from the tape, or from the server, and then kept.
+
+    Raises:
+        EndpointError: the server refused or did not answer, now or when it was recorded.
+        CassetteError: the tape has no answer, and nobody may be asked.
+    """
+    slot = lane.tape.look(lane, asked)
+    if (answer := await given(slot)) is not None:
+        return _again(answer)
+    try:
+        found = await ask()
+    except CassetteError:
+        raise
+    except asyncio.CancelledError:
+        lane.tape.keep(slot, Answer("cancelled"))
+        raise
+    except EndpointError as error:
+        response = {"message": str(error), "status": error.status, "is_full": error.is_full}
+        lane.tape.keep(slot, Answer("failed", response, error.reason))
+        raise
+    lane.tape.keep(slot, Answer("ok", plain(found)))
+    return found
+
+
+def _again(answer: Answer) -> Completion:
+    held = answer.response
+    if answer.outcome == "failed":
+        raise EndpointError(held["message"], status=held["status"], is_full=held["is_full"])
+    return _adapter().validate_python(held)

@@ -1,0 +1,43 @@
+"""What commands say of their tapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlenv.cli.main import main
+from rlenv.runs.tape import Reel
+
+
+def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["play", "arithmetic", "--policy", "oracle", "--task", "2", "-o", out, "--record"]) == 0
+    assert main(["replay", out, "--all-tools"]) == 0
+    assert "1 of 1 episodes came out the same" in capsys.readouterr().out
+    (episode,) = Reel.of(out).lanes.values()
+    assert list(episode) == ["turn 0 call 0"]
+    assert main(["play", "arithmetic", "--policy", "oracle", "-o", out]) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["eval", "arithmetic", "--record"], "--record needs a folder to keep the run in; add -o DIR"),
+        (["eval", "arithmetic", "--tape", "RUN"], "has no tape; record one with: rlenv eval SPEC --record -o DIR"),
+        (["replay", "RUN", "--all-tools"], "--all-tools is for a recorded run"),
+        (["replay", "RUN", "--live", "calculate"], "--live is for a recorded run"),
+        (["replay", "TAPED", "--live", "calculate", "--no-tape"], "with --no-tape everything is asked again"),
+        (["replay", "TAPED", "--live", "calculat"], "there is no tool 'calculat'; did you mean 'calculate'?"),
+    ],
+)
+def test_options_that_do_not_fit_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    run = str(tmp_path / "run")
+    more = ["--record"] if "TAPED" in argv else []
+    if {"RUN", "TAPED"} & set(argv):
+        assert main(["eval", "arithmetic", "-n", "1", "-o", run, "--json", *more]) == 0
+    assert main([run if word in ("RUN", "TAPED") else word for word in argv]) == 2
+    assert message in capsys.readouterr().err
