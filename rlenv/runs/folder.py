@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
 
-Kind = Literal["eval", "train", "play", "replay", "rescore"]
+Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
+"""Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
 _FORMAT: Final = 1
