@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shlex
 import time
 
 from rich.markup import escape
@@ -17,7 +18,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, add_resume, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.concurrency.lanes import entered
 from rlenv.episodes.environment import Environment, load
@@ -35,6 +36,9 @@ __all__ = ["SEEDS", "add_arguments", "run"]
 
 SEEDS = 1_000_000
 """Sample i of a task has the seed `--seed` times this, plus i: whatever -k is, no other run's."""
+
+_WORST = 5
+"""So many episodes are named to look at."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.k > SEEDS:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
     check_options(args)
+    check_folder_options(args)
     tapes = Tapes(args)
     with entered(tapes.compiling):
         environment = load(args.spec, set=overrides(args.set))
@@ -76,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
         stack.enter_context(tapes.running(out))
         begun = time.monotonic()
-        trajectories = asyncio.run(_play(environment, args, jobs, _Kept(args, jobs, out), tapes))
+        kept = _Kept(args, jobs, out)
+        trajectories = asyncio.run(_play(environment, args, jobs, kept, tapes))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
@@ -96,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         write_json(figures)
     else:
         _show(Console(), environment, args.policy, split, summary, args.out)
+        _show_worst(Console(highlight=False), kept.ids, trajectories, args.out)
     return _verdict(args, summary, trajectories)
 
 
@@ -180,11 +187,15 @@ class _Kept:
         before = {index: self._reader.body(id).trajectory() for index, id in self._before.items()}
         return [trajectory for _, trajectory in sorted((before | played).items())]
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all episodes in the order of the jobs, "" of one that could not be written; empty without -o."""
+        return [id for _, id in sorted((self._before | self._ids).items())]
+
     def complete(self, trajectories: list[Trajectory]) -> None:
         """Keeps the rewards that compare the samples of a task, which are known once all have ended."""
         if self._out is not None:
-            ids = self._before | self._ids
-            self._out.complete([ids[index] for index in range(len(trajectories))], trajectories)
+            self._out.complete(self.ids, trajectories)
 
 
 def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Trajectory]) -> int:
@@ -254,3 +265,14 @@ def _show(
     console.print(table)
     if out:
         console.print(f"episodes and summary in {out}; rlenv view {out} shows them")
+
+
+def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory], out: str | None) -> None:
+    """Where to look first: the episodes that are no success with the lowest rewards, behind them invalid ones."""
+    looked = [(id, one) for id, one in zip(ids, trajectories, strict=False) if id and one.success is not True]
+    looked.sort(key=lambda pair: (pair[1].reward.total is None, pair[1].reward.total or 0.0))
+    for id, one in looked[:_WORST]:
+        total = one.reward.total
+        what = f"reward {total:.3f}" if total is not None else "invalid"
+        command = f"rlenv view {shlex.quote(out or '')} {id}"
+        console.print(f"{what}  {one.split}/{one.task_index} seed {one.seed}  {command}", markup=False, soft_wrap=True)

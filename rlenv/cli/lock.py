@@ -70,8 +70,11 @@ def _named(name: str, args: argparse.Namespace) -> _Named:
         raise UsageError(said, hint="`rlenv eval -o DIR` keeps a run with its lock")
     last = info.attempts[-1].lock if info is not None and info.attempts else ""
     chosen = last if last in locks else list(locks)[-1]
-    if others := [other for other in locks if other != chosen]:
-        write_error(f"{name} has {len(locks)} locks; {chosen} is the last, before it: {', '.join(others)}\n")
+    beside = [other for other in info.attempts[-1].locks.values() if other != chosen] if last and info else []
+    before = [other for other in locks if other != chosen and other not in beside]
+    others = [f"{word} it: {', '.join(of)}" for word, of in (("beside", beside), ("before", before)) if of]
+    if others:
+        write_error(f"{name} has {len(locks)} locks; {chosen} is the last, {', '.join(others)}\n")
     return _Named(name, locks[chosen])
 
 

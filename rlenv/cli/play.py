@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import shlex
 import sys
 import time
 
@@ -14,13 +15,15 @@ from rich.panel import Panel
 from rlenv.cli.cassettes import Tapes, add_record
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.policies import add_policy, check_options, make_policy
-from rlenv.cli.run_folder import add_overwrite, kept_run
+from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
 from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message, Sampled
-from rlenv.runs.schema import Facts
+from rlenv.runs.folder import KeptRun
+from rlenv.runs.lock import lock_of
+from rlenv.runs.schema import Facts, Mode
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -34,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split")
     parser.add_argument("--task", type=int, default=0, metavar="I", help="the row's index, from 0")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there")
+    parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there, as a run")
     add_overwrite(parser)
     add_record(parser)
     add_set(parser)
@@ -43,18 +46,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
     check_options(args)
+    check_folder_options(args)
     tapes = Tapes(args)
     with entered(tapes.compiling):
         environment = load(args.spec, set=overrides(args.set))
+    console = Console()
+    # A task that is none begins no run.
+    split = environment.start(task=args.task, split=args.split, seed=args.seed).split
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(kept_run(args, environment)) if args.out else None
+        out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
         stack.enter_context(tapes.running(out))
         with entered(tapes.lane(0) if tapes.lane is not None else None):
-            trajectory = asyncio.run(_play(args, environment, Console()))
+            trajectory = asyncio.run(_play(args, environment, console))
             if out is not None:
-                started = time.time() - trajectory.seconds
-                tapes.ended(out.append(trajectory, Facts(started=started)))
+                mode: Mode = "greedy" if args.temperature == 0 else "sampled"
+                id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
+                tapes.ended(id)
+                if id:
+                    console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
     return 0
+
+
+def _kept_run(args: argparse.Namespace, environment: Environment, split: str) -> KeptRun:
+    lock = lock_of(
+        environment,
+        splits=[split],
+        policy=policy_facts(args, say=told),
+        seed=args.seed,
+        tokenizer=policy_tokenizer(args),
+        say=told,
+    )
+    return kept_run(args, environment, lock=lock, split=split, task=args.task)
 
 
 async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> Trajectory:

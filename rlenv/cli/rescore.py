@@ -13,7 +13,7 @@ from rich.table import Table
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.run_folder import add_overwrite, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
+    check_folder_options(args)
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
     before = recorded(args.run)

@@ -9,10 +9,11 @@ from typing import Any
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
+from rlenv.errors import UsageError
 from rlenv.runs.folder import KeptRun, RunInfo, read_info
 from rlenv.runs.lock import FOLDER, Lock
 
-__all__ = ["add_overwrite", "add_resume", "kept_run", "told"]
+__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "told"]
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,17 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """The option that lets a run go on."""
     parser.add_argument("--resume", action="store_true", help="play what the run in the folder of -o lacks")
+
+
+def check_folder_options(args: argparse.Namespace) -> None:
+    """Refuses what is about the run in a folder where no folder is named.
+
+    Raises:
+        UsageError: with such an option and without -o.
+    """
+    for name in ("overwrite", "resume"):
+        if getattr(args, name, False) and not args.out:
+            raise UsageError(f"--{name} is about the run in the folder of -o, and none is named", hint="add -o DIR")
 
 
 def told(line: str) -> None:

@@ -196,5 +196,9 @@ def _remove(args: argparse.Namespace) -> int:
 def _run_at(name: str) -> Path:
     path = Path(name)
     if not is_run(path):
+        info = read_info(path)
+        if info is not None and info.kind == "sft":
+            hint = "its figures are in summary.json, curve.png and metrics.jsonl"
+            raise UsageError(f"{path} is a supervised run ({info.state}), which keeps no episodes", hint=hint)
         raise UsageError(f"there is no run at {path}", hint="`rlenv runs list` shows those below this folder")
     return path

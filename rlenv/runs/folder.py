@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
 
-Kind = Literal["eval", "train", "play", "replay", "rescore"]
+Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
+"""Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
 _FORMAT: Final = 1
@@ -46,7 +47,11 @@ _log = logger("rlenv.runs.folder")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of a run. `from_step` is the step that it goes on from; `started` is in seconds since the epoch."""
+    """One start of a run. `from_step` is the step that it goes on from; `started` is in seconds since the epoch.
+
+    `lock` is what made its episodes; where it plays several environments that of the first, and `locks` those of each,
+    by their names in the episodes.
+    """
 
     number: int = 0
     from_step: int = 0
@@ -54,6 +59,7 @@ class Attempt:
     started: float = 0.0
     host: str = ""
     pid: int = 0
+    locks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

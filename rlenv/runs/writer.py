@@ -115,8 +115,8 @@ class RunWriter:
         self._number += 1
         return journal
 
-    def append(self, trajectory: Trajectory, facts: Facts) -> str:
-        """Keeps an episode and returns its id.
+    def append(self, trajectory: Trajectory, facts: Facts, *, lock: str | None = None) -> str:
+        """Keeps an episode and returns its id; `lock` is the writer's own where none is given.
 
         Raises:
             OSError: it cannot be written: a full disk, say. What was kept stays, and the next may be tried.
@@ -124,7 +124,7 @@ class RunWriter:
         self._roll_where_full()
         journal = self._journal
         id = f"{journal.segment}-{self._episodes}"
-        row = row_of(trajectory, facts, id=id, attempt=self.attempt, lock=self.lock)
+        row = row_of(trajectory, facts, id=id, attempt=self.attempt, lock=self.lock if lock is None else lock)
         row["has_body"] = self._keep.keeps(trajectory, facts, id=id, written=self._written)
         if row["has_body"]:
             record = files.dump(trajectory)

@@ -13,7 +13,8 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.cli.options import fields
-from rlenv.runs.folder import KeptRun, RunInfo, read_info
+from rlenv.runs.folder import KeptRun, RunInfo, open_run, read_info
+from rlenv.runs.lock import locks_of
 from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
@@ -291,6 +292,54 @@ def test_play_takes_actions_from_a_person(
     assert "What is 2 + 3?" in shown
     assert "terminated: answer" in shown
     assert "success: True" in shown
+
+
+def test_play_keeps_the_episode_as_a_run(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "by hand"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{CALL}\n\n<answer>5</answer>\n\n"))
+    assert main(["play", str(spec), "-o", str(run), "--seed", "7"]) == 0
+    (row,) = open_run(run).rows()
+    assert f"rlenv view '{run}' {row['id']}" in capsys.readouterr().out
+    assert (row["seed"], row["turns"], row["success"]) == (7, 2, True)
+    info = read_info(run)
+    assert info is not None
+    assert (info.kind, info.policy, info.state, info.facts["task"]) == ("play", "you", "ended", 0)
+    (lock,) = locks_of(run).values()
+    assert lock.hash12 == row["lock"] == info.attempts[0].lock
+    assert lock.policy == {"kind": "you"}
+    (kept,) = recorded_at(run)
+    assert [turn.action for turn in kept.turns] == [CALL, "<answer>5</answer>"]
+
+
+def test_a_task_that_is_none_begins_no_run(spec: Path, tmp_path: Path) -> None:
+    assert main(["play", str(spec), "--policy", "oracle", "--task", "99", "-o", str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [["play"], ["eval"], ["eval", "--resume"]])
+def test_an_option_about_a_runs_folder_wants_one(
+    spec: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = command[1] if len(command) > 1 else "--overwrite"
+    assert main([command[0], str(spec), option]) == 2
+    assert f"{option} is about the run in the folder of -o" in capsys.readouterr().err
+
+
+def test_eval_names_the_worst_episodes_of_the_run_that_it_kept(
+    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["eval", str(spec), "--policy", "random", "-k", "8", "-o", str(run)]) == 0
+    named = [line.split() for line in capsys.readouterr().out.splitlines() if f"rlenv view {run} " in line][-5:]
+    rows = {row["id"]: row for row in open_run(run).rows()}
+    wrong = sorted(row["reward"] for row in rows.values() if not row["success"])
+    shown = [rows[words[-1]] for words in named]
+    assert [row["reward"] for row in shown] == wrong[:5]
+    capsys.readouterr()
+    assert main(["eval", str(spec), "--policy", "oracle", "-o", str(tmp_path / "right")]) == 0
+    assert "seed" not in capsys.readouterr().out
 
 
 def test_play_shows_a_policy(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:

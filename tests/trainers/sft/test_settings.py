@@ -11,9 +11,12 @@ import pytest
 
 from rlenv.collect import read_data
 from rlenv.errors import UsageError
+from rlenv.runs.folder import read_info
+from rlenv_verl.run.launch import Ending
 from rlenv_verl.sft.command import main
 from rlenv_verl.sft.dataset import HELD_OUT, RowsDataset
-from rlenv_verl.sft.run import SftRun, read_steps
+from rlenv_verl.sft.finish import finish
+from rlenv_verl.sft.run import SftRun, begun, read_steps
 from rlenv_verl.sft.settings import compose_sft, load_sft_preset, sft_preset_names
 
 
@@ -56,6 +59,45 @@ def test_a_dry_run_says_the_command_and_starts_nothing(
     assert (run.steps, run.steps_an_epoch, run.environment["OMP_NUM_THREADS"]) == (4, 2, "3")
     assert run.overrides[-1] == "optim.weight_decay=0.5"
     assert not (tmp_path / "out" / "verl.log").exists()
+
+
+def test_run_json_says_what_any_runs_does_and_gives_the_run_back(
+    data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begun(planned(data, tiny_folder, tmp_path / "out"), 0)
+    assert SftRun.load(run.folder) == run
+    info = read_info(run.folder)
+    assert info is not None
+    assert (info.kind, info.state, info.policy) == ("sft", "running", str(tiny_folder))
+    assert (info.environment, info.command[:2]) == (read_data(data).manifest.environment, ("rlenv", "sft"))
+    assert (info.attempts[0].number, info.facts["rows"]) == (1, 20)
+    finish(run, Ending("interrupted", 130, 1.0))
+    info = read_info(run.folder)
+    assert info is not None
+    assert info.state == "stopped"
+    assert info.ended > 0
+
+
+def test_a_supervised_run_is_not_listed_and_said_to_be_one(
+    data: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlenv.cli.main import main as rlenv
+
+    planned(data, tiny_folder, tmp_path / "out")
+    assert rlenv(["runs", "list", str(tmp_path)]) == 1
+    assert rlenv(["runs", "show", str(tmp_path / "out")]) == 2
+    assert "is a supervised run (stopped), which keeps no episodes" in capsys.readouterr().err
+
+
+def test_a_run_that_an_older_version_wrote_is_read(data: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    run = planned(data, tiny_folder, tmp_path / "out")
+    path = run.folder / "run.json"
+    fields = json.loads(path.read_text())
+    for name in ("spec", "specs", "environments", "policy", "facts", "command", "state", "ended"):
+        del fields[name]
+    fields["environment"] = fields.pop("variables")
+    path.write_text(json.dumps({**fields, "version": 1}))
+    assert SftRun.load(run.folder).environment == run.environment
 
 
 def test_several_gpus_are_started_by_torchrun(

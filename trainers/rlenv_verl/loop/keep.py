@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +37,8 @@ class Keeper:
     told once, and the next is tried again. The folders are made with the first episode.
 
     Args:
-        run: the run's folder. Its `run.json` says which attempt this is; without one it is attempt 0.
+        run: the run's folder. Its `run.json` says which attempt this is, and with which lock of each environment;
+            without one it is attempt 0.
         keep_gb: of the whole run, in 10⁹ bytes; bodies that lie in its folder already count.
         writers: how many processes share that.
     """
@@ -46,12 +48,14 @@ class Keeper:
         self.lost = 0
         self._keep_gb, self._writers = keep_gb, max(1, writers)
         self._writer: RunWriter | None = None
+        self._locks: Mapping[str, str] = {}
 
     def _opened(self) -> RunWriter:
         if self._writer is None:
             info = read_info(self.run)
             last = info.attempts[-1] if info is not None and info.attempts else None
             left = max(0.0, self._keep_gb - _held_bytes(self.run) / 1e9) / self._writers
+            self._locks = last.locks if last is not None else {}
             self._writer = RunWriter(
                 self.run,
                 attempt=last.number if last is not None else 0,
@@ -64,7 +68,8 @@ class Keeper:
     def keep(self, trajectory: Trajectory, facts: Facts) -> str:
         """Keeps an episode and returns its id, "" where it cannot be written."""
         try:
-            return self._opened().append(trajectory, facts)
+            writer = self._opened()
+            return writer.append(trajectory, facts, lock=self._locks.get(trajectory.environment))
         except OSError as error:
             self._failed(error)
             return ""

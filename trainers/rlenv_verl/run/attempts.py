@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,8 +22,9 @@ __all__ = ["Attempt", "attempts_of", "begin_attempt", "merge_metrics", "write_ru
 class Attempt:
     """One start of veRL, with the fields of `rlenv.runs.folder.Attempt`; the first one's `number` is 1.
 
-    `from_step` is the checkpoint's step, 0 without one; `lock` names what it was made of, "" where nothing does;
-    `started` is in seconds since the epoch; `host` and `pid` are the process that drives it.
+    `from_step` is the checkpoint's step, 0 without one; `lock` names what it was made of, "" where nothing does, and
+    `locks` the same of each of its environments, whose first has that one; `started` is in seconds since the epoch;
+    `host` and `pid` are the process that drives it.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Attempt:
     lock: str = ""
     host: str = ""
     pid: int = 0
+    locks: Mapping[str, str] = field(default_factory=dict)
 
     def metrics(self, folder: Path) -> Path:
         """What veRL itself writes in the run's folder: its file logger begins an empty file at each start."""
@@ -63,9 +65,11 @@ def _seconds(told: float | str) -> float:
         return 0.0
 
 
-def begin_attempt(run: _R, from_step: int, *, lock: str = "") -> _R:
-    """The run with one more attempt, kept in run.json."""
-    attempt = Attempt(len(run.attempts) + 1, from_step, time.time(), lock, socket.gethostname(), os.getpid())
+def begin_attempt(run: _R, from_step: int, *, locks: Mapping[str, str] | None = None) -> _R:
+    """The run with one more attempt, kept in run.json; `locks` are the hashes of what its environments are made of."""
+    locks = locks or {}
+    lock = next(iter(locks.values()), "")
+    attempt = Attempt(len(run.attempts) + 1, from_step, time.time(), lock, socket.gethostname(), os.getpid(), locks)
     known: Any = run
     begun: _R = dataclasses.replace(known, attempts=(*run.attempts, attempt))
     attempt.metrics(run.folder).parent.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 from uuid import uuid4
 
+from rlenv.runs.folder import State
 from rlenv_verl.run import guard
 from rlenv_verl.run.guard import RUN_MARK, Segments, end_marked
 
-__all__ = ["EXIT_STATUS", "Ending", "How", "ending_lines", "run_to_end"]
+__all__ = ["EXIT_STATUS", "STATES", "Ending", "How", "ending_lines", "run_to_end"]
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
@@ -30,6 +31,14 @@ How = Literal["finished", "failed", "time_limit", "interrupted"]
 
 EXIT_STATUS: Mapping[How, int] = {"finished": 0, "failed": 1, "time_limit": 1, "interrupted": 130}
 """Of a command whose run ended so."""
+
+STATES: Mapping[How, State] = {
+    "finished": "ended",
+    "failed": "failed",
+    "time_limit": "stopped",
+    "interrupted": "stopped",
+}
+"""What has become of a run, by how its last start of veRL ended."""
 
 
 @dataclass(frozen=True, slots=True)

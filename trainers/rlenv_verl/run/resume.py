@@ -11,8 +11,10 @@ import orjson
 import yaml
 
 from rlenv.errors import UsageError
+from rlenv.runs.lock_files import Say
 from rlenv_verl.run.datasets import validation_rows, write_rows
 from rlenv_verl.run.kept import seal_all
+from rlenv_verl.run.locks import attempt_locks
 from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint
 from rlenv_verl.settings.preset import compose, override
 from rlenv_verl.settings.specs import TrainedSpec, load_specs
@@ -21,7 +23,12 @@ __all__ = ["resumed", "validation_of"]
 
 
 def resumed(
-    run: Run, *, steps: int | None = None, save_every: int | None = None, dry_run: bool = False
+    run: Run,
+    *,
+    steps: int | None = None,
+    save_every: int | None = None,
+    dry_run: bool = False,
+    say: Say | None = None,
 ) -> tuple[Run, list[str]]:
     """The run with one more attempt, and the overrides that hold for that attempt alone.
 
@@ -33,9 +40,11 @@ def resumed(
         steps: another number of steps for the whole run.
         save_every: another interval of checkpoints.
         dry_run: change nothing in the folder.
+        say: is told what takes long.
 
     Raises:
         UsageError: the run has nothing left to do.
+        SpecError: a spec's own faults.
     """
     if run.validation_only:
         raise UsageError(f"{run.folder} only validated a policy: there is nothing to go on with", hint="start it again")
@@ -62,22 +71,27 @@ def resumed(
         more.append(override("actor_rollout_ref.rollout.seed", run.seed + step))
     if dry_run:
         return run, more
+    locks = attempt_locks(run, config, from_step=step, say=say)
     forget_after(run, step, validates=validates)
     seal_all(run.folder)
     _keeps_in_its_folder(run)
-    return begun(run, step), more
+    return begun(run, step, locks=locks), more
 
 
-def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) -> tuple[Run, list[str]]:
+def validation_of(
+    run: Run, output: Path | None, *, tasks: int | None = None, say: Say | None = None
+) -> tuple[Run, list[str]]:
     """A run of its own that validates the last checkpoint of `run`, and its overrides.
 
     Args:
         run: the run that was trained; nothing in its folder is changed.
         output: the folder of the validation; by default `eval-STEP-TIME` in the run's.
         tasks: held-out tasks a spec; as many as the run's own otherwise.
+        say: is told what takes long.
 
     Raises:
         UsageError: there is no complete checkpoint.
+        SpecError: a spec's own faults.
     """
     checkpoint = last_checkpoint(run.checkpoints)
     if checkpoint is None:
@@ -86,6 +100,8 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
             hint=f"validate the policy it started from with rlenv train SPEC --eval --model {run.model}",
         )
     step = _step_of(checkpoint)
+    played = dataclasses.replace(run, validation_only=True)
+    locks = attempt_locks(played, compose(run.overrides), from_step=step, say=say)
     folder = (output or run.folder / f"eval-{step}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
@@ -105,14 +121,13 @@ def validation_of(run: Run, output: Path | None, *, tasks: int | None = None) ->
     more = [override(key, value) for key, value in keys.items()]
     more += [override("trainer.val_only", True), override("trainer.val_before_train", True), *_from(checkpoint)]
     validation = dataclasses.replace(
-        run,
+        played,
         folder=folder,
-        validation_only=True,
         validation_tasks=tasks if tasks is not None else run.validation_tasks,
         warm_start=None,
         attempts=(),
     )
-    return begun(validation, step), more
+    return begun(validation, step, locks=locks), more
 
 
 def _keeps_in_its_folder(run: Run) -> None:

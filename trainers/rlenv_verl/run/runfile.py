@@ -26,6 +26,7 @@ import orjson
 
 from rlenv.errors import UsageError
 from rlenv.runs.folder import State
+from rlenv.runs.lock import Lock
 from rlenv.secrets import redact_value
 from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 from rlenv_verl.run.datasets import Mode
@@ -176,10 +177,14 @@ _FACTS = ("preset", "algorithm", "mode", "seed", "train_split", "validation_spli
 """Of a run's own fields, those that say more of it to whoever lists runs."""
 
 
-def begun(run: Run, from_step: int) -> Run:
-    """The run with one more attempt that is running, kept in run.json; a wish to stop an earlier one is forgotten."""
+def begun(run: Run, from_step: int, *, locks: Mapping[str, Lock] | None = None) -> Run:
+    """The run with one more attempt that is running, kept in run.json; a wish to stop an earlier one is forgotten.
+
+    `locks` are what its episodes are made of, by environment; they are kept in the run's folder.
+    """
     run.stop.unlink(missing_ok=True)
-    return begin_attempt(dataclasses.replace(run, state="running", ended=0.0), from_step)
+    hashes = {environment: lock.write(run.folder).stem for environment, lock in (locks or {}).items()}
+    return begin_attempt(dataclasses.replace(run, state="running", ended=0.0), from_step, locks=hashes)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

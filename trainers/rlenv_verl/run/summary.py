@@ -6,28 +6,19 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlenv.runs.folder import State
 from rlenv_verl.export.checkpoints import find_checkpoints, versions
 from rlenv_verl.run.kept import KeptEpisodes, seal_all
-from rlenv_verl.run.launch import Ending, How
+from rlenv_verl.run.launch import STATES, Ending
 from rlenv_verl.run.metrics import StepFigures
 from rlenv_verl.run.progress import phase_shares
 from rlenv_verl.run.report import plot_png, series
 from rlenv_verl.run.runfile import Run
 
 __all__ = ["summarise", "training_figures"]
-
-_STATES: Mapping[How, State] = {
-    "finished": "ended",
-    "failed": "failed",
-    "time_limit": "stopped",
-    "interrupted": "stopped",
-}
-"""What has become of a run, by how its last start of veRL ended."""
 
 # A larger policy is exported on request (`rlenv export-policy`): it is read into memory and takes its size once more.
 _KEPT_BYTES = 4 << 30
@@ -75,7 +66,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
     }
     text = json.dumps(summary, indent=2)
     (run.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-    dataclasses.replace(run, state=_STATES[ending.how], ended=time.time()).save()
+    dataclasses.replace(run, state=STATES[ending.how], ended=time.time()).save()
     curves = series(steps)
     if curves:
         plot_png(curves, run.folder / "curve.png", title=f"{summary['environment']}, seed {run.seed}")

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from rlenv_verl.loop.lost import told_at_the_end
 from rlenv_verl.run.attempts import merge_metrics
 from rlenv_verl.run.kept import KeptEpisodes
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv_verl.run.locks import attempt_locks, changed_lines
 from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
 from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.run.preflight import UNMEASURED, check_before, config_of, is_to_be_made
@@ -159,7 +160,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     plan = prepare(settings, max_prompt_tokens=_prompt_limit(settings), warm_start=warm_start)
     if arguments.dry_run:
         return plan, lock
-    return dataclasses.replace(plan, run=begun(plan.run, 0)), lock
+    locks = attempt_locks(plan.run, plan.config, from_step=0, say=_told(console))
+    return dataclasses.replace(plan, run=begun(plan.run, 0, locks=locks)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
@@ -172,7 +174,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     run = _taken(arguments, overrides)
     if arguments.eval:
         _made_again(run)
-        run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks)
+        run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks, say=_told(console))
         lock = stack.enter_context(locked(run.folder))
     else:
         if arguments.validation_tasks is not None:
@@ -181,7 +183,13 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         # Read again, now that nobody else changes it.
         run = _taken(arguments, overrides)
         _made_again(run)
-        run, more = resumed(run, steps=arguments.steps, save_every=arguments.save_every, dry_run=arguments.dry_run)
+        run, more = resumed(
+            run,
+            steps=arguments.steps,
+            save_every=arguments.save_every,
+            dry_run=arguments.dry_run,
+            say=_told(console),
+        )
     variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
     run = dataclasses.replace(run, environment=variables.values)
     plan = plan_of(run, *more)
@@ -191,7 +199,14 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
     _say(variables, console)
     if not arguments.dry_run:
         run.save()
+        for line in changed_lines(run):
+            console.print(line, markup=False)
     return plan, lock
+
+
+def _told(console: Console) -> Callable[[str], None]:
+    """Says what takes long."""
+    return lambda line: console.print(f"{line} …", markup=False)
 
 
 def _say(variables: Variables, console: Console) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_model
-from rlenv_verl.run.attempts import begin_attempt, merge_metrics
+from rlenv_verl.run.attempts import merge_metrics
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
 from rlenv_verl.run.process_environment import python_path
 from rlenv_verl.run.runfile import locked
@@ -21,7 +21,7 @@ from rlenv_verl.sft.alone import alone
 from rlenv_verl.sft.finish import finish
 from rlenv_verl.sft.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.sft.plan import new_run, resumed_run
-from rlenv_verl.sft.run import SftRun, Step, read_steps
+from rlenv_verl.sft.run import SftRun, Step, begun, read_steps
 
 __all__ = ["main"]
 
@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     console = Console(highlight=False, soft_wrap=True)
     try:
+        arguments.command = ("rlenv", "sft", *argv)
         return _sft(arguments, console)
     except RlenvError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
@@ -81,7 +82,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
     lock = stack.enter_context(locked(folder, wait_s=0.0))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
-    return (run if arguments.dry_run else begin_attempt(run, 0)), lock
+    return (run if arguments.dry_run else begun(run, 0)), lock
 
 
 def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
@@ -90,7 +91,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, 
         raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
     lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
     run, step = resumed_run(arguments)
-    return (run if arguments.dry_run else begin_attempt(run, step)), lock
+    return (run if arguments.dry_run else begun(run, step)), lock
 
 
 def _say(run: SftRun, console: Console) -> None:

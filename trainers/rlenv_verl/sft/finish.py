@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from rlenv.collect import Manifest
 from rlenv_verl.export.checkpoints import versions
-from rlenv_verl.run.launch import Ending
+from rlenv_verl.run.launch import STATES, Ending
 from rlenv_verl.run.report import plot_png, plot_text
 from rlenv_verl.sft.run import SftRun, checkpoints_of, losses, read_steps, without_attempts
 
@@ -31,7 +32,7 @@ class Finished:
 
 
 def finish(run: SftRun, ending: Ending) -> Finished:
-    """Exports the last whole checkpoint to `trained/`, and writes summary.json and curve.png."""
+    """Exports the last whole checkpoint to `trained/`, writes summary.json and curve.png, and the end into run.json."""
     steps = read_steps(run.metrics)
     curves = losses(steps)
     trained, step = _export(run)
@@ -50,6 +51,7 @@ def finish(run: SftRun, ending: Ending) -> Finished:
         "trained_step": step,
         "versions": versions(*_PACKAGES),
     }
+    dataclasses.replace(run, state=STATES[ending.how], ended=time.time()).save()
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     lines = [f"{ending.seconds:.0f} s in all; summary.json, metrics.jsonl and verl.log in {run.folder}"]
     if steps:

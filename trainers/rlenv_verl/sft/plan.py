@@ -74,6 +74,9 @@ def new_run(arguments: argparse.Namespace, *, model: str, folder: Path, started_
         cwd=started_in,
         overrides=laid,
         environment=preset.variables(int(settings["trainer"]["n_gpus_per_node"])),
+        specs=tuple(dict.fromkeys(one.manifest.spec for one in data)),
+        environments=tuple(dict.fromkeys(one.manifest.environment for one in data)),
+        command=arguments.command,
     )
 
 
@@ -135,7 +138,8 @@ def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:
     laid = (*run.overrides, *(override(key, value) for key, value in keys.items()), *overrides)
     compose_sft(laid, keep=run.folder / "config.yaml")
     limit = arguments.time_limit or run.time_limit_s
-    return dataclasses.replace(run, overrides=laid, steps=steps, time_limit_s=limit), newest.step
+    changed = {"overrides": laid, "steps": steps, "time_limit_s": limit, "command": arguments.command}
+    return dataclasses.replace(run, **changed), newest.step
 
 
 def _data(folders: Sequence[str], model: str) -> list[Data]:

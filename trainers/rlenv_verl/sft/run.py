@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import UsageError
+from rlenv.runs.folder import State
+from rlenv.secrets import redact_value
 from rlenv_verl.export.checkpoints import Checkpoint
-from rlenv_verl.run.attempts import Attempt, attempts_of, write_run
+from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 
-__all__ = ["SftRun", "Step", "checkpoints_of", "read_steps"]
+__all__ = ["SftRun", "Step", "begun", "checkpoints_of", "read_steps"]
 
-_VERSION = 1
+_VERSION = 2
+_READ = (1, 2)
 _LATEST = "latest_checkpointed_iteration.txt"
 
 
@@ -28,6 +31,8 @@ class SftRun:
 
     `steps_an_epoch` are the steps that the rows give, `skipped` the rows that were too long. `processes` are those of
     one machine, `machines` how many there are. `keeps` says whether checkpoints were asked for, to resume from.
+    `specs` and `environments` are those that the data's episodes were played in. `command` is the command line of the
+    last attempt, `state` what has become of that, and `ended` when, in seconds since the epoch (0.0: it has not).
     """
 
     folder: Path
@@ -50,6 +55,11 @@ class SftRun:
     overrides: tuple[str, ...]
     environment: Mapping[str, str]
     attempts: tuple[Attempt, ...] = ()
+    specs: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    state: State = "stopped"
+    ended: float = 0.0
 
     @property
     def metrics(self) -> Path:
@@ -62,8 +72,19 @@ class SftRun:
         return self.folder / "checkpoints"
 
     def save(self) -> None:
-        """Write run.json, whole or not at all."""
-        write_run(self, {"kind": "sft", "version": _VERSION, **dataclasses.asdict(self)})
+        """Write run.json, whole or not at all: what any run's says (`RunInfo`), and this run's own."""
+        own = dataclasses.asdict(self)
+        # Any run's `environment` is what was played in; the variables have stood under that name here.
+        variables = own.pop("environment")
+        common = {
+            "kind": "sft",
+            "command": redact_value(list(self.command)),
+            "spec": ", ".join(self.specs),
+            "environment": ", ".join(self.environments),
+            "policy": self.model,
+            "facts": {name: own[name] for name in _FACTS},
+        }
+        write_run(self, {"version": _VERSION, **own, **common, "variables": variables})
 
     @classmethod
     def load(cls, folder: Path) -> SftRun:
@@ -76,12 +97,26 @@ class SftRun:
         fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if fields.pop("kind", None) != "sft":
             raise UsageError(f"{folder} holds no run of `rlenv sft`", hint="give the folder that -o named")
-        if fields.pop("version", None) != _VERSION:
+        version = fields.pop("version", None)
+        if version not in _READ:
             raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
-        for name in ("data", "val", "overrides"):
-            fields[name] = tuple(fields[name])
+        if version > 1:
+            fields["environment"] = fields.pop("variables")
+            for name in ("spec", "policy", "facts"):
+                fields.pop(name)
+        for name in ("data", "val", "overrides", "specs", "environments", "command"):
+            fields[name] = tuple(fields.get(name, ()))
         fields["attempts"] = attempts_of(fields["attempts"])
         return cls(folder=folder.resolve(), **fields)
+
+
+_FACTS = ("preset", "rows", "batch", "steps", "seed", "lora")
+"""Of a run's own fields, those that say more of it to whoever looks at runs."""
+
+
+def begun(run: SftRun, from_step: int) -> SftRun:
+    """The run with one more attempt that is running, kept in run.json."""
+    return begin_attempt(dataclasses.replace(run, state="running", ended=0.0), from_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +178,5 @@ def losses(steps: Sequence[Step]) -> dict[str, list[tuple[int, float]]]:
 
 def without_attempts(values: Mapping[str, Any]) -> dict[str, Any]:
     """A run's fields for its summary."""
-    return {key: value for key, value in values.items() if key not in ("attempts", "overrides", "environment")}
+    left_out = ("attempts", "overrides", "environment", "command", "state", "ended")
+    return {key: value for key, value in values.items() if key not in left_out}
