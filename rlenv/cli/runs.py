@@ -65,7 +65,7 @@ class _Figures:
     @staticmethod
     def of(path: Path) -> _Figures:
         reader = open_run(path)
-        rows = [row for row in _rows(reader) if reader.counts(row)]
+        rows = _rows(reader)
         valid = [row["success"] for row in rows if row["success"] is not None]
         step = max((row["step"] for row in rows), default=0)
         invalid = sum(row["reward"] is None for row in rows)
@@ -94,15 +94,15 @@ class _Figures:
 
 
 def _rows(reader: RunReader) -> Sequence[dict[str, Any]]:
-    """The flat rows, with what came later, by columns where pyarrow is there."""
+    """The flat rows that count, with what came later, by columns where pyarrow is there."""
     try:
         rows: list[dict[str, Any]] = reader.table.select(_LISTED).to_pylist()
     except UsageError:  # pyarrow is not installed: every row is in a journal, and what came later is not looked at
-        rows = list(reader.rows())
+        rows = [row for row in reader.rows() if reader.counts(row)]
     return rows
 
 
-_LISTED = ["attempt", "step", "success", "reward"]
+_LISTED = ["step", "success", "reward"]
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:

@@ -74,8 +74,8 @@ class RunInfo:
 
     @property
     def from_steps(self) -> dict[int, int]:
-        """By attempt, the step that it went on from."""
-        return {attempt.number: attempt.from_step for attempt in self.attempts}
+        """By attempt, the step that it went on from: of training; other runs play only what is missing."""
+        return {attempt.number: attempt.from_step for attempt in self.attempts} if self.kind == "train" else {}
 
 
 def is_run(folder: str | Path) -> bool:
