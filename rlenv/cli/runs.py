@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv.cli.console import Console
-from rlenv.cli.terminal import write, write_json
+from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
@@ -65,7 +65,7 @@ class _Figures:
     @staticmethod
     def of(path: Path) -> _Figures:
         reader = open_run(path)
-        rows = [row for row in _rows(reader) if reader.counts(row)]
+        rows = _rows(reader)
         valid = [row["success"] for row in rows if row["success"] is not None]
         step = max((row["step"] for row in rows), default=0)
         invalid = sum(row["reward"] is None for row in rows)
@@ -94,15 +94,15 @@ class _Figures:
 
 
 def _rows(reader: RunReader) -> Sequence[dict[str, Any]]:
-    """The flat rows, with what came later, by columns where pyarrow is there."""
+    """The flat rows that count, with what came later, by columns where pyarrow is there."""
     try:
         rows: list[dict[str, Any]] = reader.table.select(_LISTED).to_pylist()
     except UsageError:  # pyarrow is not installed: every row is in a journal, and what came later is not looked at
-        rows = list(reader.rows())
+        rows = [row for row in reader.rows() if reader.counts(row)]
     return rows
 
 
-_LISTED = ["attempt", "step", "success", "reward"]
+_LISTED = ["step", "success", "reward"]
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
@@ -127,7 +127,12 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = [_Figures.of(path) for path in find_runs(args.folders)]
+    found = []
+    for path in find_runs(args.folders):
+        try:
+            found.append(_Figures.of(path))
+        except UsageError as error:  # one broken run hides no other
+            write_error(f"{path} is left out: {error}\n")
     if args.json:
         write_json([one.as_dict() for one in found])
         return 0 if found else 1
@@ -157,7 +162,7 @@ def _show(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     done = pack(_run_at(args.run), force=args.force)
     write(f"{done.sealed} journals sealed, {done.merged} parts merged")
-    write(f"; {len(done.left)} journals left, whose writers live or may live\n" if done.left else "\n")
+    write(f"; {len(done.left)} journals left, whose writers live or may live, or broken\n" if done.left else "\n")
     return 0
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from rlenv._base.bounded import encodable
+from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
@@ -41,6 +43,11 @@ State = Literal["running", "ended", "stopped", "failed", "lost"]
 _FORMAT: Final = 1
 _OLD: Final = ("trajectories.jsonl",)
 """What older versions wrote into the folder of a run; never over it either."""
+_INFO: Final = {"kind": str, "spec": str, "environment": str, "policy": str, "state": str, "ended": float}
+_ATTEMPT: Final = {"number": int, "from_step": int, "lock": str, "started": float, "host": str, "pid": int}
+_LAST: Final = 1e11
+"""The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
+_MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
 _log = logger("rlenv.runs.folder")
 
@@ -100,18 +107,51 @@ def is_run(folder: str | Path) -> bool:
 def read_info(folder: str | Path) -> RunInfo | None:
     """What the run's `run.json` says; None where it has none that can be read.
 
-    Of keys that are not known nothing is taken: a trainer keeps its own beside these.
+    Of keys that are not known nothing is taken, as a trainer keeps its own beside these, nor of values of another type
+    than their field's: whoever handed a run on may have written anything.
     """
     try:
-        held = loads((Path(folder) / "run.json").read_bytes())
-        known = {name: held[name] for name in RunInfo.__dataclass_fields__ if name in held}
-        names = Attempt.__dataclass_fields__
-        attempts = [{name: one[name] for name in names if name in one} for one in known.get("attempts", ())]
-        known["attempts"] = tuple(Attempt(**{"number": number, **one}) for number, one in enumerate(attempts))
-        info = RunInfo(**{"kind": "train", **known, "command": tuple(known.get("command", ()))})
-    except (OSError, ValueError, TypeError, AttributeError):
+        held = loads(read_file(Path(folder) / "run.json", most=_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
+    if not isinstance(held, Mapping):
+        return None
+    attempts = tuple(
+        Attempt(**{"number": number, **_taken(one, _ATTEMPT)}, locks=_words(one.get("locks")))
+        for number, one in enumerate(_list(held, "attempts"))
+        if isinstance(one, Mapping)
+    )
+    facts = held.get("facts")
+    info = RunInfo(
+        **{"kind": "train", **_taken(held, _INFO)},
+        command=tuple(encodable(word) for word in _list(held, "command") if isinstance(word, str)),
+        attempts=attempts,
+        facts=facts if isinstance(facts, Mapping) else {},
+    )
     return replace(info, state="lost") if info.state == "running" and _is_gone(info) else info
+
+
+def _list(held: Mapping[str, Any], name: str) -> list[Any]:
+    value = held.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _words(value: Any) -> dict[str, str]:
+    """A mapping of texts to texts, without what is none."""
+    held = value if isinstance(value, Mapping) else {}
+    return {encodable(name): encodable(word) for name, word in held.items() if isinstance(word, str)}
+
+
+def _taken(held: Mapping[str, Any], fields: Mapping[str, type]) -> dict[str, Any]:
+    """The values that fit their fields."""
+    found: dict[str, Any] = {}
+    for name, kind in fields.items():
+        value = held.get(name)
+        if kind is str and isinstance(value, str):
+            found[name] = encodable(value)
+        elif type(value) in (int, kind) and kind is not str and 0 <= value < (_LAST if kind is float else 2**31):
+            found[name] = value
+    return found
 
 
 def _is_gone(info: RunInfo) -> bool:

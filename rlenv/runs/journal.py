@@ -21,11 +21,14 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv.runs.schema import Tokens
+from rlenv.errors import UsageError
+from rlenv.runs.schema import Tokens, is_late, is_row
+from rlenv.secrets import logger
 
-__all__ = ["KINDS", "Journal", "Lines", "body_of", "loads", "path_of", "read_body", "segments", "whole_lines"]
+__all__ = ["KINDS", "Journal", "Lines", "body_of", "entries_of", "loads", "path_of", "read_body", "segments"]
 
 KINDS: Final = ("late", "rows", "bodies")
+_log = logger("rlenv.runs.journal")
 
 
 def path_of(run: Path, segment: str, kind: str) -> Path:
@@ -37,7 +40,9 @@ def segments(run: Path) -> set[str]:
     """The segments that have a journal."""
     with contextlib.suppress(FileNotFoundError), os.scandir(run / "journal") as entries:
         return {
-            entry.name.rsplit(".", 2)[0] for entry in entries if entry.name.endswith((".rows.jsonl", ".late.jsonl"))
+            entry.name.rsplit(".", 2)[0]
+            for entry in entries
+            if entry.name.endswith((".rows.jsonl", ".late.jsonl")) and entry.is_file()
         }
     return set()
 
@@ -99,9 +104,10 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = 0
+        self._is_told = False
 
-    def read(self) -> list[Any]:
-        """The objects of the new lines.
+    def read(self) -> list[dict[str, Any]]:
+        """The objects of the new lines. What is no entry is left out, and told once.
 
         Raises:
             FileNotFoundError: the journal was sealed in the meantime.
@@ -111,7 +117,38 @@ class Lines:
             new = file.read()
         end = new.rfind(b"\n") + 1
         self._at += end
-        return [orjson.loads(line) for line in new[:end].splitlines() if line]
+        lines = [line for line in new[:end].split(b"\n") if line]
+        entries = [_entry(line, self._path) for line in lines]
+        found = [one for one in entries if one is not None]
+        if len(found) < len(lines) and not self._is_told:
+            self._is_told = True
+            _log.warning("%s: %d lines of it are no entries and are left out", self._path, len(lines) - len(found))
+        return found
+
+
+def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
+    """What a line of a journal holds, None where it is no entry."""
+    try:
+        held = loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_entry = is_late if path.name.endswith(".late.jsonl") else is_row
+    return held if is_entry(held) else None
+
+
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    """What the whole lines of a journal hold.
+
+    Raises:
+        UsageError: a line is no entry.
+    """
+    found = []
+    for number, line in enumerate(_whole_lines(path), 1):
+        held = _entry(line, path)
+        if held is None:
+            raise UsageError(f"{path}:{number}: this line is no entry", hint="without the line, the others can be read")
+        found.append(held)
+    return found
 
 
 def body_of(record: bytes, tokens: Sequence[Tokens]) -> tuple[bytes, list[Any]]:
@@ -136,8 +173,19 @@ def _array(code: str, values: Sequence[Any]) -> array[Any]:
 
 
 def read_body(file: int, row: Mapping[str, Any]) -> tuple[bytes, list[Tokens]]:
-    """The record and the tokens of a row's body, out of its open journal."""
+    """The record and the tokens of a row's body, out of its open journal.
+
+    Raises:
+        UsageError: the journal does not hold them.
+    """
     start, record, length = row["at"]
+    sizes = sum(
+        count * array(code).itemsize
+        for one in row["lies"]
+        for count, code in zip(one[:4], _CODES.values(), strict=True)
+    )
+    if start + length > os.fstat(file).st_size or record + 1 + sizes > length:
+        raise UsageError(f"the journal does not hold the body of '{row['id']}'")
     held = memoryview(os.pread(file, length, start))
     at, tokens = record + 1, []
     for *lengths, spans in row["lies"]:
@@ -159,7 +207,7 @@ def loads(text: bytes) -> Any:
         return json.loads(text)
 
 
-def whole_lines(path: Path) -> Iterator[bytes]:
+def _whole_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file up to its last newline, without it."""
     with path.open("rb") as file:
         for line in file:

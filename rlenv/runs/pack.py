@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from rlenv.errors import UsageError
 from rlenv.runs.journal import KINDS, path_of, segments
-from rlenv.runs.parts import GROUP, PACKED, arrow, part_of, seal, write_part
+from rlenv.runs.parts import GROUP, PACKED, arrow, packed_in, part_of, read_part, row_schema, seal, write_part
 from rlenv.runs.writer import host_name
+from rlenv.secrets import logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["Packed", "is_alive", "pack"]
 
 _MOST_BYTES: Final = 128_000_000
+_log = logger("rlenv.runs.pack")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What was done: journals sealed, parts merged, and journals left since their writers live or may live."""
+    """What was done: journals sealed, parts merged, and journals left: of writers that live or may, or broken ones."""
 
     sealed: int
     merged: int
@@ -39,14 +42,14 @@ class Packed:
 
 def is_alive(segment: str) -> bool:
     """Whether the writer of a segment may still write: its process lives, or is on another host, where nobody sees."""
-    pid = segment.rsplit("-", 3)[1]
-    if not _is_here(segment) or not pid.isdecimal():
+    named = segment.rsplit("-", 3)
+    if len(named) < 4 or not _is_here(segment) or not named[1].isdecimal():
         return True
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(named[1]), 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True
 
@@ -61,6 +64,7 @@ def pack(run: Path, *, force: bool = False) -> Packed:
     Raises:
         MissingExtra: pyarrow is not installed.
         OSError: the folder cannot be written; what was there stays.
+        UsageError: a part cannot be read; all that was there stays.
     """
     arrow()
     sealed, left = 0, []
@@ -72,8 +76,12 @@ def pack(run: Path, *, force: bool = False) -> Packed:
             for kind in KINDS:
                 path_of(run, segment, kind).unlink(missing_ok=True)
             continue
-        seal(run, segment)
-        sealed += 1
+        try:
+            seal(run, segment)
+            sealed += 1
+        except UsageError as error:  # what can be read of it is read from the journal
+            _log.warning("%s: the segment %s stays a journal: %s", run, segment, error)
+            left.append(segment)
     _sweep(run)
     return Packed(sealed, sum(_merged(run, group) for group in _groups(run)), tuple(left))
 
@@ -84,8 +92,6 @@ def _is_here(segment: str) -> bool:
 
 def _sweep(run: Path) -> None:
     """Removes what was left by who was killed: bodies without rows, half parts, and parts that are in a packed one."""
-    import pyarrow.parquet as pq
-
     open_segments = segments(run)
     for path in (run / "journal").glob("*.bodies"):
         if path.stem not in open_segments and not is_alive(path.stem):
@@ -94,8 +100,7 @@ def _sweep(run: Path) -> None:
         if not is_alive(path.name.removesuffix(".parquet.tmp")):
             path.unlink(missing_ok=True)
     for path in (run / "episodes").glob("P-*.parquet"):
-        held = pq.read_metadata(path).metadata or {}
-        for segment, *_ in orjson.loads(held[PACKED]):
+        for segment, *_ in packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path):
             for kind in ("episodes", "bodies"):
                 part_of(run, kind, segment).unlink(missing_ok=True)
 
@@ -122,12 +127,10 @@ def _groups(run: Path) -> Iterator[list[str]]:
 
 def _merged(run: Path, group: Sequence[str]) -> int:
     """Merges the parts of segments, and returns how many; bodies first, since rows make them count."""
-    import pyarrow.parquet as pq
-
     held, rows, bodies = [], 0, 0
     tables: list[pa.Table] = []
     for segment in group:
-        table = pq.ParquetFile(part_of(run, "episodes", segment)).read(use_threads=False)
+        table = read_part(part_of(run, "episodes", segment), row_schema())
         held.append([segment, rows, bodies])
         rows += len(table)
         bodies += int(table["has_body"].to_numpy().sum())

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import encodable
-from rlenv.errors import MissingExtra
-from rlenv.runs.journal import KINDS, loads, path_of, read_body, whole_lines
-from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Tokens
+from rlenv.errors import MissingExtra, UsageError
+from rlenv.runs.journal import KINDS, entries_of, loads, path_of, read_body
+from rlenv.runs.schema import CALLS, LATE, NEVER_NULL, ROW, TERMS, Tokens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,9 @@ __all__ = [
     "arrow",
     "flattened",
     "late_schema",
+    "packed_in",
     "part_of",
+    "read_part",
     "row_schema",
     "rows_table",
     "seal",
@@ -164,13 +166,14 @@ def seal(run: Path, segment: str) -> None:
     Raises:
         MissingExtra: pyarrow is not installed.
         OSError: the parts cannot be written; the journals stay.
+        UsageError: a journal holds what is no entry, or no record; it stays.
     """
     rows_at, late_at = path_of(run, segment, "rows"), path_of(run, segment, "late")
     if late_at.exists():
-        late = [loads(line) for line in whole_lines(late_at)]
+        late = entries_of(late_at)
         write_part(rows_table(late, late_schema()), part_of(run, "late", segment))
     if rows_at.exists():
-        rows = [loads(line) for line in whole_lines(rows_at)]
+        rows = entries_of(rows_at)
         kept = [row for row in rows if row["has_body"]]
         if kept:
             with path_of(run, segment, "bodies").open("rb") as file:
@@ -188,7 +191,10 @@ def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
         record, held = read_body(file, row)
         records.append(record)
-        messages.append([_message(message) for message in loads(record)["messages"]])
+        try:
+            messages.append([_message(message) for message in loads(record)["messages"]])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
     pa, schema = arrow(), _body_schema()
     columns = [
@@ -255,6 +261,59 @@ def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20, **
         raise
 
 
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Whatever Arrow finds wrong with a file, as one error that names it."""
+    pa = arrow()
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        hint = "bring it back from a copy, or remove it: the other parts stand for themselves"
+        raise UsageError(f"{path} cannot be read as a part: {str(error).splitlines()[0][:200]}", hint=hint) from error
+
+
+def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa.Table:
+    """The columns of `schema` in a part: null where it was written before there was such a column.
+
+    Raises:
+        UsageError: it is no part, is broken, or holds what no row does.
+        FileNotFoundError: it is not there: packed, say, since it was listed.
+    """
+    pa = arrow()
+    import pyarrow.parquet as pq
+
+    with _told(path), pq.ParquetFile(path) as part:
+        metadata = part.schema_arrow.metadata
+        known = set(part.schema_arrow.names)
+        table = part.read(columns=[name for name in schema.names if name in known], use_threads=use_threads)
+        if not table.schema.equals(schema):
+            columns = [
+                table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type)
+                for one in schema
+            ]
+            table = pa.table(columns, schema=schema)
+        for name in schema.names:
+            if name in NEVER_NULL and table[name].null_count:
+                raise ValueError(f"a row has no {name}")
+        return table.replace_schema_metadata(metadata)
+
+
+def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:
+    """The segments that a part was packed of, each with its first row and its first body; none of any other part.
+
+    Raises:
+        UsageError: the part names what is no segment.
+    """
+    with _told(path):
+        found = loads((table.schema.metadata or {}).get(PACKED, b"[]"))
+        for name, row, body in found:
+            if name != os.path.basename(name) or name.startswith(".") or type(row) is not int or type(body) is not int:
+                raise ValueError(f"'{str(name)[:80]}' is no segment")
+        return [(name, row, body) for name, row, body in found]
+
+
 @dataclass(slots=True)
 class Sealed:
     """The bodies of one part, opened when first asked for."""
@@ -263,7 +322,18 @@ class Sealed:
     _file: Any = None
 
     def body(self, index: int) -> tuple[bytes, list[Tokens]]:
-        """The record and the tokens of the body at `index` in the part."""
+        """The record and the tokens of the body at `index` in the part.
+
+        Raises:
+            UsageError: the part cannot be read, or is not there.
+        """
+        try:
+            with _told(self.path):
+                return self._body(index)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.path} is not there", hint="the bodies of these rows are lost") from error
+
+    def _body(self, index: int) -> tuple[bytes, list[Tokens]]:
         if self._file is None:
             arrow()
             import pyarrow.parquet as pq
@@ -286,7 +356,7 @@ class Sealed:
         arrow()
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.path) as file:
+        with _told(self.path), pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=["id", "record"], use_threads=False)
                 yield from zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True)

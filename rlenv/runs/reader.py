@@ -10,12 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
-from rlenv.runs.parts import PACKED, Sealed, arrow, flattened, late_schema, part_of, row_schema, rows_table
+from rlenv.runs.parts import (
+    Sealed,
+    arrow,
+    flattened,
+    late_schema,
+    packed_in,
+    part_of,
+    read_part,
+    row_schema,
+    rows_table,
+)
 from rlenv.runs.schema import LATE, Tokens
 from rlenv.trajectory import Trajectory
 
@@ -25,7 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Body", "RunReader"]
 
 
-_LARGE: Final = 10_000
+_LARGE: Final = 1_000_000
+"""Bytes of a part that is worth several threads: about 10,000 rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,16 @@ class Body:
     ending: str = ""
 
     def as_json(self) -> Any:
-        """The record as JSON has it, with what it has ended as."""
-        held = loads(self.record)
-        return {**held, **loads(self.ending.encode())} if self.ending else held
+        """The record as JSON has it, with what it has ended as.
+
+        Raises:
+            UsageError: it is none.
+        """
+        try:
+            held = loads(self.record)
+            return {**held, **loads(self.ending.encode())} if self.ending else held
+        except (ValueError, TypeError, RecursionError) as error:
+            raise UsageError(f"the record of '{self.id}' cannot be read: {type(error).__name__}") from error
 
     def trajectory(self) -> Trajectory:
         """The record read."""
@@ -56,6 +72,10 @@ class _Open:
 
     lines: Lines
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _is_large(path: Path) -> bool:
+    return path.stat().st_size > _LARGE
 
 
 class RunReader:
@@ -113,7 +133,7 @@ class RunReader:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.run / kind) as entries:
             # Packed parts first: what they hold is not taken from the parts that they were made of.
             return sorted(
-                (entry.name[:-8] for entry in entries if entry.name.endswith(".parquet")),
+                (entry.name[:-8] for entry in entries if entry.name.endswith(".parquet") and entry.is_file()),
                 key=lambda name: (not name.startswith("P-"), name),
             )
         return []
@@ -122,18 +142,17 @@ class RunReader:
         """A sealed part in the place of its journal."""
         if segment in known:
             return
-        arrow()
-        import pyarrow.parquet as pq
-
-        columns = row_schema(is_nested=False).names if kind == "episodes" else None
+        schema = row_schema(is_nested=False) if kind == "episodes" else late_schema()
+        path = part_of(self.run, kind, segment)
         try:
-            part = pq.ParquetFile(part_of(self.run, kind, segment))
+            # Threads cost more than they bring for the parts of a few hundred rows that writers make.
+            table = read_part(path, schema, use_threads=_is_large(path))
         except FileNotFoundError:  # packed since it was listed; the next look finds it there
             return
-        # Threads cost more than they bring for the parts of a few hundred rows that writers make.
-        known[segment] = part.read(columns=columns, use_threads=part.metadata.num_rows > _LARGE)
+        packed = packed_in(table, path)
+        known[segment] = table
         opened.pop(segment, None)
-        for inside, row, body in orjson.loads((part.schema_arrow.metadata or {}).get(PACKED, b"[]")):
+        for inside, row, body in packed:
             self._packed[inside] = (segment, row, body)
             known.pop(inside, None)
             opened.pop(inside, None)
@@ -277,13 +296,11 @@ class RunReader:
 
     def _lists(self, column: str, asked: Collection[str] | None) -> list[pa.Table]:
         """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
-        import pyarrow.parquet as pq
-
         pa = arrow()
         schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
         parts = [part_of(self.run, "episodes", one) for one in self._parts if asked is None or one in asked]
         live = [one for segment, one in self._open.items() if asked is None or segment in asked]
-        tables = [pq.ParquetFile(part).read(columns=["id", column], use_threads=False) for part in parts]
+        tables = [read_part(part, schema) for part in parts]
         bare = [table.replace_schema_metadata() for table in tables]
         return [*bare, rows_table([row for one in live for row in one.rows], schema)]
 
@@ -325,9 +342,7 @@ class RunReader:
             if segment in self._open:
                 yield from self._open[segment].rows
                 continue
-            import pyarrow.parquet as pq
-
-            yield from pq.ParquetFile(part_of(self.run, "episodes", segment)).read(use_threads=False).to_pylist()
+            yield from read_part(part_of(self.run, "episodes", segment), row_schema()).to_pylist()
 
     def _ending(self, id: str) -> str:
         if self._endings is None or self._endings[0] != self.version:
@@ -337,7 +352,7 @@ class RunReader:
                     if ending is not None:
                         found[one] = ending
             for segment in self._late_open.values():
-                found |= {row["id"]: row["ending"] for row in segment.rows if row["ending"] is not None}
+                found |= {row["id"]: row["ending"] for row in segment.rows if row.get("ending") is not None}
             self._endings = (self.version, found)
         return self._endings[1].get(id, "")
 
@@ -350,11 +365,11 @@ class RunReader:
             UsageError: no episode has the id, or its body was not kept.
         """
         segment, _, number = id.rpartition("-")
-        if not number.isdecimal():
+        if not number.isascii() or not number.isdecimal() or len(number) > 18:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         if segment in self._open:
             with contextlib.suppress(FileNotFoundError):
-                return self._open_body(id, segment, int(number))
+                return self._open_body(id, segment)
             self._take("episodes", segment, self._parts, self._open)
             self._table = None
         part, row, first = self._packed.get(segment, (segment, 0, 0))
@@ -362,11 +377,11 @@ class RunReader:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         return self._sealed_body(id, part, row, int(number), first)
 
-    def _open_body(self, id: str, segment: str, number: int) -> Body:
-        rows = self._open[segment].rows
-        if number >= len(rows):
+    def _open_body(self, id: str, segment: str) -> Body:
+        # Where a line of the journal is left out, the rows behind it are not at their numbers.
+        row = next((row for row in self._open[segment].rows if row["id"] == id), None)
+        if row is None:
             raise UsageError(f"'{id}' is no episode of {self.run}")
-        row = rows[number]
         if not row["has_body"]:
             raise UsageError(f"the body of '{id}' was not kept")
         with path_of(self.run, segment, "bodies").open("rb") as file:

@@ -21,6 +21,7 @@ __all__ = [
     "CALLS",
     "ENDING",
     "LATE",
+    "NEVER_NULL",
     "ROW",
     "TERMS",
     "Facts",
@@ -28,6 +29,8 @@ __all__ = [
     "Tokens",
     "call_of",
     "ending_of",
+    "is_late",
+    "is_row",
     "late_of",
     "row_of",
     "term_of",
@@ -114,8 +117,13 @@ has ended as where its reward became known later, as that of a group does; see `
 ENDING: Final = ("terminated", "truncated", "reason", "reward", "success", "failure")
 """The fields of a trajectory that its reward decides."""
 
+NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed", "step", "mode", "has_body"))
+"""What every row says."""
+
 _ANSWER, _TITLE, _MESSAGE, _ERROR = 200, 120, 300, 200
 _INT64: Final = 2**63 - 1
+_INT16: Final = 2**15 - 1
+_BOUNDS: Final = {"int16": 2**15, "int32": 2**31, "int64": 2**63}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +202,14 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
     details = result.details or {}
     attempts = details.get("attempts", 1)
     return {
-        "turn": turn,
-        "index": index,
+        "turn": min(turn, _INT16),
+        "index": min(index, _INT16),  # a policy may write more calls into one action than its column counts
         "tool": _short(result.name, _TITLE),  # a name that the policy wrote, where it is no tool's
         "outcome": result.outcome,
         "started": result.started,
         "waited": result.waited,
         "seconds": result.seconds,
-        "attempts": attempts if isinstance(attempts, int) else len(attempts),
+        "attempts": min(attempts if isinstance(attempts, int) else len(attempts), _INT16),
         "cached": bool(details.get("cached", False)),
         "chars": len(result.text),
     }
@@ -244,6 +252,73 @@ def ending_of(trajectory: Trajectory) -> dict[str, Any]:
         "ending": json.dumps(plain(ending), separators=(",", ":")),
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
     }
+
+
+def is_row(held: Any) -> bool:
+    """Whether a value that a journal holds is a row: no value is another than its column's, none that has to be lacks.
+
+    What a disk or another hand has left in a journal may be anything.
+    """
+    if not isinstance(held, dict) or any(held.get(name) is None for name in NEVER_NULL) or not _fit(held, ROW):
+        return False
+    if not _are_entries(held.get("terms"), TERMS) or not _are_entries(held.get("calls"), CALLS):
+        return False
+    return not held["has_body"] or (_are_counts(held.get("at"), 3) and _are_tokens(held.get("lies")))
+
+
+def is_late(held: Any) -> bool:
+    """Whether a value that a journal holds is a late fact."""
+    return (
+        isinstance(held, dict)
+        and held.get("id") is not None
+        and _fit(held, LATE)
+        and _are_entries(held.get("terms"), TERMS)
+    )
+
+
+def _fit(held: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
+    for name, kind in columns.items():
+        value = held.get(name)
+        if value is None:
+            continue
+        found = type(value)
+        if kind == "string":
+            if found is not str or encodable(value) is not value:
+                return False
+        elif kind == "bool":
+            if found is not bool:
+                return False
+        elif kind in _BOUNDS:
+            if found is not int or not -_BOUNDS[kind] <= value < _BOUNDS[kind]:
+                return False
+        elif found not in (int, float) or not -_FLOAT <= value <= _FLOAT:
+            return False
+    return True
+
+
+_FLOAT: Final = 1.7976931348623157e308
+
+
+def _are_entries(held: Any, columns: Mapping[str, str]) -> bool:
+    return held is None or (
+        isinstance(held, list) and all(isinstance(one, dict) and _fit(one, columns) for one in held)
+    )
+
+
+def _are_counts(held: Any, length: int) -> bool:
+    return isinstance(held, list) and len(held) == length and all(type(one) is int and 0 <= one < 2**62 for one in held)
+
+
+def _are_tokens(held: Any) -> bool:
+    """How the tokens of a body lie in it: per row four lengths, and the spans of its turns."""
+    return isinstance(held, list) and all(
+        isinstance(row, list)
+        and len(row) == 5
+        and _are_counts(row[:4], 4)
+        and isinstance(row[4], list)
+        and all(_are_counts(span, 2) for span in row[4])
+        for row in held
+    )
 
 
 def _title(trajectory: Trajectory) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv.errors import MissingExtra
+from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files, parts
 from rlenv.runs.journal import Journal, body_of
 from rlenv.runs.schema import Facts, late_of, row_of
@@ -173,7 +173,7 @@ class RunWriter:
             parts.seal(self.run, segment)
         except MissingExtra:
             self._is_sealable = False  # the journals hold everything; `rlenv runs pack` seals them where pyarrow is
-        except OSError as error:
+        except (OSError, UsageError) as error:
             _log.warning("%s: the segment %s stays a journal: %s", self.run, segment, error)
 
     def close(self) -> None:

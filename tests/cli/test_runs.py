@@ -82,3 +82,12 @@ def test_a_run_that_runs_is_not_removed(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_folder_without_a_run_is_told(tmp_path: Path, action: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", *action, str(tmp_path)]) == 2
     assert "there is no run at" in capsys.readouterr().err
+
+
+def test_a_run_that_went_on_is_listed_with_all_that_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(tmp_path / "run", 1.0, 0.0)
+    with KeptRun(tmp_path / "run", RunInfo("train"), resume=True, from_step=0) as run:
+        run.append(episode(2), Facts(mode="train"))
+    assert main(["runs", "list", str(tmp_path), "--json"]) == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert (told["attempts"], told["episodes"]) == (2, 3)

@@ -1,0 +1,91 @@
+"""What `run.json` says of a run, whoever wrote it, and what of a run counts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlenv.runs.folder import Attempt, KeptRun, Kind, RunInfo, open_run, read_info, write_info
+from rlenv.runs.recorded import recorded
+from rlenv.runs.schema import Facts
+from tests.support.kept import episode, keep
+
+
+@pytest.mark.parametrize("kind", ["eval", "rescore"])
+def test_a_run_that_went_on_counts_what_it_had(tmp_path: Path, kind: Kind) -> None:
+    """Only training throws steps away, where it goes on from a checkpoint before them."""
+    info = RunInfo(kind)
+    for attempt in range(3):
+        with KeptRun(tmp_path, info, resume=attempt > 0) as run:
+            run.append(episode(attempt), Facts(mode="sampled"))
+    assert sorted(open_run(tmp_path).table["task"].to_pylist()) == [0, 1, 2]
+    assert [one.task_index for one in recorded(tmp_path)] == [0, 1, 2]
+
+
+def test_what_training_threw_away_does_not_count(tmp_path: Path) -> None:
+    keep(tmp_path, 2, attempt=0, facts=Facts(step=5, mode="train"))
+    write_info(tmp_path, RunInfo("train", attempts=(Attempt(0), Attempt(1, from_step=4))))
+    assert len(open_run(tmp_path).table) == 0
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"\0" * 100,
+        b"[]",
+        b'{"kind": "\xff"}',
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"facts": ' * 5_000 + b"1" + b"}" * 5_000,
+        b'{"ended": ' + b"9" * 5_000 + b"}",
+    ],
+)
+def test_a_run_json_that_is_none_says_nothing(tmp_path: Path, written: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(written)
+    assert read_info(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"kind": 5, "state": [], "environment": {"a": 1}, "policy": null, "spec": true, "command": 5, "facts": 5}',
+        '{"attempts": 5, "facts": ["ab", "cd"], "command": [1, {}, null], "ended": NaN}',
+        '{"attempts": "abc", "ended": "yesterday"}',
+        '{"attempts": {"a": 1}, "ended": 1e300}',
+        '{"attempts": [5, null, "a"], "ended": -1e18}',
+    ],
+)
+def test_of_values_of_another_type_nothing_is_taken(tmp_path: Path, written: str) -> None:
+    (tmp_path / "run.json").write_text(written)
+    assert read_info(tmp_path) == RunInfo("train")
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-1", "9" * 30, '"a"', "null", "[1]", "true"])
+@pytest.mark.parametrize("name", ["number", "from_step", "started", "pid"])
+def test_an_attempt_has_numbers_or_nothing(tmp_path: Path, name: str, value: str) -> None:
+    keep(tmp_path, 2)
+    host = os.uname().nodename
+    (tmp_path / "run.json").write_text(f'{{"attempts": [{{}}, {{"host": "{host}", "{name}": {value}}}]}}')
+    info = read_info(tmp_path)
+    assert info is not None
+    assert info.attempts[1] == Attempt(1, host=host)
+    assert len(open_run(tmp_path).table) == 2
+
+
+def test_text_of_a_run_json_can_be_written_again(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(
+        r'{"environment": "\ud800", "command": ["\udfff"], "attempts": [{"lock": "\ud800"}]}'
+    )
+    info = read_info(tmp_path)
+    assert info is not None
+    assert (info.environment, info.command, info.attempts[0].lock) == ("\ufffd", ("\ufffd",), "\ufffd")
+
+
+def test_a_run_json_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    assert read_info(tmp_path) is None
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "run.json").symlink_to("/dev/zero")
+    assert read_info(tmp_path) is None
