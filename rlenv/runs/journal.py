@@ -25,7 +25,18 @@ from rlenv.errors import UsageError
 from rlenv.runs.schema import Tokens, is_late, is_row
 from rlenv.secrets import logger
 
-__all__ = ["KINDS", "Journal", "Lines", "body_of", "entries_of", "loads", "path_of", "read_body", "segments"]
+__all__ = [
+    "KINDS",
+    "Journal",
+    "Lines",
+    "body_of",
+    "entries_of",
+    "loads",
+    "path_of",
+    "read_body",
+    "segments",
+    "whole_lines",
+]
 
 KINDS: Final = ("late", "rows", "bodies")
 _log = logger("rlenv.runs.journal")
@@ -143,7 +154,7 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
         UsageError: a line is no entry.
     """
     found = []
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in enumerate(whole_lines(path), 1):
         held = _entry(line, path)
         if held is None:
             raise UsageError(f"{path}:{number}: this line is no entry", hint="without the line, the others can be read")
@@ -207,7 +218,7 @@ def loads(text: bytes) -> Any:
         return json.loads(text)
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
+def whole_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file up to its last newline, without it."""
     with path.open("rb") as file:
         for line in file:
