@@ -271,7 +271,7 @@ def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str, *, is_c
 
     if kind != "string":
         flat = pc.cast(column, pa.int8()) if kind == "bool" else column
-        values = pc.cast(flat, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
+        values = pc.cast(flat, pa.float64(), safe=False).combine_chunks().to_numpy(zero_copy_only=False)
         return _of_numbers(condition, values)
     found = np.zeros(len(column), dtype=bool)
     for value in condition.values:

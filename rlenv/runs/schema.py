@@ -168,12 +168,12 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "id": id,
         "attempt": attempt,
         "lock": lock,
-        "environment": trajectory.environment,
-        "split": trajectory.split,
+        "environment": encodable(trajectory.environment),
+        "split": encodable(trajectory.split),
         "task": trajectory.task_index,
         "sample": facts.sample,
         "seed": max(-_INT64, min(trajectory.seed, _INT64)),
-        "group": facts.group,
+        "group": encodable(facts.group),
         "step": facts.step,
         "mode": facts.mode,
         "started": facts.started,
@@ -186,8 +186,8 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "trained_tokens": sum(bytes(row.mask).count(1) for row in facts.tokens),
         "reward": trajectory.reward.total,
         "success": trajectory.success,
-        "reason": trajectory.reason,
-        "failure": failure.reason if failure else "",
+        "reason": encodable(trajectory.reason),
+        "failure": encodable(failure.reason) if failure else "",
         "failure_message": _short(failure.message, _MESSAGE) if failure else "",
         "answer": None if trajectory.answer is None else _short(trajectory.answer, _ANSWER),
         "title": _title(trajectory),
@@ -200,7 +200,8 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
 def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
     """The columns of `CALLS` for one call."""
     details = result.details or {}
-    attempts = details.get("attempts", 1)
+    attempts = details.get("attempts", 1)  # a tool of others may say anything
+    count = attempts if type(attempts) is int else len(attempts) if isinstance(attempts, (list, tuple)) else 1
     return {
         "turn": min(turn, _INT16),
         "index": min(index, _INT16),  # a policy may write more calls into one action than its column counts
@@ -209,7 +210,7 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
         "started": result.started,
         "waited": result.waited,
         "seconds": result.seconds,
-        "attempts": min(attempts if isinstance(attempts, int) else len(attempts), _INT16),
+        "attempts": max(0, min(count, _INT16)),
         "cached": bool(details.get("cached", False)),
         "chars": len(result.text),
     }
@@ -218,7 +219,7 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
 def term_of(term: TermResult) -> dict[str, Any]:
     """The columns of `TERMS` for one term."""
     return {
-        "name": term.name,
+        "name": encodable(term.name),
         "status": term.status,
         "value": term.value,
         "weight": term.weight,
@@ -246,8 +247,8 @@ def ending_of(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "reward": trajectory.reward.total,
         "success": trajectory.success,
-        "reason": trajectory.reason,
-        "failure": failure.reason if failure else "",
+        "reason": encodable(trajectory.reason),
+        "failure": encodable(failure.reason) if failure else "",
         "failure_message": _short(failure.message, _MESSAGE) if failure else "",
         "ending": json.dumps(plain(ending), separators=(",", ":")),
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
