@@ -127,7 +127,7 @@ def _taken(held: Mapping[str, Any], fields: Mapping[str, type]) -> dict[str, Any
     """The values that fit their fields."""
     found: dict[str, Any] = {}
     for name, kind in fields.items():
-        value = held.get(name)
+        value: Any = held.get(name)
         if kind is str and isinstance(value, str):
             found[name] = encodable(value)
         elif type(value) in (int, kind) and kind is not str and 0 <= value < (_LAST if kind is float else 2**31):
