@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -168,7 +168,7 @@ def _pack(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     path, out = _run_at(args.run), Path(args.out)
-    if out.exists():
+    if os.path.lexists(out):  # a link that leads nowhere would be written through
         raise UsageError(f"{out} exists already", hint="name another file")
     reader = open_run(path)
     ids = in_order(reader)
@@ -191,8 +191,8 @@ def _remove(args: argparse.Namespace) -> int:
         write(f"{'removed' if args.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
         if args.yes:
             clear(path)
-            if not any(path.iterdir()):
-                shutil.rmtree(path)
+            if not path.is_symlink() and not any(path.iterdir()):
+                path.rmdir()
     if not args.yes:
         write("nothing is removed without --yes\n")
     return 0

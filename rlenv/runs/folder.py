@@ -199,8 +199,11 @@ def clear(folder: Path) -> None:
         OSError: something of it cannot be removed.
     """
     for name in _FOLDERS:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder / name)
+        path = folder / name
+        if path.is_symlink() or path.is_file():  # what a link leads to is not the run's alone
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
     for name in ("summary.json", *_OLD, "run.json"):
         (folder / name).unlink(missing_ok=True)
 

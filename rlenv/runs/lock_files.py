@@ -41,8 +41,9 @@ _PATH_KEYS: Final = frozenset(("path", "init", "copy_from"))
 
 _HIDDEN: Final = frozenset(("api_key", "authorization", "env", "headers", "password", "secret", "token"))
 _NOT_SHOWN: Final = "(not shown)"
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
-_QUERY: Final = re.compile(r"(://[^\s?#]*)\?\S*")
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/?#\s]+@")  # up to the last @: a password may hold others
+_QUERY: Final = re.compile(r"(://[^\s?#]*)[?#]\S*")
+_NAMED: Final = re.compile(r"\$\{env:[^}]*\}")
 
 
 def canonical(value: Any) -> bytes:
@@ -89,8 +90,8 @@ def _tidy(value: Any) -> Any:
 
 def _without_secrets(value: Any, *, hides: bool, is_hidden: bool) -> Any:
     if isinstance(value, str):
-        if is_hidden and "${env:" not in value:
-            return _NOT_SHOWN
+        if is_hidden:
+            return " ".join(_NAMED.findall(value)) or _NOT_SHOWN  # what stands beside a variable may be a secret too
         return LITERAL.sub(_NOT_SHOWN, _QUERY.sub(r"\1", _CREDENTIALS.sub("", value)))
     if isinstance(value, Mapping):
         found = {}
@@ -108,6 +109,8 @@ def file_sha256(path: Path, *, say: Say | None = None) -> str:
     """SHA-256 (hexadecimal) of a file, read in pieces; "" where it cannot be read."""
     digest = hashlib.sha256()
     try:
+        if not is_file(path):  # a pipe or a device would be read for ever
+            return ""
         size = path.stat().st_size
         if say is not None and size > _LARGE_BYTES:
             say(f"hashing {path.name} ({size / 1e9:.1f} GB)")

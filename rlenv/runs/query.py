@@ -54,7 +54,9 @@ _STATES: Final = ("valid", "invalid", "skipped")
 _FIELD: Final = re.compile(r'([A-Za-z_][\w.\-]*(?:"[^"]*")?)(!=|<=|>=|[:=<>])')
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _BARE: Final = re.compile(r"[^\s,\"]+")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MAX: Final = 2_000
+_MOST_SORTED: Final = 16
 _WHOLE: Final = "a query has no more than 2,000 characters"
 
 
@@ -109,6 +111,8 @@ def parse(text: str) -> Query:
     """
     if len(text) > _MAX:
         raise QueryFault(_WHOLE, column=_MAX)
+    if (odd := _SURROGATE.search(text)) is not None:  # bytes of a command line that are no UTF-8, say
+        raise QueryFault("a character that is none", column=odd.start() + 1, hint="write the query in UTF-8")
     found, at = [], 0
     while (at := _space(text, at)) < len(text):
         condition, at = _condition(text, at)
@@ -267,7 +271,7 @@ def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str, *, is_c
 
     if kind != "string":
         flat = pc.cast(column, pa.int8()) if kind == "bool" else column
-        values = pc.cast(flat, pa.float64()).combine_chunks().to_numpy(zero_copy_only=False)
+        values = pc.cast(flat, pa.float64(), safe=False).combine_chunks().to_numpy(zero_copy_only=False)
         return _of_numbers(condition, values)
     found = np.zeros(len(column), dtype=bool)
     for value in condition.values:
@@ -324,6 +328,8 @@ def ordered(rows: Snapshot, places: NDArray[np.int64], sort: str) -> NDArray[np.
         QueryFault: a column that there is not.
     """
     names = [name for name in sort.split(",") if name]
+    if len(names) > _MOST_SORTED:
+        raise QueryFault(f"an order has no more than {_MOST_SORTED} columns", column=len(sort))
     if not names or not len(places):
         return places
     keys = []

@@ -200,7 +200,8 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
 def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
     """The columns of `CALLS` for one call."""
     details = result.details or {}
-    attempts = details.get("attempts", 1)
+    attempts = details.get("attempts", 1)  # a tool of others may say anything
+    count = attempts if type(attempts) is int else len(attempts) if isinstance(attempts, (list, tuple)) else 1
     return {
         "turn": min(turn, _INT16),
         "index": min(index, _INT16),  # a policy may write more calls into one action than its column counts
@@ -209,7 +210,7 @@ def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
         "started": result.started,
         "waited": result.waited,
         "seconds": result.seconds,
-        "attempts": min(attempts if isinstance(attempts, int) else len(attempts), _INT16),
+        "attempts": max(0, min(count, _INT16)),
         "cached": bool(details.get("cached", False)),
         "chars": len(result.text),
     }
@@ -246,8 +247,8 @@ def ending_of(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "reward": trajectory.reward.total,
         "success": trajectory.success,
-        "reason": trajectory.reason,
-        "failure": failure.reason if failure else "",
+        "reason": encodable(trajectory.reason),
+        "failure": encodable(failure.reason) if failure else "",
         "failure_message": _short(failure.message, _MESSAGE) if failure else "",
         "ending": json.dumps(plain(ending), separators=(",", ":")),
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],

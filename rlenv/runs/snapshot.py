@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv._base.bounded import encodable
 from rlenv.runs.reader import Body
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Snapshot:
         column = self.table[name].combine_chunks()
         if pa.types.is_boolean(column.type):
             column = pc.cast(column, pa.int8())
-        found: NDArray[np.float64] = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+        found: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return found
 
     def words(self, name: str) -> tuple[NDArray[np.int32], list[str]]:
@@ -87,6 +88,8 @@ class Snapshot:
         """Where an episode's row is, None where there is none."""
         import pyarrow.compute as pc
 
+        if encodable(id) is not id:
+            return None
         found = int(pc.index(self.table["id"], id).as_py())
         return None if found < 0 else found
 

@@ -80,6 +80,6 @@ def number(request: web.Request, name: str, default: int, *, most: int) -> int:
     given = request.query.get(name, "")
     if not given:
         return default
-    if not given.isascii() or not given.isdecimal() or int(given[:18]) > most:
+    if not given.isascii() or not given.isdecimal() or len(given) > 18 or int(given) > most:
         raise web.HTTPBadRequest(reason=f"{name} is a number from 0 to {most}")
     return int(given)

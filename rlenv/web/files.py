@@ -91,7 +91,7 @@ def _locks(run: OpenRun) -> dict[str, Any]:
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= _LOCK_BYTES:
                 try:
                     found[path.stem] = loads(path.read_bytes())
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     found[path.stem] = {"error": f"{path.name} is not JSON: {error}"}
     return found
 

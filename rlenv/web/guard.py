@@ -103,8 +103,8 @@ class Guard:
             return refusal(403, "the token of this link is not this server's: open the link that `rlenv view` printed")
         self._tickets.discard(given)
         rest = "&".join(part for part in request.rel_url.raw_query_string.split("&") if not part.startswith("token="))
-        # A path of two slashes would be another host's.
-        place = "/" + request.rel_url.raw_path.lstrip("/") + (f"?{rest}" if rest else "")
+        # A path of two slashes would be another host's, and browsers take a backslash for one.
+        place = "/" + request.rel_url.raw_path.lstrip("/\\") + (f"?{rest}" if rest else "")
         answer = web.Response(status=303, headers={"Location": place})
         answer.set_cookie(_cookie(request), self._session, httponly=True, samesite="Strict", path="/")
         return answer
@@ -138,4 +138,5 @@ def _cookie(request: web.Request) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+    # A header may hold bytes that are no text: they arrive as lone surrogates.
+    return hmac.compare_digest(one.encode(errors="surrogatepass"), other.encode(errors="surrogatepass"))

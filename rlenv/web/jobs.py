@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv._base.bounded import encodable
 from rlenv._base.nearest import did_you_mean
 from rlenv.errors import UsageError
 
@@ -87,11 +88,17 @@ def arguments(
             continue
         if not _fits(value, wanted):
             raise UsageError(f"expected {_WORDS[wanted]}", key=f"options.{name}", hint=f"see `rlenv {kind} --help`")
+        if any("\0" in text or encodable(text) is not text for text in _texts(value)):
+            raise UsageError("a text that no command can be given", key=f"options.{name}")
         if wanted is Path:
             written = confine(value)
             value = os.fspath(written)
         argv += _option(name, value)
     return argv, written
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else value if isinstance(value, list) else []
 
 
 def _fits(value: Any, wanted: type) -> bool:

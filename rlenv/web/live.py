@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from rlenv._base.paths import read_file
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.journal import loads
 from rlenv.runs.query import parse
@@ -67,7 +68,7 @@ async def _events(request: web.Request) -> web.StreamResponse:
     await answer.prepare(request)
     before, sent = b"", 0.0
     with contextlib.suppress(ConnectionResetError):
-        while request.transport is not None and not request.transport.is_closing():
+        while not _is_gone(request):
             state = encoded(await asyncio.to_thread(state_of, run))
             now = time.monotonic()
             if state != before:
@@ -78,6 +79,11 @@ async def _events(request: web.Request) -> web.StreamResponse:
                 sent = now
             await asyncio.sleep(_EACH_S)
     return answer
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Whether nobody listens any more. Writing nothing, as a search without hits does, would not find it out."""
+    return request.transport is None or request.transport.is_closing()
 
 
 def state_of(run: OpenRun) -> dict[str, Any]:
@@ -102,11 +108,10 @@ def _waits(run: OpenRun) -> list[dict[str, Any]]:
         return found
     for path in sorted(folder.glob("*.json")):
         try:
-            state = path.stat()
-            if time.time() - state.st_mtime > _FRESH_S or state.st_size > _WATCH_BYTES:
+            if time.time() - path.stat().st_mtime > _FRESH_S:
                 continue
-            told = loads(path.read_bytes())
-        except (OSError, ValueError):
+            told = loads(read_file(path, most=_WATCH_BYTES))
+        except (OSError, ValueError, RecursionError):
             continue  # written or removed just now
         waits = told.get("waits") if isinstance(told, dict) else None
         found += [one for one in waits if isinstance(one, dict)] if isinstance(waits, list) else []
@@ -142,7 +147,7 @@ async def _search(request: web.Request) -> web.StreamResponse:
     await answer.prepare(request)
     count, seen, is_whole = 0, 0, False
     with contextlib.suppress(ConnectionResetError):
-        while not is_whole and count < _MOST_HITS:
+        while not is_whole and count < _MOST_HITS and not _is_gone(request):
             hits, looked, is_whole = await asyncio.to_thread(_some, begun[0])
             seen += looked
             hits = hits[: _MOST_HITS - count]

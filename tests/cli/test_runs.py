@@ -46,6 +46,9 @@ def test_an_export_is_the_episodes_in_their_order(tmp_path: Path, capsys: pytest
     assert "3 episodes" in capsys.readouterr().out
     assert list(files.read(out)) == recorded(run)
     assert main(["runs", "export", str(run), "-o", str(out)]) == 2
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert main(["runs", "export", str(run), "-o", str(tmp_path / "link")]) == 2
+    assert not (tmp_path / "nowhere").exists()
     assert "exists already" in capsys.readouterr().err
 
 
@@ -65,6 +68,18 @@ def test_a_run_is_removed_only_when_that_is_said_twice_and_nothing_with_it(
     assert len(recorded(run)) == 1
     assert main(["runs", "rm", str(run), "--yes"]) == 0
     assert [path.name for path in run.iterdir()] == ["notes.txt"]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    linked = kept(tmp_path / "linked", 1.0)
+    (linked / "bodies").rename(outside / "bodies")
+    (linked / "bodies").symlink_to(outside / "bodies")
+    (linked / "blobs").symlink_to(outside)
+    (linked / "tape").write_text("a file")
+    assert main(["runs", "rm", str(linked), "--yes"]) == 0
+    assert not linked.exists()
+    assert len(list((outside / "bodies").iterdir())) == 1
+    (tmp_path / "link").symlink_to(kept(tmp_path / "named", 1.0))
+    assert main(["runs", "rm", str(tmp_path / "link"), "--yes"]) == 0
     whole = kept(tmp_path / "whole", 1.0)
     assert main(["runs", "rm", str(whole), "--yes"]) == 0
     assert not whole.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.runs.pack import pack
+from rlenv.runs.query import parse
 from rlenv.runs.reader import RunReader
-from rlenv.runs.schema import Facts
+from rlenv.runs.schema import Facts, ending_of
+from rlenv.runs.snapshot import Snapshot
 from rlenv.runs.writer import RunWriter
+from rlenv.trajectory import RewardBreakdown, TermResult
 from tests.support.kept import TOKENS, episode
 
 _BROKEN: dict[str, Any] = {
@@ -115,8 +119,6 @@ def test_journals_of_other_names_are_left_alone(tmp_path: Path, name: str) -> No
 
 
 def test_more_calls_than_their_column_counts_are_sealed(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     long = episode()
     turn = long.turns[0]
     long = replace(long, turns=(replace(turn, results=turn.results * 33_000), *long.turns[1:]))
@@ -126,3 +128,31 @@ def test_more_calls_than_their_column_counts_are_sealed(tmp_path: Path) -> None:
     reader = RunReader(tmp_path)
     assert not list((tmp_path / "journal").iterdir())
     assert len(reader.nested("calls", [id])) == 33_000
+
+
+@pytest.mark.parametrize("details", [{"attempts": None}, {"attempts": "many"}, {"attempts": 10**40}, {"attempts": -1}])
+def test_whatever_a_tool_says_of_itself_is_kept(tmp_path: Path, details: dict[str, Any]) -> None:
+    told = episode()
+    turn = told.turns[0]
+    results = (replace(turn.results[0], details=details),)
+    writer = RunWriter(tmp_path)
+    id = writer.append(replace(told, turns=(replace(turn, results=results), *told.turns[1:])), Facts())
+    writer.close()
+    assert len(RunReader(tmp_path).nested("calls", [id])) == 1
+
+
+def test_names_that_utf_8_cannot_hold_are_kept(tmp_path: Path) -> None:
+    odd = "\ud800 alone"
+    terms = {odd: TermResult.valid(odd, value=1.0, weight=1.0)}
+    told = episode(environment=odd, split=odd, reason=odd, reward=1.0)
+    told = replace(told, reward=RewardBreakdown(1.0, terms, (0, 1)), seed=10**30)
+    writer = RunWriter(tmp_path)
+    id = writer.append(told, Facts(group=odd))
+    writer.late(id, ending_of(told))
+    writer.close()
+    reader = RunReader(tmp_path)
+    [row] = reader.table.to_pylist()
+    assert {row[name] for name in ("environment", "split", "reason", "group")} == {"\ufffd alone"}
+    assert Snapshot(reader).numbers("seed").tolist() == [2.0**63]
+    assert parse("seed>0 split:*alone").places(Snapshot(reader)).tolist() == [0]
+    assert Snapshot(reader).place("\udcff-0") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
@@ -102,3 +103,26 @@ def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() 
 
 def test_a_name_of_the_spec_that_sounds_like_a_secret_hides_nothing() -> None:
     assert kept({"token": {"weight": 1.0, "env": "x"}}) == {"token": {"weight": 1.0, "env": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://me:se@cret@host:8000/v1", "http://host:8000/v1"),
+        ("http://host/v1#key=secret", "http://host/v1"),
+        ("http://host?a=1#key=secret and more", "http://host and more"),
+        ("http://host/a@b", "http://host/a@b"),
+    ],
+)
+def test_of_addresses_no_secret_is_kept(address: str, shown: str) -> None:
+    assert kept({"base_url": address}) == {"base_url": shown}
+
+
+def test_beside_a_variable_no_secret_is_kept() -> None:
+    held = {"headers": {"Authorization": "Bearer sk-1 ${env:KEY}"}, "api_key": "a${env:KEY}b${env:MORE}"}
+    assert kept(held, hides=True) == {"headers": {"Authorization": "${env:KEY}"}, "api_key": "${env:KEY} ${env:MORE}"}
+
+
+def test_what_is_no_file_has_no_digest(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert file_sha256(tmp_path / "pipe") == file_sha256(Path("/dev/zero")) == ""

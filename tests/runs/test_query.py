@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlenv.runs.query import Query, QueryFault, ordered, parse
+from rlenv.runs.query import COLUMNS, Query, QueryFault, ordered, parse
 from tests.support.runs import row, snapshot
 
 ROWS = snapshot(
@@ -139,3 +141,33 @@ def test_no_rows_are_no_fault() -> None:
     empty = snapshot()
     assert parse("success:true tool:x rome -reward>1").places(empty, "-reward").tolist() == []
     assert ordered(empty, Query().places(empty), "reason").tolist() == []
+
+
+def test_a_character_that_is_none_is_told_with_its_place() -> None:
+    """As bytes of a command line arrive that are no UTF-8."""
+    with pytest.raises(QueryFault) as caught:
+        parse("split:a\udcff")
+    assert caught.value.column == 8
+
+
+def test_an_order_has_some_columns_and_not_thousands() -> None:
+    with pytest.raises(QueryFault, match="no more than 16 columns"):
+        found("", ",".join(["reward"] * 17))
+
+
+_PIECES = [
+    *COLUMNS, "term.format", 'term."format"', "call.seconds", "call.", "term.", "tool", "calls", "invalid", "none",
+    "true", "valid", "..", "1..", "..2", "1..2..3", "*", '"', '""', '"a b"', "\\", "-", "!", ":", "=", "!=", "<", "<=",
+    ",", " ", "\n", "1", "1e999", "nan", "9" * 400, "\ud800", "\0", "\u0130", "\u0663", "*" * 300,
+]  # fmt: skip
+
+
+@given(query=st.lists(st.sampled_from(_PIECES) | st.text(max_size=3), max_size=8).map("".join))
+def test_no_text_gives_anything_but_rows_or_a_fault_with_its_place(query: str) -> None:
+    for text, sort in ((query, ""), ("", query)):
+        column = 1
+        try:
+            assert set(found(text, sort)) <= set(range(4))
+        except QueryFault as fault:
+            column = fault.column
+        assert 1 <= column <= len(query) + 1

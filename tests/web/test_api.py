@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +77,19 @@ def test_episodes_come_in_pages(run: Path) -> None:
         ("episodes?offset=-1", 400, "offset is a number"),
         ("facets?q=tol:search", 400, "did you mean 'tool'?"),
         ("series?since=x", 400, "since is a number"),
+        (f"episodes?offset={'0' * 20}{'9' * 5_000}", 400, "offset is a number"),
         ("e/nothing-1", 404, "is no episode"),
         ("g/1/nothing", 404, "no episode of step 1"),
         ("g/x/g1", 404, "no step"),
         ("search?q=a", 404, "2 characters"),
+        (f"episodes?sort={'reward,' * 100}", 400, "no more than 16 columns"),
         ("search?q=abc&where=tol:x", 400, "did you mean 'tool'?"),
     ],
 )
 def test_what_cannot_be_answered_is_told_with_the_fix(run: Path, path: str, status: int, message: str) -> None:
     found = asked(f"/api/runs/run/{path}", run, status=status)
     assert message in found["error"]
-    assert ("column" in found) == ("did you mean" in message)
+    assert ("column" in found) == ("did you mean" in message or "columns" in message)
 
 
 def test_a_run_that_there_is_not_is_told(run: Path) -> None:
@@ -229,3 +232,18 @@ def test_a_run_that_is_written_is_followed(tmp_path: Path) -> None:
     writer.close()
     assert b'"rows":1,"step":0,"state":"ended","waits":[]' in first
     assert b'"rows":2,"step":3' in second
+
+
+def test_what_a_run_waits_for_is_read_of_files_alone(tmp_path: Path) -> None:
+    """A pipe would be waited for, with the run's lock held, and no page of the run would open."""
+    kept(tmp_path / "run", [played()])
+    (tmp_path / "run" / "watch").mkdir()
+    os.mkfifo(tmp_path / "run" / "watch" / "pipe.json")
+    (tmp_path / "run" / "watch" / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "run" / "watch" / "whole.json").write_text('{"waits": [{"for": "a judge"}]}')
+
+    async def work(client: Client, guard: Guard) -> bytes:
+        async with client.get("/api/runs/run/events") as events:
+            return await events.content.readline()
+
+    assert b'"waits":[{"for":"a judge"}]' in visited(work, tmp_path)

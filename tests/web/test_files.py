@@ -75,6 +75,11 @@ def test_locks_are_given_by_their_hashes(run: Path) -> None:
     assert "link" not in found["locks"]
 
 
+def test_a_lock_that_is_nested_too_deeply_is_told(run: Path) -> None:
+    (run / "locks" / "deep.json").write_text("[" * 100_000)
+    assert "is not JSON" in asked("/api/runs/run/lock", run)["locks"]["deep"]["error"]
+
+
 def with_lock(run: Path, lock: Lock) -> None:
     kept(run, [played()], attempts=[{"lock": lock.hash12}])
     (run / "locks").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,24 @@ def test_the_printed_link_gives_a_strict_cookie_and_leads_on_without_the_token(r
 
 
 def test_the_way_in_leads_to_no_other_host(run: Path) -> None:
-    async def work(client: Client, guard: Guard) -> Any:
-        return await raw(client, f"//evil.example/?token={guard.token}")
+    async def work(client: Client, guard: Guard) -> list[str]:
+        return [await raw(client, f"{path}evil.example/?token={guard.token}") for path in ("//", "/\\", "/\\/")]
 
-    assert "\r\nLocation: /evil.example/\r\n" in visited(work, run, enter=False)
+    for answer in visited(work, run, enter=False):
+        assert "\r\nLocation: /evil.example/\r\n" in answer
+
+
+def test_a_cookie_of_bytes_that_are_no_text_is_refused(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> bytes:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        head = f"GET /api/runs HTTP/1.1\r\nHost: {client.host}\r\nConnection: close\r\nCookie: rlenv-{client.port}="
+        writer.write(head.encode() + b"\xff\xfe\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+    assert visited(work, run, enter=False).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_ticket_opens_once(run: Path) -> None:

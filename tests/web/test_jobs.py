@@ -81,6 +81,8 @@ def test_options_become_arguments_and_nothing_else() -> None:
         ("eval", "a", {"set": "a=b"}, "options.set: expected a list"),
         ("eval", "a", {"json": 1}, "options.json: expected true or false"),
         ("train", "a", {"ray_address": "x"}, "has no option"),
+        ("eval", "a", {"policy": "a\0b"}, "no command can be given"),
+        ("eval", "a", {"set": ["x=\ud800"]}, "no command can be given"),
     ],
 )
 def test_what_does_not_fit_is_refused(kind: str, spec: str, options: dict[str, Any], said: str) -> None:
