@@ -1,1 +1,1 @@
-"""Recorded episodes: files, replay, scoring again, and their summary."""
+"""Runs that are kept: their folders, locks, tapes and figures; files of episodes, replay and scoring again."""
