@@ -7,6 +7,7 @@ reader who looks in between nothing is missing and nothing there twice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ import orjson
 
 from rlenv.errors import UsageError
 from rlenv.runs.journal import KINDS, path_of, segments
-from rlenv.runs.parts import GROUP, PACKED, arrow, packed_in, part_of, read_part, row_schema, seal, write_part
+from rlenv.runs.parts import GROUP, PACKED, arrow, packed_in, part_of, read_part, row_schema, seal, told, write_part
 from rlenv.runs.writer import host_name
 from rlenv.secrets import logger
 
@@ -153,17 +154,19 @@ def _merge_bodies(run: Path, group: Sequence[str], path: Path) -> None:
     beside = path.with_name(path.name + ".tmp")
     writer: Any = None
     left: list[pa.Table] = []
-    with beside.open("wb") as file:
+    with contextlib.ExitStack() as open_files:
+        file = open_files.enter_context(beside.open("wb"))
         for segment in group:
             part = part_of(run, "bodies", segment)
             if not part.exists():
                 continue
-            source = pq.ParquetFile(part)
-            if writer is None:
-                options = {"compression_level": 1, "write_statistics": False, "use_dictionary": False}
-                writer = pq.ParquetWriter(file, source.schema_arrow, compression="zstd", **options)
-            for index in range(source.num_row_groups):
-                left = _write_whole(writer, [*left, source.read_row_group(index, use_threads=False)])
+            with told(part), pq.ParquetFile(part) as source:
+                if writer is None:
+                    options = {"compression_level": 1, "write_statistics": False, "use_dictionary": False}
+                    writer = pq.ParquetWriter(file, source.schema_arrow, compression="zstd", **options)
+                    open_files.callback(writer.close)  # before its file, where a part is broken too
+                for index in range(source.num_row_groups):
+                    left = _write_whole(writer, [*left, source.read_row_group(index, use_threads=False)])
         if writer is not None:
             if left:
                 writer.write_table(arrow().concat_tables(left), row_group_size=GROUP)

@@ -40,6 +40,7 @@ __all__ = [
     "row_schema",
     "rows_table",
     "seal",
+    "told",
     "write_part",
 ]
 
@@ -262,8 +263,13 @@ def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20, **
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Whatever Arrow finds wrong with a file, as one error that names it."""
+def told(path: Path) -> Iterator[None]:
+    """Whatever Arrow finds wrong with a part, as one error that names it.
+
+    Raises:
+        UsageError: in the place of what was found.
+        FileNotFoundError: the part is not there.
+    """
     pa = arrow()
     try:
         yield
@@ -284,7 +290,7 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
     pa = arrow()
     import pyarrow.parquet as pq
 
-    with _told(path), pq.ParquetFile(path) as part:
+    with told(path), pq.ParquetFile(path) as part:
         metadata = part.schema_arrow.metadata
         known = set(part.schema_arrow.names)
         table = part.read(columns=[name for name in schema.names if name in known], use_threads=use_threads)
@@ -306,7 +312,7 @@ def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:
     Raises:
         UsageError: the part names what is no segment.
     """
-    with _told(path):
+    with told(path):
         found = loads((table.schema.metadata or {}).get(PACKED, b"[]"))
         for name, row, body in found:
             if name != os.path.basename(name) or name.startswith(".") or type(row) is not int or type(body) is not int:
@@ -328,7 +334,7 @@ class Sealed:
             UsageError: the part cannot be read, or is not there.
         """
         try:
-            with _told(self.path):
+            with told(self.path):
                 return self._body(index)
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} is not there", hint="the bodies of these rows are lost") from error
@@ -356,7 +362,7 @@ class Sealed:
         arrow()
         import pyarrow.parquet as pq
 
-        with _told(self.path), pq.ParquetFile(self.path) as file:
+        with told(self.path), pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=["id", "record"], use_threads=False)
                 yield from zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True)

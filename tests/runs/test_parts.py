@@ -125,3 +125,14 @@ def test_numbers_that_no_episode_has_are_told(tmp_path: Path, number: str) -> No
     [id] = keep(tmp_path, 1)
     with pytest.raises(UsageError, match="no episode"):
         RunReader(tmp_path).body(f"{id.rpartition('-')[0]}-{number}")
+
+
+def test_bodies_that_cannot_be_merged_are_named_and_all_stays(tmp_path: Path) -> None:
+    [first] = keep(tmp_path, 1)
+    path = changed(tmp_path, lambda table: table.drop_columns(["tokens"]), "bodies")
+    keep(tmp_path, 1, first=1)
+    with pytest.raises(UsageError, match="cannot be read as a part"):
+        pack(tmp_path)
+    assert path.exists()
+    assert len(RunReader(tmp_path).table) == 2
+    assert first in RunReader(tmp_path).table["id"].to_pylist()
