@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +18,12 @@ from rich.text import Text
 
 from rlenv._base.bounded import cut_end
 from rlenv.cli.console import Console
-from rlenv.errors import UsageError
+from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.lines import LinesReader
 from rlenv.runs.query import ordered, parse
-from rlenv.runs.recorded import file_of
+from rlenv.runs.recorded import file_of, with_ids
 from rlenv.runs.snapshot import Episodes, Snapshot
 from rlenv.trajectory import Trajectory, Turn
 
@@ -41,28 +41,74 @@ def show(args: argparse.Namespace) -> int:
     names, ids = args.runs, args.ids
     if len(names) > 1:
         raise UsageError("the terminal shows one run at a time", hint="leave --text out to open them in the browser")
-    source = _opened(names[0] if names else ".")
+    name = names[0] if names else "."
+    try:
+        shown, count = _by_columns(args, name, ids)
+    except MissingExtra:
+        if args.where or args.sort:
+            raise
+        shown, count = _one_by_one(args, name, ids)
+    console = Console(highlight=False)
+    for title, trajectory in shown:
+        console.print(_episode(title, trajectory, most=None if args.full else 1500))
+    more = "" if len(shown) == count else "; -n shows more"
+    console.print(f"{len(shown)} of {count} episodes{more}")
+    return 0 if count else 1
+
+
+_Shown = list[tuple[str, Trajectory]]
+"""What is shown: each episode with its line, and its id where it has one."""
+
+
+def _by_columns(args: argparse.Namespace, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
+    """The episodes to show, and how many there are as asked."""
+    source = _opened(name)
     rows = Snapshot(source)
     lines = _lines(rows, is_file=source.run.is_file())
     matching = parse(_query(args)).mask(rows)
     places = ordered(rows, lines[matching[lines]], args.sort)
     if args.line is not None:
-        if not 1 <= args.line <= len(lines):
-            raise UsageError(f"{source.run} has lines 1 to {len(lines)}, not {args.line}")
+        _check_line(args.line, len(lines), source.run)
         places = places[places == lines[args.line - 1]]
     if ids:
         places = np.asarray([_place(rows, id, source.run) for id in ids])
-    console = Console(highlight=False)
     number = {int(place): line for line, place in enumerate(lines, 1)}
-    shown = places[: len(ids) or (_SHOWN if args.n is None else args.n)].tolist()
-    for place in shown:
+    shown = []
+    for place in places[: _most(args, ids)].tolist():
         id = rows.table["id"][place].as_py()
         line = f"line {number[place]}" if place in number else "without a body"
-        name = line if source.run.is_file() else f"{line} · {id}"
-        console.print(_episode(name, source.body(id).trajectory(), most=None if args.full else 1500))
-    more = "" if len(shown) == len(places) else "; -n shows more"
-    console.print(f"{len(shown)} of {len(places)} episodes{more}")
-    return 0 if len(places) else 1
+        title = line if source.run.is_file() else f"{line} · {id}"
+        shown.append((title, source.body(id).trajectory()))
+    return shown, len(places)
+
+
+def _one_by_one(args: argparse.Namespace, name: str, ids: Sequence[str]) -> tuple[_Shown, int]:
+    """The same without pyarrow, of files and of runs that are still journals: every episode is read."""
+    found = [(line, id, one) for line, (id, one) in enumerate(with_ids(name), 1)]
+    if args.line is not None:
+        _check_line(args.line, len(found), Path(name))
+        found = [found[args.line - 1]]
+    if args.failed:
+        found = [entry for entry in found if entry[2].reward.total is None]
+    if args.wrong:
+        found = [entry for entry in found if entry[2].success is False]
+    if ids:
+        by_id = {entry[1]: entry for entry in found}
+        for id in ids:
+            if id not in by_id:
+                raise UsageError(f"'{id}' is no episode of {name}")
+        found = [by_id[id] for id in ids]
+    shown = [(f"line {line} · {id}" if id else f"line {line}", one) for line, id, one in found]
+    return shown[: _most(args, ids)], len(found)
+
+
+def _most(args: argparse.Namespace, ids: Sequence[str]) -> int:
+    return len(ids) or (_SHOWN if args.n is None else args.n)
+
+
+def _check_line(line: int, count: int, run: Path) -> None:
+    if not 1 <= line <= count:
+        raise UsageError(f"{run} has lines 1 to {count}, not {line}")
 
 
 def _lines(rows: Snapshot, *, is_file: bool) -> NDArray[np.int64]:
