@@ -13,6 +13,8 @@ from rlenv.web.guard import Guard
 from tests.support.runs import kept, played, raw, visited
 
 Client = TestClient[Any, Any]
+SOURCES = Path(__file__).parents[2] / "web" / "src"
+HTML_WRITERS = ("innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML")
 
 
 @pytest.fixture
@@ -75,3 +77,17 @@ def test_without_a_built_front_end_the_page_says_so(built: Path, tmp_path: Path)
         return await (await client.get("/")).text()
 
     assert "not built" in visited(work, tmp_path / "run", dist=tmp_path / "empty")
+
+
+@pytest.mark.parametrize("word", HTML_WRITERS)
+def test_no_source_hands_a_text_to_a_parser_of_html(word: str) -> None:
+    """What a policy or a tool wrote would be code there."""
+    files = [path for path in sorted(SOURCES.rglob("*")) if path.suffix in (".ts", ".tsx", ".js", ".html")]
+    assert len(files) > 10
+    found = [
+        f"{path.relative_to(SOURCES)}:{number}: {line.strip()[:80]}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(rf"\b{word}\b", line)
+    ]
+    assert found == []
