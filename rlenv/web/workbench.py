@@ -24,7 +24,9 @@ from aiohttp import web
 
 from rlenv._base.jsonable import plain, sendable
 from rlenv.checks.editor.complete import complete
+from rlenv.checks.editor.edit import edit
 from rlenv.checks.editor.faults import Mark, diagnose, marks
+from rlenv.checks.editor.forms import form
 from rlenv.checks.editor.hover import hover
 from rlenv.checks.editor.lines import Places
 from rlenv.checks.editor.validator import Validator
@@ -65,6 +67,8 @@ def add_routes(app: web.Application) -> None:
         ("POST", "/api/language/diagnose", _diagnose),
         ("POST", "/api/language/complete", _complete),
         ("POST", "/api/language/hover", _hover),
+        ("POST", "/api/language/form", _form),
+        ("POST", "/api/language/edit", _edit),
         ("POST", "/api/language/compile", _compile),
         ("POST", "/api/play", _play),
         ("GET", "/api/play/{id}", _state),
@@ -246,6 +250,22 @@ async def _hover(request: web.Request) -> web.Response:
     line, column = _position(body, Places(text))
     found = await asyncio.to_thread(hover, text, line, column, path=path)
     return _json({} if found is None else {"markdown": found.markdown})
+
+
+async def _form(request: web.Request) -> web.Response:
+    body = await _body(request)
+    _, text = _text(request, body)
+    return _json(await asyncio.to_thread(form, text, _given(body, "group", str)))
+
+
+async def _edit(request: web.Request) -> web.Response:
+    """A text with one entry changed; nothing is saved."""
+    body = await _body(request)
+    _, text = _text(request, body)
+    group, name = _given(body, "group", str), _given(body, "name", str)
+    values, order = _given(body, "values", dict), tuple(json_schema()["properties"])
+    made = await asyncio.to_thread(lambda: edit(text, group=group, name=name, values=values, order=order))
+    return _json({"text": made})
 
 
 async def _compile(request: web.Request) -> web.Response:

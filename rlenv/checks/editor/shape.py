@@ -10,7 +10,7 @@ import jsonschema_rs
 
 from rlenv.language.schema import json_schema
 
-__all__ = ["Shape", "choices", "description_of", "fields", "shapes_at", "type_of"]
+__all__ = ["Shape", "choices", "description_of", "fields", "shapes_at", "type_of", "types_of"]
 
 Shape = Mapping[str, Any]
 
@@ -90,6 +90,15 @@ def type_of(shape: Shape) -> str:
     if len(words) > 1 and any("|" in word for word in words):
         words.pop("text", None)  # names that plug-ins bring
     return " or ".join(words)
+
+
+def types_of(shape: Shape) -> set[str]:
+    """The types of JSON that a place takes, without `null`; empty where it takes any."""
+    found: set[str] = set()
+    for flat in _flat(shape, None):
+        named = flat.get("type", ())
+        found.update([named] if isinstance(named, str) else named)
+    return found - {"null"}
 
 
 def _child(data: Any, key: str | int) -> Any:
