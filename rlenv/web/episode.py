@@ -12,12 +12,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from rlenv._base.jsonable import plain
 from rlenv._base.pictures import bare_image
 from rlenv.errors import UsageError
+from rlenv.runs.files import nested
 from rlenv.runs.groups import group_of, members
+from rlenv.runs.reader import Body
+from rlenv.trajectory import Trajectory
 from rlenv.web.shelf import OpenRun
 
-__all__ = ["CUT_CHARS", "Blobs", "evidence_places", "page", "shown", "text_at"]
+__all__ = ["CUT_CHARS", "Blobs", "evidence_places", "nested_episodes", "page", "shown", "text_at"]
 
 CUT_CHARS: Final = 20_000
 _MAX_PLACES: Final = 5
@@ -155,6 +159,38 @@ def evidence_places(record: Mapping[str, Any]) -> dict[str, list[dict[str, int]]
     return found
 
 
+def nested_episodes(trajectory: Trajectory, at: str = "") -> dict[str, Trajectory]:
+    """By the path of its call's result, each episode that an agent played in a call and that was kept whole, at any
+    depth; the outer one first.
+
+    What else a tool has put in the place of one is left out.
+    """
+    found: dict[str, Trajectory] = {}
+    for turn, calls in enumerate(trajectory.turns):
+        for index, result in enumerate(calls.results):
+            path = f"{at}turns.{turn}.results.{index}"
+            try:
+                inside = nested(result)
+            except UsageError:
+                continue
+            if inside is not None:
+                found |= {path: inside, **nested_episodes(inside, f"{path}.details.trajectory.")}
+    return found
+
+
+def _open_nested(body: Body, whole: Any) -> list[str]:
+    """The paths of the nested episodes of a record, in which they are written out: a page then reads every field."""
+    if b'"trajectory"' not in body.record:
+        return []
+    try:
+        found = nested_episodes(body.trajectory())
+    except UsageError:
+        return []
+    for path, inside in found.items():
+        _at(whole, path)["details"]["trajectory"] = plain(inside)
+    return list(found)
+
+
 def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = "") -> dict[str, Any]:
     """All that the page of one episode shows; its neighbours are those of the list with this query and order.
 
@@ -169,9 +205,12 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
     record: Any = None
     cuts: dict[str, int] = {}
     where: dict[str, Any] = {}
+    inside: list[str] = []
     missing = ""
     try:
-        whole = run.episodes.body(id).as_json()
+        body = run.episodes.body(id)
+        whole = body.as_json()
+        inside = _open_nested(body, whole)
         where = evidence_places(whole)
         record, cuts = shown(run, id, whole, blobs)
     except UsageError as error:
@@ -183,6 +222,7 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
         "missing": missing,
         "cuts": cuts,
         "where": where,
+        "nested": inside,
         "late": late,
         "neighbours": _neighbours(run, place, query, sort),
         "group": {

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlenv._base.jsonable import plain
 from rlenv.messages import Image, MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.lock import Lock
@@ -196,6 +197,29 @@ def append_group(run: KeptRun, task: int, step: int, shift: int = 0) -> None:
             run.writer.late(id, {"fate": "masked", "why": "its reward is invalid"})
         else:
             run.writer.late(id, {"fate": "trained", "advantage": one.reward.total - mean})
+
+
+def nesting(folder: Path) -> Trajectory:
+    """A run of one episode, which is returned: its first call is an agent's, whose first call is an agent's, too.
+
+    Its second call is of a tool that puts something else in the episode's place.
+    """
+    played = episode(2, 0, 0)
+    asked = _asked(played, "asks the second", inner=_asked(played, "answers"))
+    whole = _asked(played, "asks the first", inner=asked)
+    with KeptRun(folder, RunInfo("eval", (), "specs/bridges.yaml", "bridges-v1", "qwen-4b")) as run:
+        run.append(whole, Facts(group="g"))
+    return whole
+
+
+def _asked(whole: Trajectory, content: str, *, inner: Trajectory | None = None) -> Trajectory:
+    first, *rest = whole.turns
+    results = first.results
+    if inner is not None:
+        agent = replace(results[0], name="agent", text=content, details={"trajectory": plain(inner), "attempts": 1})
+        results = (agent, replace(results[1], details={"trajectory": {"turns": [1]}}))
+    said = replace(first, parsed=replace(first.parsed, content=content), results=results, observation=None)
+    return replace(whole, turns=(said, *rest))
 
 
 def hostile(folder: Path) -> None:

@@ -87,6 +87,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown_runs.kept(folder / "a", steps=6).close()
     shown_runs.kept(folder / "b", steps=6, shift=4, policy="qwen-8b").close()
     shown_runs.hostile(folder / "hostile")
+    shown_runs.nesting(folder / "nested")
     specs = Path(__file__).parents[2] / "specs"
     for name in ("arithmetic.yaml", "arithmetic_tools.py"):
         shutil.copy(specs / name, folder / name)
@@ -139,6 +140,17 @@ def text(page: Any, selector: str) -> str:
     return str(page.locator(selector).first.inner_text())
 
 
+def faults_of(page: Any) -> list[str]:
+    """What of a page is wider than its window, or breaks a rule of access."""
+    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    found = [f"{wide} pixels too wide"] if wide > 0 else []
+    if AXE.is_file():
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        told = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ' ' + v.nodes[0].html))")
+        found += [one[:300] for one in told]
+    return found
+
+
 def until(page: Any, expression: str) -> None:
     """Waits until an expression holds. Playwright's own wait evaluates text in the page, which the policy forbids."""
     for _ in range(WAIT_MS // 50):
@@ -169,6 +181,20 @@ def test_a_run_is_opened_filtered_and_an_episode_with_an_image_and_a_failed_call
     image = page.wait_for_selector(".pictures img")
     image.scroll_into_view_if_needed()
     until(page, "document.querySelector('.pictures img').naturalWidth === 240")
+
+
+def test_the_episode_of_an_agent_opens_in_its_call_at_any_depth(watched: Watched) -> None:
+    (id, *_) = ids(watched, "nested", "")
+    page = watched.go(f"/r/nested/e/{id}", ".card.turn")
+    assert page.locator(".nested").count() == 1  # what another tool put in the place of an episode is none
+    page.click("#t1c1 > .call-body > .nested > summary")
+    page.wait_for_selector("#t1c1-t1 >> text=asks the second")
+    page.click("#t1c1-t1c1 .nested > summary")
+    page.wait_for_selector("#t1c1-t1c1-t1 >> text=answers")
+    image = page.wait_for_selector("#t1c1-t1c1-t1 .pictures img")
+    image.scroll_into_view_if_needed()
+    until(page, "document.querySelector('#t1c1-t1c1-t1 .pictures img').naturalWidth === 240")
+    assert faults_of(page) == []
 
 
 def test_the_reward_shows_its_evidence_in_the_text(watched: Watched) -> None:
@@ -301,6 +327,29 @@ def test_a_run_is_started_and_its_log_read(watched: Watched) -> None:
     assert "validate" in text(page, "table.jobs")
 
 
+def test_a_tool_is_added_and_changed_by_a_form_and_the_comments_stay(watched: Watched) -> None:
+    page = watched.go("/w", ".cm-content")
+    page.click("#tab-tools")
+    page.click(".forms >> role=button[name='Add a tool']")
+    page.fill("#form-name", "lookup")
+    page.select_option("#form-kind", "search")
+    page.fill(".forms label >> text=corpus", "data/arithmetic/train.jsonl")
+    page.fill(".forms label >> text=top_k", "3")
+    page.click(".forms >> role=button[name=Add]")
+    page.wait_for_selector(".cm-content >> text=lookup: {kind: search, corpus: data/arithmetic/train.jsonl, top_k: 3}")
+    page.click(".forms >> role=button[name=clock]")
+    page.click(".forms summary")
+    assert faults_of(page) == []
+    page.fill(".forms label >> text=description", "Tells: the time")
+    page.click(".forms >> role=button[name=Change]")
+    page.wait_for_selector('.cm-content >> text=run_in: loop, description: "Tells: the time"}')
+    page.wait_for_selector(".cm-content >> text=# A tool that never helps")
+    page.click(".cm-content")
+    for _ in range(2):
+        page.keyboard.press("Control+z")
+    until(page, "!document.querySelector('.cm-content').textContent.includes('lookup')")
+
+
 # By keyboard alone
 
 
@@ -377,13 +426,7 @@ def test_no_page_breaks_a_rule_of_access_or_is_wider_than_the_window(
         page.wait_for_selector(
             ":is(.panel, .grid, .card, table, .stack, .editor, .empty) >> visible=true", timeout=WAIT_MS
         )
-        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        if wide > 0:
-            broken.append(f"{path}: {wide} pixels too wide")
-        if AXE.is_file():
-            page.evaluate(AXE.read_text(encoding="utf-8"))
-            found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ' ' + v.nodes[0].html))")
-            broken += [f"{path}: {one[:300]}" for one in found]
+        broken += [f"{path}: {one}" for one in faults_of(page)]
     page.context.close()
     assert broken == []
     assert watched.wrong == []

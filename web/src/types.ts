@@ -206,6 +206,7 @@ export interface Episode {
   missing?: string;
   cuts?: Record<string, number>;
   where: Record<string, Place[] | null>;
+  nested: string[];
   late: Record<string, Plain> | null;
   neighbours: { prev: string | null; next: string | null };
   group: { step: number; group: string; ids: string[] } | null;
@@ -334,6 +335,20 @@ export interface SpecFault {
 export interface Diagnosis {
   faults: SpecFault[];
   superseded?: boolean;
+}
+export interface FormField {
+  name: string;
+  doc: string;
+  type: string;
+  input: "choice" | "integer" | "number" | "text" | "any" | "json";
+  choices: Plain[];
+  default: Plain;
+  required: boolean;
+  shared: boolean;
+}
+export interface Forms {
+  entries: Record<string, Record<string, Plain>>;
+  kinds: Record<string, { doc: string; fields: FormField[] }>;
 }
 export interface Compiled {
   superseded?: boolean;

@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { compact, names, Num, Outcome, plural, seconds, signed } from "../bits";
 import { places, Untrusted, UntrustedBlock, type Mark } from "../text";
-import type { Call, CallRow, Episode, Message, Picture, Place, Plain, Result, Turn } from "../types";
+import type { Call, CallRow, Episode, Message, Picture, Place, Plain, Result, Trajectory, Turn } from "../types";
 
 export interface Shown {
   run: string;
@@ -13,6 +13,10 @@ export interface Shown {
   find: string;
   hot: string;
   marks: Snippet[];
+  nested: ReadonlySet<string>;
+  /** Where the episode stands in the record, and before the names of its turns; "" for the episode of the page. */
+  path: string;
+  name: string;
 }
 export interface Snippet {
   term: string;
@@ -107,6 +111,7 @@ function Arguments({ value }: { value: Record<string, Plain> }) {
     <p class="dim no-args">no arguments</p>
   );
 }
+const NESTED_TURNS = 50;
 const brief = (call: Call | undefined): string =>
   !call ? "" : call.arguments ? Object.values(call.arguments).map(compact).join(", ") : (call.text ?? "");
 
@@ -134,15 +139,13 @@ function CallCard({
     found = !!shown.find && places(`${brief(call)}\n${result?.text ?? ""}`, shown.find).length > 0;
   const open = found || (mine ?? !shown.folded),
     name = result?.name || call?.name || "unreadable call",
-    path = `turns.${turn}.results.${index}.text`;
+    at = `${shown.path}turns.${turn}.results.${index}`,
+    path = `${at}.text`,
+    anchor = `${shown.name}t${turn + 1}c${index + 1}`,
+    inside = shown.nested.has(at) ? (result!.details!.trajectory as unknown as Trajectory) : null;
   const late = row?.waited ? <> · waited {seconds(row.waited)}</> : null;
   return (
-    <section
-      class={names("call", bad && "failed")}
-      id={`t${turn + 1}c${index + 1}`}
-      tabIndex={-1}
-      data-error={bad ? "" : undefined}
-    >
+    <section class={names("call", bad && "failed")} id={anchor} tabIndex={-1} data-error={bad ? "" : undefined}>
       <h3>
         <button class="fold" aria-expanded={open} onClick={() => setMine(!open)}>
           <b>
@@ -162,11 +165,7 @@ function CallCard({
             {result ? seconds(result.seconds) : ""}
             {late}
           </Num>
-          <a
-            class="anchor"
-            href={`#t${turn + 1}c${index + 1}`}
-            aria-label={`Link to turn ${turn + 1}, call ${index + 1}`}
-          >
+          <a class="anchor" href={`#${anchor}`} aria-label={`Link to turn ${turn + 1}, call ${index + 1}`}>
             #
           </a>
         </span>
@@ -211,16 +210,90 @@ function CallCard({
           <Pictures run={shown.run} images={result?.images} />
           {result?.details && (
             <p class="dim details">
-              {Object.entries(result.details).map(([k, v]) => (
-                <span key={k}>
-                  <Untrusted text={`${k}: ${compact(v)}`} most={200} />
-                </span>
-              ))}
+              {Object.entries(result.details)
+                .filter(([k]) => !inside || k !== "trajectory")
+                .map(([k, v]) => (
+                  <span key={k}>
+                    <Untrusted text={`${k}: ${compact(v)}`} most={200} />
+                  </span>
+                ))}
             </p>
+          )}
+          {inside && (
+            <Nested episode={inside} shown={{ ...shown, path: `${at}.details.trajectory.`, name: `${anchor}-` }} />
           )}
         </div>
       )}
     </section>
+  );
+}
+
+const rowsOf = (turn: Turn): CallRow[] =>
+  turn.results.map((result, index) => ({
+    turn: turn.index,
+    index,
+    tool: result.name,
+    outcome: result.outcome,
+    started: result.started ?? null,
+    waited: result.waited ?? 0,
+    seconds: result.seconds,
+    attempts: typeof result.details?.attempts === "number" ? result.details.attempts : 1,
+    cached: false,
+    chars: result.text.length,
+  }));
+
+/** The episode that an agent played inside a call, opened in its place; what it said is drawn once it is open. */
+function Nested({ episode, shown }: { episode: Trajectory; shown: Shown }) {
+  const [open, setOpen] = useState(false),
+    [most, setMost] = useState(NESTED_TURNS),
+    own: Shown = { ...shown, marks: [] };
+  return (
+    <details class="nested" open={open} onToggle={event => setOpen(event.currentTarget.open)}>
+      <summary>
+        the episode inside: <Untrusted text={episode.environment} most={60} />{" "}
+        <span class="dim">
+          {plural(episode.turns.length, "turn")}, <Untrusted text={episode.reason} most={40} />,{" "}
+          {seconds(episode.seconds)}
+        </span>
+      </summary>
+      {open && (
+        <>
+          {episode.messages.map((message, i) => (
+            <MessageCard
+              key={`m${i}`}
+              message={message}
+              path={`${own.path}messages.${i}.content`}
+              shown={own}
+              index={i}
+            />
+          ))}
+          {episode.turns.slice(0, most).map(turn => (
+            <TurnCard
+              key={turn.index}
+              turn={turn}
+              calls={rowsOf(turn)}
+              reward={undefined}
+              shown={own}
+              message={0}
+              current={false}
+            />
+          ))}
+          {episode.turns.length > most && (
+            <button class="more" onClick={() => setMost(most + NESTED_TURNS)}>
+              {plural(episode.turns.length - most, "later turn")}
+            </button>
+          )}
+          <p class="ending">
+            <span class="dim">answer</span>{" "}
+            {episode.answer === null ? (
+              <span class="dim">none was read</span>
+            ) : (
+              <Untrusted text={episode.answer} most={600} />
+            )}
+          </p>
+        </>
+      )}
+    </details>
   );
 }
 
@@ -230,11 +303,13 @@ export function Bars({
   origin,
   end,
   label,
+  name = "",
 }: {
   calls: CallRow[];
   origin: number;
   end: number;
   label: ComponentChildren;
+  name?: string;
 }) {
   const span = Math.max(1e-6, end - origin);
   return (
@@ -247,7 +322,7 @@ export function Bars({
         return (
           <a
             key={`${call.turn}.${call.index}`}
-            href={`#t${call.turn + 1}c${call.index + 1}`}
+            href={`#${name}t${call.turn + 1}c${call.index + 1}`}
             class="lane-row"
             title={`${call.tool}: ${call.outcome}, ${seconds(call.seconds)}${waited ? `, waited ${seconds(waited)}` : ""}${known ? "" : ", when it began is not recorded"}`}
           >
@@ -341,7 +416,7 @@ export function TurnCard({
   const parsed = turn.parsed,
     n = Math.max(parsed.calls.length, turn.results.length),
     i = turn.index,
-    path = `turns.${i}.parsed`,
+    path = `${shown.path}turns.${i}.parsed`,
     replies = turn.observation?.messages ?? [],
     last = message + replies.length;
   const [origin, end] = calls.length ? spanOf(calls) : [0, 1],
@@ -349,13 +424,13 @@ export function TurnCard({
   return (
     <article
       class={names("card turn", current && "current")}
-      id={`t${i + 1}`}
+      id={`${shown.name}t${i + 1}`}
       tabIndex={-1}
       aria-label={`turn ${i + 1}`}
     >
       <header>
         <h2>
-          <a href={`#t${i + 1}`}>{`Turn ${i + 1}`}</a>
+          <a href={`#${shown.name}t${i + 1}`}>{`Turn ${i + 1}`}</a>
         </h2>
         {n > 0 && <span class="dim">{plural(n, "call")}</span>}
         {errors > 0 && <span class="bad">▲ {plural(errors, "error")}</span>}
@@ -405,7 +480,7 @@ export function TurnCard({
       {calls.length > 0 &&
         calls.some(c => c.seconds > 0) &&
         (calls.length > 1 || calls[0]!.waited > 0 || calls[0]!.outcome !== "ok") && (
-          <Bars calls={calls} origin={origin} end={end} label={`calls of turn ${i + 1} in time`} />
+          <Bars calls={calls} origin={origin} end={end} label={`calls of turn ${i + 1} in time`} name={shown.name} />
         )}
       {replies
         .filter(reply => reply.role !== "tool")

@@ -332,6 +332,7 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
     "/": () => go(`/r/${run}/episodes`),
   });
   const marksOf = useMemo(() => (data ? snippets(data) : []), [data]);
+  const nested = useMemo(() => new Set(data?.nested), [data]);
   if (!data)
     return (
       <main id="main" class="page">
@@ -339,7 +340,18 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
       </main>
     );
   const row = data.row,
-    shown: Shown = { run, base, cuts: data.cuts ?? {}, folded, find: find.length > 1 ? find : "", hot, marks: marksOf };
+    shown: Shown = {
+      run,
+      base,
+      cuts: data.cuts ?? {},
+      folded,
+      find: find.length > 1 ? find : "",
+      hot,
+      marks: marksOf,
+      nested,
+      path: "",
+      name: "",
+    };
   let message = record?.messages.length ?? 0;
   const starts =
     record?.turns.map(t => {

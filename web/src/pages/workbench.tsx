@@ -5,10 +5,11 @@ import { go, param, post, put, query, say, useData, useKeys, type Refusal } from
 import type { Editor } from "../editor";
 import { Untrusted, UntrustedBlock } from "../text";
 import type { Compiled, Diagnosis, Job, Plain, SpecFault } from "../types";
+import { ToolForms } from "./forms";
 import { JobLog } from "./jobs";
 import { Play } from "./play";
 
-const TABS = ["compiled", "play", "checks"] as const;
+const TABS = ["compiled", "tools", "play", "checks"] as const;
 const nonce = (): string => document.querySelector<HTMLMetaElement>("meta[name=rlenv-nonce]")?.content ?? "";
 
 export function Workbench({ search }: { search: string }) {
@@ -102,7 +103,9 @@ function Bench({
         onChange: setText,
         onSave: () => void saving.current(),
       });
-      setText(first);
+      const held = editor.current.text(); // the editor has line breaks of its own
+      setSaved(held);
+      setText(held);
     });
     return () => {
       on = false;
@@ -204,6 +207,17 @@ function Bench({
                 text={now}
                 still={state !== "checking" && !faults.length}
                 state={faults.length ? "" : state}
+              />
+            ) : tab === "tools" ? (
+              <ToolForms
+                key={path}
+                path={path}
+                text={now}
+                onText={(next, was) => {
+                  if (editor.current?.text() !== was) return false;
+                  editor.current.replace(next);
+                  return true;
+                }}
               />
             ) : tab === "play" ? (
               <Play spec={path} text={now} />
