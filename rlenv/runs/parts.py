@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import encodable
 from rlenv.errors import MissingExtra, UsageError
@@ -177,14 +177,26 @@ def seal(run: Path, segment: str) -> None:
         rows = entries_of(rows_at)
         kept = [row for row in rows if row["has_body"]]
         if kept:
-            with path_of(run, segment, "bodies").open("rb") as file:
-                table = _bodies(file.fileno(), kept)
-            heavy = {"compression_level": 1, "write_statistics": False, "use_dictionary": False}
-            write_part(table, part_of(run, "bodies", segment), row_group_size=GROUP, **heavy)
+            _seal_bodies(run, segment, kept)
         if rows:
             write_part(rows_table(rows, row_schema()), part_of(run, "episodes", segment))
     for kind in KINDS:  # bodies last: without its rows a body is nothing
         path_of(run, segment, kind).unlink(missing_ok=True)
+
+
+def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the part of bodies a group at a time: a segment may have 32 MB, and memory that is touched once costs
+    more than what is done with it."""
+    import pyarrow.parquet as pq
+
+    heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
+    with (
+        path_of(run, segment, "bodies").open("rb") as file,
+        _beside(part_of(run, "bodies", segment)) as part,
+        pq.ParquetWriter(part, _body_schema(), **heavy) as writer,
+    ):
+        for start in range(0, len(rows), GROUP):
+            writer.write_table(_bodies(file.fileno(), rows[start : start + GROUP]), row_group_size=GROUP)
 
 
 def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -243,16 +255,23 @@ def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(_offsets(map(len, episodes)), pa.int32()), inside, type=kind)
 
 
-def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20, **options: Any) -> None:
+def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20) -> None:
     """Writes a part beside its place, syncs it, and renames it."""
     arrow()
     import pyarrow.parquet as pq
 
+    with _beside(path) as file:
+        pq.write_table(table, file, compression="zstd", row_group_size=row_group_size)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place, synced, once the block has ended; where it raises there is none."""
     path.parent.mkdir(exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
     try:
         with beside.open("wb") as file:
-            pq.write_table(table, file, compression="zstd", row_group_size=row_group_size, **options)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
