@@ -61,6 +61,7 @@ def _about(run: OpenRun) -> dict[str, Any]:
         "version": rows.version,
         "facts": dict(info.facts) if info else {},
         "terms": rows.term_names,
+        "terms_more": rows.terms_more,
         "tools": rows.tools,
         "columns": [{"name": name, "type": kind} for name, kind in COLUMNS.items()],
         "splits": list(counts(rows, "split")),
