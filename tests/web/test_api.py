@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlenv.runs import files
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.writer import RunWriter
+from rlenv.web.answers import SHELF
 from rlenv.web.guard import Guard
 from tests.support.runs import asked, kept, played, visited
 
@@ -158,6 +160,27 @@ def test_hits_of_a_search_come_as_lines(run: Path) -> None:
         (id, f"turns.0.results.{index}.text") for id in (ids(run)[1], ids(run)[3]) for index in range(2)
     ]
     assert end == {"done": True, "episodes": 3, "hits": 4, "whole": True}
+
+
+def test_searches_that_wait_keep_nothing_else_waiting(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        kept(tmp_path / name, [played()])
+
+    async def work(client: Client, guard: Guard) -> tuple[list[int], list[str]]:
+        run = client.app[SHELF].open("run")  # type: ignore[index]
+        with run.lock:  # all searches wait for it, in more threads than any pool of all has
+            searches = [asyncio.create_task(client.get("/api/runs/run/search?q=paris")) for _ in range(80)]
+            await asyncio.sleep(0)
+            codes = []
+            async with asyncio.timeout(60):
+                for path in ("/api/config", "/api/runs/other/episodes", "/api/runs/other"):
+                    for _ in range(20):
+                        codes.append((await client.get(path)).status)
+        return codes, [await (await one).text() for one in searches]
+
+    codes, found = visited(work, tmp_path)
+    assert set(codes) == {200}
+    assert all('"done":true' in one for one in found)
 
 
 def test_what_utf_8_cannot_hold_is_replaced(tmp_path: Path) -> None:
