@@ -26,6 +26,9 @@ PNG = bytes.fromhex(
     "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
 )
 
+HUGE = b"\0\0\xea\x60" * 2
+"""60,000 wide and high, in a file of 70 bytes."""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -220,6 +223,33 @@ def test_images_are_named_and_given_as_what_they_are(tmp_path: Path) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert "sandbox" in headers["Content-Security-Policy"]
     assert body == PNG
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no PNG"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?><svg/>", "no PNG"),
+        (b"<!doctype html><script>1</script>", "no PNG"),
+        (b"%PDF-1.7", "no PNG"),
+        (b"BM" + bytes(60), "no PNG"),
+        (b"", "no PNG"),
+        (PNG[:16] + HUGE + PNG[24:], "are not shown"),
+        (PNG[:8] + b"\0\0\0\x08tEXt\0\0\0\1\0\0\0\1\0\0\0\0" + PNG[8:16] + HUGE + PNG[24:], "are not shown"),
+    ],
+)
+def test_what_is_no_picture_or_too_large_is_not_given(data: bytes, said: str, tmp_path: Path) -> None:
+    (id,) = kept(tmp_path / "run", [played(images=[Image.of(data, "image/svg+xml")])])
+
+    async def work(client: Client, guard: Guard) -> tuple[int, str, str]:
+        record = (await (await client.get(f"/api/runs/run/e/{id}")).json())["record"]
+        (picture,) = record["turns"][0]["results"][0]["images"]
+        answer = await client.get(f"/blob/run/{picture['sha']}")
+        return answer.status, answer.headers["Content-Type"], await answer.text()
+
+    status, kind, text = visited(work, tmp_path)
+    assert (status, kind) == (404, "application/json; charset=utf-8")
+    assert said in text
 
 
 def test_tokens_are_told_by_where_they_come_from(tmp_path: Path) -> None:
