@@ -135,7 +135,8 @@ def test_series_and_groups(run: Path) -> None:
 
 def test_figures_are_of_the_query(run: Path) -> None:
     assert [one["calls"] for one in asked("/api/runs/run/tools?q=step:0", run)["tools"]] == [2, 2]
-    assert asked("/api/runs/run/rewards?q=step:0", run)["terms"][0]["valid"] == 4
+    rewards = asked("/api/runs/run/rewards?q=step:0", run)
+    assert (rewards["terms"][0]["valid"], rewards["terms_more"]) == (4, 0)
     assert asked("/api/runs/run/facets?q=step:0", run)["facets"]["split"] == [{"value": "train", "count": 4}]
 
 
@@ -170,7 +171,7 @@ def test_searches_that_wait_keep_nothing_else_waiting(tmp_path: Path) -> None:
         kept(tmp_path / name, [played()])
 
     async def work(client: Client, guard: Guard) -> tuple[list[int], list[str]]:
-        run = client.app[SHELF].open("run")  # type: ignore[index]
+        run = client.app[SHELF].open("run")
         with run.lock:  # all searches wait for it, in more threads than any pool of all has
             searches = [asyncio.create_task(client.get("/api/runs/run/search?q=paris")) for _ in range(80)]
             await asyncio.sleep(0)
