@@ -1,7 +1,8 @@
 """The files of four image formats, without all that a picture does not need.
 
 Text, colour profiles, previews and Exif data may be bombs of their own, and their readers are the least tried parts of
-a decoder. Sources: PNG (W3C, third edition), 5; JPEG (ITU-T T.81), B; WebP container (Google, 2023); Exif 2.32, 4.6.
+a decoder. Sources: PNG (W3C, third edition), 5; JPEG (ITU-T T.81), B; WebP container (Google, 2023); GIF89a
+(CompuServe, 1990), 17 to 27; Exif 2.32, 4.6.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = ["BareImage", "bare_image"]
 
 _MAX_PARTS: Final = 65_536
 _MAX_SCANS: Final = 64
+_MAX_BLOCKS: Final = 1_000_000
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT: Final = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 _WEBP_KEPT: Final = frozenset((b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF"))
@@ -30,7 +32,7 @@ class BareImage:
     form: str
     data: bytes
     size: tuple[int, int]
-    """Its width and height in pixels, as its header says."""
+    """Its width and height in pixels: what its headers say, the larger where they differ."""
     orientation: int = 1
 
 
@@ -42,7 +44,7 @@ def bare_image(data: bytes) -> BareImage | None:
         if data.startswith(b"\xff\xd8\xff"):
             return _jpeg(data)
         if data.startswith((b"GIF87a", b"GIF89a")):
-            return BareImage("GIF", data, struct.unpack_from("<HH", data, 6))
+            return _gif(data)
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return _webp(data)
     except (struct.error, IndexError, ValueError):
@@ -72,7 +74,10 @@ def _png(data: bytes) -> BareImage:
             orientation = _orientation(data[at : at + length])
         if name == b"IEND":
             break
-    return BareImage("PNG", b"".join(kept), struct.unpack_from(">II", data, 16), orientation)
+    whole = b"".join(kept)
+    if whole[12:16] != b"IHDR":  # what stands before it is left out, and its content is no size
+        raise ValueError("no header")
+    return BareImage("PNG", whole, struct.unpack_from(">II", whole, 16), orientation)
 
 
 def _jpeg(data: bytes) -> BareImage | None:
@@ -95,6 +100,8 @@ def _jpeg(data: bytes) -> BareImage | None:
             orientation = _orientation(data[at + 10 : end])
         if 0xC0 <= mark <= 0xCF and mark not in _JPEG_NO_FRAME:
             height, width = struct.unpack_from(">HH", data, at + 5)
+            if size != (0, 0):
+                return None  # two frames: decoders do not agree on which one counts
             size = (width, height)
         is_told = 0xE0 <= mark <= 0xEF or mark == 0xFE
         if not is_told or mark in _JPEG_KEPT:
@@ -116,16 +123,56 @@ def _webp(data: bytes) -> BareImage:
             continue
         elif name not in _WEBP_KEPT or (name == b"ANMF" and has_frame):
             continue
-        if size == (0, 0) and name == b"VP8L":
+        inner = (0, 0)
+        if name == b"VP8L":
             bits = int.from_bytes(content[1:5], "little")
-            size = ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
-        elif size == (0, 0) and name == b"VP8 ":
+            inner = ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+        elif name == b"VP8 ":
             width, height = struct.unpack_from("<HH", content, 6)
-            size = (width & 0x3FFF, height & 0x3FFF)
+            inner = (width & 0x3FFF, height & 0x3FFF)
+        elif name == b"ANMF":
+            inner = (int.from_bytes(content[6:9], "little") + 1, int.from_bytes(content[9:12], "little") + 1)
+        size = (max(size[0], inner[0]), max(size[1], inner[1]))
         has_frame = has_frame or name == b"ANMF"
         kept.append(struct.pack("<4sI", name, len(content)) + content + b"\0" * (len(content) % 2))
     body = b"WEBP" + b"".join(kept)
     return BareImage("WEBP", struct.pack("<4sI", b"RIFF", len(body)) + body, size, orientation)
+
+
+def _gif(data: bytes) -> BareImage:
+    """The first picture of a GIF with the control block before it: colours that are clear stand there."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + _colours(flags)
+    head, control = data[:at], b""
+    for _ in range(_MAX_PARTS):
+        if data[at] == 0x21:
+            end = _blocks_end(data, at + 2)
+            if data[at + 1] == 0xF9:
+                control = data[at:end]
+            at = end
+            continue
+        if data[at] != 0x2C:
+            break
+        left, top, wide, high, flags = struct.unpack_from("<HHHHB", data, at + 1)
+        end = _blocks_end(data, at + 10 + _colours(flags) + 1)
+        whole = b"".join((head, control, data[at:end], b";"))
+        return BareImage("GIF", whole, (max(width, left + wide), max(height, top + high)))
+    raise ValueError("no picture")
+
+
+def _colours(flags: int) -> int:
+    """Bytes of the table of colours that some flags announce."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _blocks_end(data: bytes, at: int) -> int:
+    """Where a chain of blocks ends, each with its length before it; an empty one is the last."""
+    for _ in range(_MAX_BLOCKS):
+        length = data[at]
+        at += 1 + length
+        if not length:
+            return at
+    raise ValueError("too many blocks")
 
 
 def _orientation(exif: bytes) -> int:

@@ -31,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
         if not is_run(name):
             raise UsageError(f"there is no run at {name}", hint="`rlenv runs list` shows those below this folder")
     out = Path(args.out)
+    if out.is_symlink() and not out.exists():  # it would be written through, to wherever it leads
+        raise UsageError(f"{out} is a link that leads nowhere", hint="name another file, or remove the link")
     if out.exists() and not args.overwrite:
         raise UsageError(f"{out} exists already", hint="name another file, or add --overwrite")
     text = report([Path(name) for name in args.runs], title=args.title, episodes=args.episodes)

@@ -254,7 +254,7 @@ def _contains(rows: Snapshot, text: str) -> NDArray[np.bool_]:
 
 
 def _of_term(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
-    if name not in rows.term_names:
+    if not rows.has_term(name):
         hint = did_you_mean(name, rows.term_names, "terms", prefix="term.")
         raise QueryFault(f"no episode has a term '{name}'", column=condition.column, hint=hint)
     values, states = rows.term(name)
@@ -342,7 +342,7 @@ def ordered(rows: Snapshot, places: NDArray[np.int64], sort: str) -> NDArray[np.
 
 def _sorted_by(rows: Snapshot, name: str, column: int) -> NDArray[np.float64]:
     """Numbers in whose order a column is, not a number where it is null."""
-    if name.startswith("term.") and name[5:] in rows.term_names:
+    if name.startswith("term.") and rows.has_term(name[5:]):
         return rows.term(name[5:])[0]
     if name == "invalid":
         return np.isnan(rows.numbers("reward")).astype(float)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from rlenv.runs.folder import open_run, read_info
 from rlenv.runs.paired import compared
 from rlenv.runs.reader import RunReader
 from rlenv.runs.reading import reading_list
-from rlenv.runs.snapshot import Snapshot
+from rlenv.runs.snapshot import MOST_TERMS, Snapshot
 from rlenv.runs.tool_figures import tools
 from rlenv.trajectory import Trajectory
 
@@ -91,6 +92,7 @@ def _run(read: _Read, episodes: int) -> Mapping[str, Any]:
         "figures": overview(rows),
         "charts": [chart for chart in (_chart(steps, found, *one) for one in _CHARTS) if chart["svg"]],
         "terms": reward_figures.terms(rows, places),
+        "terms_more": rows.terms_more,
         "tools": tools(rows, places) if len(rows) else [],
         "reasons": counts(rows, "reason"),
         "failures": {name: count for name, count in counts(rows, "failure").items() if name},
@@ -144,7 +146,8 @@ def _told(one: Trajectory) -> Mapping[str, Any]:
         "reward": one.reward.total,
         "success": one.success,
         "failure": f"{one.failure.reason}: {one.failure.message}" if one.failure else "",
-        "terms": list(one.reward.terms.values()),
+        "terms": list(islice(one.reward.terms.values(), MOST_TERMS)),
+        "terms_more": max(0, len(one.reward.terms) - MOST_TERMS),
     }
 
 

@@ -22,8 +22,8 @@ _LISTED: Final = 20
 
 
 def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
-    """Each term over the rows at some places: its weight, the mean of its valid values, how often it was invalid or
-    skipped, its mean by step, and the most frequent errors."""
+    """Each term of `Snapshot.term_names` over the rows at some places: its weight, the mean of its valid values, how
+    often it was invalid or skipped, its mean by step, and the most frequent errors."""
     step = rows.numbers("step").astype(np.int64)[places]
     found = []
     for name in rows.term_names:
@@ -49,15 +49,9 @@ def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     return found
 
 
-def _of_term(rows: Snapshot, name: str) -> Any:
-    import pyarrow.compute as pc
-
-    return rows.terms.filter(pc.equal(rows.terms["name"], name))
-
-
 def _weight(rows: Snapshot, name: str) -> float | None:
     """The weight of the term's last entry: a spec may change between attempts."""
-    weights = _of_term(rows, name)["weight"]
+    weights = rows.entries_of(name)["weight"]
     return weights[len(weights) - 1].as_py() if len(weights) else None
 
 
@@ -65,7 +59,7 @@ def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[s
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = _of_term(rows, name)
+    found = rows.entries_of(name)
     found = found.filter(pc.and_(pc.equal(found["status"], "invalid"), pc.is_in(found["row"], pa.array(places))))
     counted = pc.value_counts(found["error"]).to_pylist()
     ordered = sorted(counted, key=lambda one: -one["counts"])[:_ERRORS]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,11 @@ from rlenv.runs.reader import Body
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Episodes", "Snapshot", "term_lists"]
+__all__ = ["MOST_TERMS", "Episodes", "Snapshot", "term_lists"]
+
+MOST_TERMS: Final = 200
+"""Names of terms that lists and figures hold, and terms of one episode in a list: a grader that makes up a name for
+each thing it saw must not make every figure take its time as often."""
 
 
 class Episodes(Protocol):
@@ -104,11 +109,35 @@ class Snapshot:
         return self._episodes.entries("terms")
 
     @cached_property
-    def term_names(self) -> list[str]:
-        """The names of terms, in the order in which they were first seen."""
+    def _by_name(self) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int64]]:
+        """Names of terms with their numbers, the places in `terms` by number, and where in these each number begins."""
         import pyarrow.compute as pc
 
-        return [name for name in pc.unique(self.terms["name"]).to_pylist() if name is not None]
+        coded = pc.dictionary_encode(self.terms["name"].combine_chunks())
+        names = {name: number for number, name in enumerate(coded.dictionary.to_pylist())}
+        codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
+        order = np.argsort(codes, kind="stable")
+        return names, order, np.searchsorted(codes[order], np.arange(len(names) + 1))
+
+    @cached_property
+    def term_names(self) -> list[str]:
+        """The names of terms in the order in which they were first seen, the first `MOST_TERMS` of them."""
+        return list(islice(self._by_name[0], MOST_TERMS))
+
+    @property
+    def terms_more(self) -> int:
+        """How many names of terms `term_names` leaves out."""
+        return len(self._by_name[0]) - len(self.term_names)
+
+    def has_term(self, name: str) -> bool:
+        """Whether an episode has a term of this name, one that `term_names` leaves out too."""
+        return name in self._by_name[0]
+
+    def entries_of(self, name: str) -> pa.Table:
+        """What `terms` holds of one name, in its order."""
+        names, order, starts = self._by_name
+        number = names.get(name)
+        return self.terms.take(order[:0] if number is None else order[starts[number] : starts[number + 1]])
 
     @cached_property
     def tools(self) -> list[str]:
@@ -121,14 +150,14 @@ class Snapshot:
     def term(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.object_]]:
         """Values of a term, one a row (not a number where it is not valid), and its states (None without the term)."""
         if name not in self._terms:
-            import pyarrow.compute as pc
-
-            found = self.terms.filter(pc.equal(self.terms["name"], name))
+            found = self.entries_of(name)
             rows = found["row"].to_numpy()
             values = np.full(len(self), np.nan)
             values[rows] = found["value"].to_numpy()
             states = np.full(len(self), None, dtype=object)
             states[rows] = found["status"].to_numpy()
+            while len(self._terms) >= MOST_TERMS:
+                del self._terms[next(iter(self._terms))]
             self._terms[name] = (values, states)
         return self._terms[name]
 
@@ -138,7 +167,7 @@ class Snapshot:
         return self.table.drop_columns(["ending"])
 
     def rows(self, places: Sequence[int] | NDArray[np.int64]) -> list[dict[str, Any]]:
-        """The rows at some places, with their `terms`."""
+        """The rows at some places, with their first `MOST_TERMS` `terms`."""
         rows = self._taken(np.asarray(places, dtype=np.int64))
         terms = term_lists(self._episodes, [row["id"] for row in rows])
         for row in rows:
@@ -165,8 +194,17 @@ class Snapshot:
 
 
 def term_lists(episodes: Episodes, ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The terms of some episodes, by their ids."""
+    """The terms of some episodes by their ids, of each the first `MOST_TERMS`."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for term in episodes.nested("terms", ids).to_pylist() if ids else ():
+    if not ids:
+        return found
+    held = episodes.nested("terms", ids)
+    seen: dict[str, int] = {}
+    kept: list[int] = []
+    for place, id in enumerate(held["id"].to_pylist()):
+        seen[id] = seen.get(id, 0) + 1
+        if seen[id] <= MOST_TERMS:
+            kept.append(place)
+    for term in (held if len(kept) == len(held) else held.take(kept)).to_pylist():
         found.setdefault(term.pop("id"), []).append(term)
     return found

@@ -9,7 +9,7 @@ from aiohttp import web
 from rlenv.runs.figures import counts, series
 from rlenv.runs.query import COLUMNS
 from rlenv.runs.reading import reading_list
-from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION, answered, number, reading
+from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION, answered, encoded, number, reading
 from rlenv.web.episode import page, text_at
 from rlenv.web.shelf import OpenRun
 from rlenv.web.tokens import token_rows
@@ -42,7 +42,9 @@ def add_routes(app: web.Application) -> None:
 async def _config(request: web.Request) -> web.Response:
     shelf = request.app[SHELF]
     roots = [str(root) for root in shelf.roots]
-    return await answered(lambda: {"version": request.app[VERSION], "readOnly": request.app[READ_ONLY], "roots": roots})
+    found = {"version": request.app[VERSION], "readOnly": request.app[READ_ONLY], "roots": roots}
+    # Nothing is read for it: it waits for no thread, as a page shows nothing before it has come.
+    return web.Response(body=encoded(found), content_type="application/json")
 
 
 async def _runs(request: web.Request) -> web.Response:
@@ -61,6 +63,7 @@ def _about(run: OpenRun) -> dict[str, Any]:
         "version": rows.version,
         "facts": dict(info.facts) if info else {},
         "terms": rows.term_names,
+        "terms_more": rows.terms_more,
         "tools": rows.tools,
         "columns": [{"name": name, "type": kind} for name, kind in COLUMNS.items()],
         "splits": list(counts(rows, "split")),

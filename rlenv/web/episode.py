@@ -27,6 +27,8 @@ CUT_CHARS: Final = 20_000
 _MAX_PLACES: Final = 5
 _MIN_EVIDENCE: Final = 3
 _MIMES: Final = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+_MOST_PIXELS: Final = 50_000_000
+"""Of an image that a page is given: a browser takes four bytes for each, however small the file is."""
 _BLOBS: Final = 64
 _BLOB_BYTES: Final = 64_000_000
 _NAMED: Final = 100_000
@@ -58,7 +60,7 @@ class Blobs:
         """The media type and the bytes of an image, without all that a picture does not need.
 
         Raises:
-            UsageError: no record that was looked at has it, or its bytes are no image.
+            UsageError: no record that was looked at has it, or its bytes are no image, or one of too many pixels.
         """
         place = self._places.get((run.key, sha))
         if place is None:
@@ -72,6 +74,9 @@ class Blobs:
         found = bare_image(data)
         if found is None:
             raise UsageError("it is no PNG, JPEG, WebP or GIF")
+        width, height = found.size
+        if width * height > _MOST_PIXELS:
+            raise UsageError(f"the image has {width} × {height} pixels, and more than {_MOST_PIXELS:,} are not shown")
         return _MIMES[found.form], found.data
 
 

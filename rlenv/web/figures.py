@@ -66,6 +66,7 @@ async def _rewards(request: web.Request) -> web.Response:
         judged = _judged(run, places)
         return {
             "terms": reward_figures.terms(rows, places),
+            "terms_more": rows.terms_more,
             "scatter": reward_figures.scatter(rows, places),
             "quadrants": reward_figures.quadrants(rows, places),
             "invalid": reward_figures.invalid_reasons(rows, places),

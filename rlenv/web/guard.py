@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
+import zlib
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import unquote_plus
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -102,7 +105,8 @@ class Guard:
         if not is_ticket and not _same(given, self.token):
             return refusal(403, "the token of this link is not this server's: open the link that `rlenv view` printed")
         self._tickets.discard(given)
-        rest = "&".join(part for part in request.rel_url.raw_query_string.split("&") if not part.startswith("token="))
+        parts = request.rel_url.raw_query_string.split("&")
+        rest = "&".join(part for part in parts if unquote_plus(part.partition("=")[0]) != "token")
         # A path of two slashes would be another host's, and browsers take a backslash for one.
         place = "/" + request.rel_url.raw_path.lstrip("/\\") + (f"?{rest}" if rest else "")
         answer = web.Response(status=303, headers={"Location": place})
@@ -132,9 +136,12 @@ class Guard:
 
 
 def _cookie(request: web.Request) -> str:
-    """Cookies are not kept apart by port: another viewer of the same host has its own."""
+    """Cookies are not kept apart by port: another viewer of the same host has its own.
+
+    Its name has the machine's too: viewers of two machines are both localhost's where their ports are forwarded.
+    """
     port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
-    return f"rlenv-{port}"
+    return f"rlenv-{port}-{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def _same(one: str, other: str) -> bool:

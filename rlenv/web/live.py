@@ -8,6 +8,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from aiohttp import web
@@ -29,14 +30,23 @@ _FRESH_S: Final = 30.0
 _MOST_HITS: Final = 500
 _BATCH_S: Final = 0.1
 _WATCH_BYTES: Final = 1_000_000
+_SEARCHERS: Final = 2
+_THREADS: Final = web.AppKey("search_threads", ThreadPoolExecutor)
+"""Those of searches, few and their own: many searches at once wait for each other and keep nothing else waiting."""
 
 
 def add_routes(app: web.Application) -> None:
     """The routes of this module; without that which stops a run where the viewer only reads."""
     run = "/api/runs/{run}"
+    app[_THREADS] = ThreadPoolExecutor(_SEARCHERS, thread_name_prefix="rlenv-search")
+    app.on_cleanup.append(_end_searches)
     app.add_routes([web.get(f"{run}/events", _events), web.get(f"{run}/search", _search)])
     if not app[READ_ONLY]:
         app.add_routes([web.post(f"{run}/stop", _stop)])
+
+
+async def _end_searches(app: web.Application) -> None:
+    app[_THREADS].shutdown(wait=False, cancel_futures=True)
 
 
 async def _stop(request: web.Request) -> web.Response:
@@ -140,7 +150,8 @@ async def _search(request: web.Request) -> web.StreamResponse:
         begun.append(iter(() if first is None else _behind(first, found)))
         return {}
 
-    told = await answered(begin)
+    threads = request.app[_THREADS]
+    told = await answered(begin, threads=threads)
     if not begun:
         return told
     answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"})
@@ -148,7 +159,7 @@ async def _search(request: web.Request) -> web.StreamResponse:
     count, seen, is_whole = 0, 0, False
     with contextlib.suppress(ConnectionResetError):
         while not is_whole and count < _MOST_HITS and not _is_gone(request):
-            hits, looked, is_whole = await asyncio.to_thread(_some, begun[0])
+            hits, looked, is_whole = await asyncio.get_running_loop().run_in_executor(threads, _some, begun[0])
             seen += looked
             hits = hits[: _MOST_HITS - count]
             count += len(hits)

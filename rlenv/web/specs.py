@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
+import stat
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,7 +16,7 @@ from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.language.shipped import shipped
 
-__all__ = ["below", "read_spec", "save_spec", "spec_at", "specs_below"]
+__all__ = ["SpecChanged", "below", "read_spec", "read_versioned", "save_spec", "spec_at", "specs_below"]
 
 _SUFFIXES: Final = (".yaml", ".yml")
 _DEPTH: Final = 8
@@ -21,7 +24,12 @@ _MOST: Final = 2_000
 _MOST_FOLDERS: Final = 20_000
 _HEAD: Final = 8_192
 _SPEC: Final = re.compile(rb"^(rlenv[ \t]*:|extends[ \t]*:)", re.MULTILINE)
+_SAVING: Final = threading.Lock()
 _PASSED: Final = ("node_modules", "__pycache__", "journal", "episodes", "bodies", "blobs", "tape", "late")
+
+
+class SpecChanged(UsageError):
+    """Somebody else has written the spec since it was read."""
 
 
 def below(given: str, roots: Sequence[Path]) -> Path:
@@ -36,14 +44,19 @@ def below(given: str, roots: Sequence[Path]) -> Path:
         raise UsageError("expected a path", key="path", hint="GET /api/specs lists the specs")
     whole = [Path(os.path.realpath(root)) for root in roots]
     tried = [Path(given)] if Path(given).is_absolute() else [root / given for root in whole]
-    real = [Path(os.path.realpath(path)) for path in tried]
-    inside = [path for path in real if any(path.is_relative_to(root) for root in whole)]
+    try:
+        real = [Path(os.path.realpath(path)) for path in tried]
+        inside = [path for path in real if any(path.is_relative_to(root) for root in whole)]
+        there = next((path for path in inside if path.exists()), None)
+    except (OSError, ValueError) as error:  # a name that is too long, or half of a character
+        reason = error.strerror if isinstance(error, OSError) else "it is no text of UTF-8"
+        raise UsageError(f"no file can have this path: {reason}", key="path", hint="give another name") from error
     if not inside:
         shown = ", ".join(map(str, roots)) or "none are given"
         raise UsageError(
             f"'{given[:200]}' is not below the folders that are served", key="path", hint=f"these: {shown}"
         )
-    return next((path for path in inside if path.exists()), inside[0])
+    return there or inside[0]
 
 
 def spec_at(given: str, roots: Sequence[Path]) -> Path:
@@ -95,29 +108,70 @@ def read_spec(path: Path) -> str:
     Raises:
         UsageError: it cannot be read, or is not UTF-8.
     """
+    return _decoded(path, _content(path))
+
+
+def read_versioned(path: Path) -> tuple[str, str]:
+    """The text of a spec, and what tells it from any other text that may stand there later; see `save_spec`.
+
+    Raises:
+        UsageError: it cannot be read, or is not UTF-8.
+    """
+    data = _content(path)
+    return _decoded(path, data), _version(data)
+
+
+def _content(path: Path) -> bytes:
     try:
-        return read_file(path).decode("utf-8-sig")
+        return read_file(path)
     except FileNotFoundError:
         raise UsageError(f"there is no file '{path}'", key="path") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be read: {error}", key="path") from error
 
 
-def save_spec(path: Path, text: str) -> None:
-    """Writes a spec: whole, or not at all.
+def _decoded(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except ValueError as error:
+        raise UsageError(f"'{path}' cannot be read: {error}", key="path") from error
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def save_spec(path: Path, text: str, *, before: str | None = None) -> str:
+    """Writes a spec, whole or not at all, and returns the version of what now stands there.
+
+    Args:
+        before: the version that the text was made of, "" for a file that was not there: another one is not written
+            over. None writes over whatever is there.
 
     Raises:
+        SpecChanged: another version stands there.
         UsageError: it cannot be written, or the text is none that UTF-8 can hold.
     """
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder '{path.parent}'", key="path", hint="make it first")
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    beside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        beside.write_bytes(text.encode("utf-8"))
-        if path.exists():
-            beside.chmod(path.stat().st_mode)
-        beside.replace(path)
+        if path.exists() and not path.is_file():
+            raise UsageError(f"'{path}' is no file", key="path", hint="give another name")
+        data = text.encode("utf-8")
+        beside.write_bytes(data)
+        with _SAVING:  # of two pages that save at once the second one is told
+            if path.exists():
+                beside.chmod(stat.S_IMODE(path.stat().st_mode))
+            if before is not None and before != (_version(_content(path)) if path.exists() else ""):
+                raise SpecChanged(
+                    f"'{path}' has changed since it was read here, and is not written over",
+                    key="path",
+                    hint="copy your text, load the page again, and put the two together",
+                )
+            beside.replace(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"'{path}' cannot be written: {error}", key="path") from error
     finally:
         beside.unlink(missing_ok=True)
+    return _version(data)

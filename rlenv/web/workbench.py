@@ -35,7 +35,7 @@ from rlenv.language.schema import json_schema
 from rlenv.language.shipped import shipped
 from rlenv.web.jobs import Jobs
 from rlenv.web.play import Endpoint, Plays
-from rlenv.web.specs import below, read_spec, save_spec, spec_at, specs_below
+from rlenv.web.specs import SpecChanged, below, read_versioned, save_spec, spec_at, specs_below
 
 __all__ = ["JOBS", "PLAYS", "ROOTS", "VALIDATOR", "add_routes"]
 
@@ -175,7 +175,8 @@ async def _specs(request: web.Request) -> web.Response:
 
 async def _read(request: web.Request) -> web.Response:
     path = spec_at(request.query.get("path", ""), _roots(request))
-    return _json({"text": await asyncio.to_thread(read_spec, path)})
+    text, version = await asyncio.to_thread(read_versioned, path)
+    return _json({"text": text, "version": version})
 
 
 async def _save(request: web.Request) -> web.Response:
@@ -185,9 +186,13 @@ async def _save(request: web.Request) -> web.Response:
         raise UsageError(
             f"'{given}' ships with rlenv and is not written", key="path", hint="save it under another path"
         )
-    text = _given(await _body(request), "text", str)
-    await asyncio.to_thread(save_spec, path, text)
-    return _json({"path": str(path)})
+    body = await _body(request)
+    text, before = _given(body, "text", str), _given(body, "version", str, None)
+    try:
+        version = await asyncio.to_thread(save_spec, path, text, before=before)
+    except SpecChanged as error:
+        return _json({"error": str(error)}, status=409)
+    return _json({"path": str(path), "version": version})
 
 
 # What an editor asks

@@ -103,3 +103,8 @@ def test_the_command_writes_a_file_and_never_over_another(tmp_path: Path, capsys
     assert "worst: train/0, seed 0" in out.read_text()
     assert main(["report", str(tmp_path / "no"), "-o", str(out)]) == 2
     assert "there is no run at" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for more in ([], ["--overwrite"]):
+        assert main(["report", str(run), "-o", str(tmp_path / "link"), *more]) == 2
+        assert "leads nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlenv.runs import files
 from rlenv.runs.folder import open_run
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.writer import RunWriter
+from rlenv.web.answers import SHELF
 from rlenv.web.guard import Guard
 from tests.support.runs import asked, kept, played, visited
 
@@ -23,6 +25,9 @@ PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
 )
+
+HUGE = b"\0\0\xea\x60" * 2
+"""60,000 wide and high, in a file of 70 bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +135,8 @@ def test_series_and_groups(run: Path) -> None:
 
 def test_figures_are_of_the_query(run: Path) -> None:
     assert [one["calls"] for one in asked("/api/runs/run/tools?q=step:0", run)["tools"]] == [2, 2]
-    assert asked("/api/runs/run/rewards?q=step:0", run)["terms"][0]["valid"] == 4
+    rewards = asked("/api/runs/run/rewards?q=step:0", run)
+    assert (rewards["terms"][0]["valid"], rewards["terms_more"]) == (4, 0)
     assert asked("/api/runs/run/facets?q=step:0", run)["facets"]["split"] == [{"value": "train", "count": 4}]
 
 
@@ -158,6 +164,27 @@ def test_hits_of_a_search_come_as_lines(run: Path) -> None:
         (id, f"turns.0.results.{index}.text") for id in (ids(run)[1], ids(run)[3]) for index in range(2)
     ]
     assert end == {"done": True, "episodes": 3, "hits": 4, "whole": True}
+
+
+def test_searches_that_wait_keep_nothing_else_waiting(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        kept(tmp_path / name, [played()])
+
+    async def work(client: Client, guard: Guard) -> tuple[list[int], list[str]]:
+        run = client.app[SHELF].open("run")
+        with run.lock:  # all searches wait for it, in more threads than any pool of all has
+            searches = [asyncio.create_task(client.get("/api/runs/run/search?q=paris")) for _ in range(80)]
+            await asyncio.sleep(0)
+            codes = []
+            async with asyncio.timeout(60):
+                for path in ("/api/config", "/api/runs/other/episodes", "/api/runs/other"):
+                    for _ in range(20):
+                        codes.append((await client.get(path)).status)
+        return codes, [await (await one).text() for one in searches]
+
+    codes, found = visited(work, tmp_path)
+    assert set(codes) == {200}
+    assert all('"done":true' in one for one in found)
 
 
 def test_what_utf_8_cannot_hold_is_replaced(tmp_path: Path) -> None:
@@ -197,6 +224,33 @@ def test_images_are_named_and_given_as_what_they_are(tmp_path: Path) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert "sandbox" in headers["Content-Security-Policy"]
     assert body == PNG
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no PNG"),
+        (b"\xef\xbb\xbf<?xml version='1.0'?><svg/>", "no PNG"),
+        (b"<!doctype html><script>1</script>", "no PNG"),
+        (b"%PDF-1.7", "no PNG"),
+        (b"BM" + bytes(60), "no PNG"),
+        (b"", "no PNG"),
+        (PNG[:16] + HUGE + PNG[24:], "are not shown"),
+        (PNG[:8] + b"\0\0\0\x08tEXt\0\0\0\1\0\0\0\1\0\0\0\0" + PNG[8:16] + HUGE + PNG[24:], "are not shown"),
+    ],
+)
+def test_what_is_no_picture_or_too_large_is_not_given(data: bytes, said: str, tmp_path: Path) -> None:
+    (id,) = kept(tmp_path / "run", [played(images=[Image.of(data, "image/svg+xml")])])
+
+    async def work(client: Client, guard: Guard) -> tuple[int, str, str]:
+        record = (await (await client.get(f"/api/runs/run/e/{id}")).json())["record"]
+        (picture,) = record["turns"][0]["results"][0]["images"]
+        answer = await client.get(f"/blob/run/{picture['sha']}")
+        return answer.status, answer.headers["Content-Type"], await answer.text()
+
+    status, kind, text = visited(work, tmp_path)
+    assert (status, kind) == (404, "application/json; charset=utf-8")
+    assert said in text
 
 
 def test_tokens_are_told_by_where_they_come_from(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient
 
+from rlenv.web.app import application, serve
 from rlenv.web.guard import Guard
 from tests.support.runs import kept, played, raw, visited
 
@@ -91,3 +95,29 @@ def test_no_source_hands_a_text_to_a_parser_of_html(word: str) -> None:
         if re.search(rf"\b{word}\b", line)
     ]
     assert found == []
+
+
+def test_no_log_names_the_token(built: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard()
+    app = application([built.parent / "run"], guard=guard, dist=built)
+
+    async def work() -> list[int]:
+        stopped = asyncio.Event()
+        ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        listening = serve(app, host="127.0.0.1", port=0, stopped=stopped, on_ready=lambda *at: ready.set_result(at))
+        server = asyncio.create_task(listening)
+        host, port = await ready
+        codes = []
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
+            for path in ("/r/run", "/api/runs/none", "/api/config", "/blob/x"):
+                for method in ("GET", "HEAD", "PUT"):
+                    async with client.request(method, f"http://{host}:{port}{path}?token={guard.token}") as answer:
+                        codes.append(answer.status)
+        stopped.set()
+        await server
+        return codes
+
+    with caplog.at_level(logging.DEBUG):
+        codes = asyncio.run(work())
+    assert {200, 403, 404} <= set(codes)
+    assert guard.token not in caplog.text

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
-from aiohttp.test_utils import TestClient
+from aiohttp.test_utils import TestClient, TestServer
 
+from rlenv.web.app import application
 from rlenv.web.guard import Guard
 from tests.support.runs import kept, played, raw, visited
 
@@ -94,14 +95,50 @@ def test_the_way_in_leads_to_no_other_host(run: Path) -> None:
 def test_a_cookie_of_bytes_that_are_no_text_is_refused(run: Path) -> None:
     async def work(client: Client, guard: Guard) -> bytes:
         reader, writer = await asyncio.open_connection(client.host, client.port)
-        head = f"GET /api/runs HTTP/1.1\r\nHost: {client.host}\r\nConnection: close\r\nCookie: rlenv-{client.port}="
-        writer.write(head.encode() + b"\xff\xfe\r\n\r\n")
+        head = f"GET /api/runs HTTP/1.1\r\nHost: {client.host}\r\nConnection: close\r\nCookie: "
+        name = await entered(client, guard)
+        writer.write(f"{head}{name}=".encode() + b"\xff\xfe\r\n\r\n")
         answer = await reader.read()
         writer.close()
         await writer.wait_closed()
         return answer
 
     assert visited(work, run, enter=False).startswith(b"HTTP/1.1 401 ")
+
+
+async def entered(client: Client, guard: Guard) -> str:
+    """The name of the cookie that the printed link gives."""
+    answer = await client.get(f"/?token={guard.token}", allow_redirects=False)
+    (name,) = answer.cookies
+    return name
+
+
+def test_two_viewers_of_one_machine_do_not_log_each_other_out(run: Path) -> None:
+    async def work(client: Client, guard: Guard) -> None:
+        other_guard = Guard()
+        jar = client.session.cookie_jar  # as a browser's: one for all ports of a host
+        server = TestServer(application([run], guard=other_guard))
+        async with TestClient(server, cookie_jar=jar) as other:
+            assert await entered(client, guard) != await entered(other, other_guard)
+            for _ in range(2):
+                assert (await client.get("/api/config")).status == 200
+                assert (await other.get("/api/config")).status == 200
+
+    visited(work, run, enter=False)
+
+
+@pytest.mark.parametrize(
+    "query", ["token={0}", "a=1&token={0}", "%74oken={0}&a=1", "token={0}&token={0}", "tok%65n={0}"]
+)
+def test_the_token_is_in_no_address_that_goes_on(run: Path, query: str) -> None:
+    async def work(client: Client, guard: Guard) -> tuple[str, str]:
+        return guard.token, await raw(client, f"/r/run?{query.format(guard.token)}")
+
+    token, answer = visited(work, run, enter=False)
+    assert answer.startswith("HTTP/1.1 303 ")
+    assert token not in answer
+    assert "\r\nReferrer-Policy: no-referrer\r\n" in answer
+    assert "\r\nCache-Control: no-store\r\n" in answer
 
 
 def test_a_ticket_opens_once(run: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.web.specs import below, read_spec, save_spec, spec_at, specs_below
+from rlenv.web.specs import SpecChanged, below, read_spec, read_versioned, save_spec, spec_at, specs_below
 
 
 @pytest.fixture
@@ -78,3 +80,61 @@ def test_what_cannot_be_read_or_written_is_told(root: Path) -> None:
             read_spec(path)
     with pytest.raises(UsageError, match="there is no folder"):
         save_spec(root / "nowhere" / "a.yaml", "")
+
+
+@pytest.mark.parametrize("given", ["a" * 300 + ".yaml", "\ud800.yaml", "a/" * 3000 + "b.yaml"])
+def test_a_name_that_no_file_can_have_is_told(given: str, root: Path) -> None:
+    with pytest.raises(UsageError):
+        save_spec(below(given, [root]), "")
+
+
+def test_a_spec_that_somebody_else_has_written_is_not_written_over(root: Path) -> None:
+    path = root / "a.yaml"
+    text, version = read_versioned(path)
+    path.write_text(text + "# theirs\n", encoding="utf-8")
+    with pytest.raises(SpecChanged):
+        save_spec(path, "mine", before=version)
+    assert read_spec(path).endswith("# theirs\n")
+    mine = save_spec(path, "mine", before=read_versioned(path)[1])
+    assert save_spec(path, "mine again", before=mine) == read_versioned(path)[1]
+    path.unlink()
+    with pytest.raises(SpecChanged):
+        save_spec(path, "mine", before=mine)
+    save_spec(path, "new", before="")
+    with pytest.raises(SpecChanged):
+        save_spec(path, "newer", before="")
+    assert not list(root.glob(".*.tmp"))
+
+
+def test_of_many_saves_at_once_one_is_written(root: Path) -> None:
+    path = root / "a.yaml"
+    _, version = read_versioned(path)
+
+    def save(number: int) -> str:
+        try:
+            save_spec(path, f"# {number}", before=version)
+        except SpecChanged:
+            return ""
+        return f"# {number}"
+
+    with ThreadPoolExecutor(8) as threads:
+        written = [text for text in threads.map(save, range(32)) if text]
+    assert [read_spec(path)] == written
+
+
+def test_a_link_inside_stays_one_and_what_is_no_file_is_not_replaced(root: Path) -> None:
+    (root / "second.yaml").symlink_to("a.yaml")
+    save_spec(below("second.yaml", [root]), "rlenv: 1\n")
+    assert (root / "second.yaml").is_symlink()
+    assert read_spec(root / "a.yaml") == "rlenv: 1\n"
+    os.mkfifo(root / "pipe.yaml")
+    (root / "folder.yaml").mkdir()
+    for name in ("pipe.yaml", "folder.yaml"):
+        with pytest.raises(UsageError, match="is no file"):
+            save_spec(below(name, [root]), "")
+        with pytest.raises(UsageError):
+            read_spec(below(name, [root]))
+    assert (root / "pipe.yaml").is_fifo()
+    (root / "nowhere.yaml").symlink_to(root.parent / "outside.yaml")
+    with pytest.raises(UsageError, match="not below"):
+        below("nowhere.yaml", [root])

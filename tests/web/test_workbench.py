@@ -44,6 +44,23 @@ def test_specs_are_listed_read_and_saved(root: Path) -> None:
     served((root,), play)
 
 
+def test_an_edit_of_somebody_else_is_not_lost(root: Path) -> None:
+    async def play(ask: Asks) -> None:
+        mine = (await ask.fine("GET", "/api/spec", path="small.yaml"))["version"]
+        theirs = await ask.fine("PUT", "/api/spec", {"text": "# theirs", "version": mine}, path="small.yaml")
+        status, answer = await ask("PUT", "/api/spec", {"text": "# mine", "version": mine}, path="small.yaml")
+        assert status == 409
+        assert "has changed" in answer["error"]
+        assert (root / "small.yaml").read_text(encoding="utf-8") == "# theirs"
+        await ask.fine("PUT", "/api/spec", {"text": SMALL, "version": theirs["version"]}, path="small.yaml")
+        assert "expected text" in await ask.refused("PUT", "/api/spec", {"text": "", "version": 1}, path="small.yaml")
+        for path in ("a" * 300 + ".yaml", "small.yaml/x.yaml"):
+            assert await ask.refused("PUT", "/api/spec", {"text": ""}, path=path)
+        assert await ask.refused("POST", "/api/play", {"spec": "\ud800.yaml"})
+
+    served((root,), play)
+
+
 @pytest.mark.parametrize("path", ["../secret.yaml", "/etc/hosts.yaml", "arithmetic"])
 def test_nothing_is_saved_outside_of_the_roots(path: str, root: Path) -> None:
     async def play(ask: Asks) -> None:

@@ -268,6 +268,7 @@ export interface RewardFacts {
     by_step: { step: number; mean: number | null }[];
     errors: { error: string; count: number }[];
   }[];
+  terms_more: number;
   scatter: { reward: number; success: boolean | null; n: number }[];
   quadrants: Record<string, Counted>;
   invalid: ({ reason: string } & Counted)[];

@@ -17,7 +17,7 @@ from rlenv.runs.schema import Facts, Mode
 from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.run.attempts import merge_metrics
 from rlenv_verl.run.metrics import MetricsFile, merged
-from rlenv_verl.run.resume import resumed
+from rlenv_verl.run.resume import resumed, validation_of
 from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint, locked
 from rlenv_verl.run.train import main
 from tests.support.kept import episode
@@ -280,3 +280,28 @@ def test_validation_of_a_checkpoint_leaves_the_run_alone(prepared: Run, tmp_path
     for part in (f"trainer.resume_from_path={path}", "trainer.val_only=true", f"data.val_files={out}/data"):
         assert part in command
     assert json.loads((out / "run.json").read_text())["validation_tasks"] == 3
+
+
+def test_a_validation_is_written_over_no_run(prepared: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(prepared.folder, 6)
+    (tmp_path / "kept").mkdir()
+    keep(tmp_path / "kept", [(6, "greedy")])
+    for out in (prepared.folder, tmp_path / "kept"):
+        assert main(["--resume", str(prepared.folder), "--eval", "--dry-run", "-o", str(out)]) == 2
+        assert "holds a run already" in capsys.readouterr().err.replace("\n", " ")
+    assert Run.load(prepared.folder) == prepared
+    assert not (tmp_path / "kept" / "run.json").exists()
+
+
+def test_a_validation_has_one_attempt_whose_episodes_all_count(prepared: Run, tmp_path: Path) -> None:
+    """It cannot be resumed, so that no attempt throws away what one before it did: no step is left out."""
+    checkpoint(prepared.folder, 6)
+    validation, _ = validation_of(prepared, tmp_path / "eval")
+    keep(validation.folder, [(6, "greedy"), (6, "sampled")])
+    info = read_info(validation.folder)
+    assert info is not None
+    assert (info.kind, info.from_steps) == ("eval", {})
+    assert [(one.number, one.from_step) for one in info.attempts] == [(1, 6)]
+    assert [row[1:] for row in counted(open_run(validation.folder))] == [(6, "greedy"), (6, "sampled")]
+    with pytest.raises(UsageError, match="nothing to go on with"):
+        resumed(Run.load(validation.folder))

@@ -11,6 +11,7 @@ import orjson
 import yaml
 
 from rlenv.errors import UsageError
+from rlenv.runs.folder import is_run
 from rlenv.runs.lock_files import Say
 from rlenv_verl.run.datasets import validation_rows, write_rows
 from rlenv_verl.run.kept import seal_all
@@ -90,7 +91,7 @@ def validation_of(
         say: is told what takes long.
 
     Raises:
-        UsageError: there is no complete checkpoint.
+        UsageError: there is no complete checkpoint, or `output` holds a run already.
         SpecError: a spec's own faults.
     """
     checkpoint = last_checkpoint(run.checkpoints)
@@ -100,9 +101,12 @@ def validation_of(
             hint=f"validate the policy it started from with rlenv train SPEC --eval --model {run.model}",
         )
     step = _step_of(checkpoint)
+    folder = (output or run.folder / f"eval-{step}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    # Its run.json would become the validation's, and the episodes of both would count as those of one.
+    if folder == run.folder.resolve() or is_run(folder) or (folder / "metrics.jsonl").exists():
+        raise UsageError(f"{folder} holds a run already", hint="choose another folder with -o")
     played = dataclasses.replace(run, validation_only=True)
     locks = attempt_locks(played, compose(run.overrides), from_step=step, say=say)
-    folder = (output or run.folder / f"eval-{step}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
     for loop in loops:

@@ -73,6 +73,7 @@ export function Rewards({ run, live }: { run: string; live: Live | null }) {
                   </tbody>
                 </table>
               </div>
+              {data.terms_more > 0 && <p class="dim">and {count(data.terms_more)} more terms</p>}
             </Panel>
             {data.terms.some(term => term.by_step.length > 1) && (
               <Panel title="By step">

@@ -50,7 +50,7 @@ function Bench({
   tab: string;
   onTab: (tab: string) => void;
 }) {
-  const asked = useData<{ text: string }>(`/api/spec${query({ path })}`),
+  const asked = useData<{ text: string; version: string }>(`/api/spec${query({ path })}`),
     [text, setText] = useState<string | null>(null),
     [faults, setFaults] = useState<SpecFault[]>([]),
     [state, setState] = useState<"" | "checking" | "checked">(""),
@@ -59,6 +59,8 @@ function Bench({
   const box = useRef<HTMLDivElement>(null),
     editor = useRef<Editor | null>(null),
     turn = useRef(0),
+    version = useRef(""),
+    sending = useRef(false),
     now = text ?? asked.data?.text ?? "",
     dirty = text !== null && text !== saved;
   const check = async (full: boolean) => {
@@ -75,13 +77,19 @@ function Bench({
     }
   };
   const save = async () => {
+    if (sending.current) return; // a second one would name the version that the first one replaces
+    sending.current = true;
     try {
-      await put(`/api/spec${query({ path })}`, { text: editor.current!.text() });
-      setSaved(editor.current!.text());
+      const written = editor.current!.text(),
+        body = { text: written, version: version.current };
+      version.current = (await put<{ version: string }>(`/api/spec${query({ path })}`, body)).version;
+      setSaved(written);
       say("Saved.");
       check(true);
     } catch (error) {
       setRefused(error as Refusal);
+    } finally {
+      sending.current = false;
     }
   };
   const saving = useRef(save);
@@ -92,6 +100,7 @@ function Bench({
     const first = asked.data.text,
       ask = (what: string) => (text: string, line: number, column: number) =>
         post<never>(`/api/language/${what}`, { path, text, line, column });
+    version.current = asked.data.version;
     setSaved(first);
     import(new URL("editor.js", import.meta.url).href).then(module => {
       if (!on || !box.current) return;
