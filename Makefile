@@ -141,9 +141,13 @@ test-browser: $(READY)
 
 # The front end of the viewer, from web/ to rlenv/web/dist, which is committed: users need no Node. It has to be as it was
 # built last, letter by letter.
-web:
-	cd web && npm ci --ignore-scripts --no-audit --no-fund --silent && npm run --silent format && npm run --silent types && npm run --silent build
+web: web/node_modules/.package-lock.json
+	cd web && npm run --silent format && npm run --silent types && npm run --silent build
 	git diff --exit-code --stat -- rlenv/web/dist
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	cd web && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
 
 test-data: $(READY)
 	@test -n "$(RLENV_DATA)" || { echo "name the folder of the data: make test-data RLENV_DATA=FOLDER"; exit 1; }
