@@ -10,20 +10,10 @@ import pytest
 from rlenv.checks.editor.lines import Lines, to_utf16
 from rlenv.checks.editor.wire import frame
 from rlenv.checks.validate import validate
-from tests.support.editing import SPEC, cursor
+from tests.support.editing import SMALL, SPEC, cursor
 from tests.support.lsp import Client, client
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "faults"
-
-SMALL = """\
-rlenv: 1
-name: small
-tasks:
-  train: {rows: [{question: a, answer: b}]}
-prompt: {user: "{{ task.question }}"}
-rewards:
-  correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}
-"""
 
 
 def at(text: str) -> tuple[str, dict[str, int]]:

@@ -1,8 +1,18 @@
-"""Texts with a cursor in them."""
+"""Specs to be edited, and texts with a cursor in them."""
 
 from __future__ import annotations
 
-__all__ = ["SPEC", "cursor"]
+__all__ = ["SMALL", "SPEC", "cursor"]
+
+SMALL = """\
+rlenv: 1
+name: small
+tasks:
+  train: {rows: [{question: a, answer: b}]}
+prompt: {user: "{{ task.question }}"}
+rewards:
+  correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}
+"""
 
 SPEC = """\
 rlenv: 1

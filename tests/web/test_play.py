@@ -11,29 +11,10 @@ import pytest
 from rlenv.errors import SpecError, UsageError
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from rlenv.web.play import Endpoint, Plays
+from tests.support.environments import BASE
 from tests.support.served import Asks, served
 
-TOY = """\
-rlenv: 1
-name: toy
-tasks:
-  train:
-    rows:
-      - {question: "What is 2 + 3?", answer: 5}
-      - {question: "What is 4 + 4?", answer: 8}
-prompt:
-  system: Use the tools.
-  user: "{{ task.question }}"
-tools:
-  calculate: {kind: calculator}
-limits: {turns: 4}
-rewards:
-  correct: {kind: rule, rule: numeric_match}
-  calls: {kind: rule, rule: valid_calls, weight: 0.5, when: turn}
-oracle:
-  - call: {calculate: {expression: "1 + 1"}}
-  - say: "<answer>{{ task.answer }}</answer>"
-"""
+TOY = BASE.lstrip().replace("oracle:", "  calls: {kind: rule, rule: valid_calls, weight: 0.5, when: turn}\noracle:")
 CALL = '<tool_call>\n{"name": "calculate", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
 
 

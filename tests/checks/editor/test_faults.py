@@ -10,20 +10,11 @@ from hypothesis import strategies as st
 
 from rlenv.checks.editor.faults import diagnose, marks
 from rlenv.checks.validate import validate, validate_text
+from tests.support.editing import SMALL as SPEC
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "faults"
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 PLANTED = sorted(GOLDEN.glob("*.yaml"))
-
-SPEC = """\
-rlenv: 1
-name: small
-tasks:
-  train: {rows: [{question: a, answer: b}]}
-prompt: {user: "{{ task.question }}"}
-rewards:
-  correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}
-"""
 
 
 @pytest.mark.parametrize("file", PLANTED, ids=lambda file: file.stem)
