@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv.cli.console import Console
+from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         after = asyncio.run(main())
         if out is not None:
             for one in after:
-                out.append(one, Facts(sample=one.seed))
+                out.append(one, Facts(sample=one.seed % SEEDS))
     found = compare(before, after)
     if args.json:
         write_json(record.plain(found))

@@ -172,11 +172,17 @@ def _export(args: argparse.Namespace) -> int:
         raise UsageError(f"{out} exists already", hint="name another file")
     reader = open_run(path)
     ids = in_order(reader)
+    beside = out.with_name(f"{out.name}.part")
     try:
-        files.write(out, (reader.body(id).trajectory() for id in ids))
+        files.write(beside, (reader.body(id).trajectory() for id in ids))
+        os.replace(beside, out)
     except OSError as error:
         raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
-    write(f"{len(ids)} episodes in {out}\n")
+    finally:  # half an export reads as a whole one
+        beside.unlink(missing_ok=True)
+    bodiless = sum(not row["has_body"] for row in reader.rows() if reader.counts(row))
+    write(f"{len(ids)} episodes in {out}")
+    write(f"; {bodiless} whose bodies were not kept are left out\n" if bodiless else "\n")
     return 0
 
 

@@ -195,7 +195,8 @@ class Player:
         if not (asked.is_shared or (self._by_content and asked.kind != "tool")):
             return None
         # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
-        equal = self._reel.contents.get(content, ())
+        # One that was cancelled has no answer: in its own lane that is replayed, elsewhere nobody would end the wait.
+        equal = [one for one in self._reel.contents.get(content, ()) if one.outcome != "cancelled"]
         return next((one for one in equal if one.ordinal == ordinal), equal[0] if equal else None)
 
     def _miss(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> str:

@@ -238,6 +238,14 @@ class KeptRun:
         self.lost = 0
         before = read_info(self.path)
         has_run = is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+        if not has_run and before is not None:  # of supervised training, say: what is in the folder is not ours
+            raise UsageError(f"{folder} holds what another command wrote", hint="name another folder")
+        if has_run and overwrite and before is not None and before.state == "running":
+            raise UsageError(f"the run in {folder} is still running", hint="stop it first, or name another folder")
+        if resume and before is not None and before.kind != info.kind:
+            raise UsageError(
+                f"{folder} holds a run of kind {before.kind}", hint=f"`rlenv {before.kind}` goes on with it"
+            )
         if has_run and not (resume or overwrite):
             hint = "name another folder, go on with it (--resume), or add --overwrite"
             raise UsageError(f"{folder} holds a run already", hint=hint)
@@ -248,7 +256,7 @@ class KeptRun:
         attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
-            if overwrite and not resume:
+            if overwrite and has_run and not resume:
                 clear(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             if lock is not None:

@@ -8,6 +8,7 @@ reader who looks in between nothing is missing and nothing there twice.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -65,9 +66,14 @@ def pack(run: Path, *, force: bool = False) -> Packed:
     Raises:
         MissingExtra: pyarrow is not installed.
         OSError: the folder cannot be written; what was there stays.
-        UsageError: a part cannot be read; all that was there stays.
+        UsageError: a part cannot be read, or another process packs the run; all that was there stays.
     """
     arrow()
+    with _alone(run):
+        return _packed(run, force=force)
+
+
+def _packed(run: Path, *, force: bool) -> Packed:
     sealed, left = 0, []
     for segment in sorted(segments(run)):
         if is_alive(segment) and not (force and not _is_here(segment)):
@@ -98,7 +104,8 @@ def _sweep(run: Path) -> None:
         if path.stem not in open_segments and not is_alive(path.stem):
             path.unlink(missing_ok=True)
     for path in run.glob("*/*.parquet.tmp"):
-        if not is_alive(path.name.removesuffix(".parquet.tmp")):
+        # Of packing nobody is at work but this process, which begins now.
+        if path.name.startswith("P-") or not is_alive(path.name.removesuffix(".parquet.tmp")):
             path.unlink(missing_ok=True)
     for path in (run / "episodes").glob("P-*.parquet"):
         for segment, *_ in packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path):
@@ -115,6 +122,8 @@ def _groups(run: Path) -> Iterator[list[str]]:
         if segment.startswith("P-"):
             continue
         bodies = part_of(run, "bodies", segment)
+        if not _is_whole(run, segment):
+            continue
         own = path.stat().st_size + (bodies.stat().st_size if bodies.exists() else 0)
         if size + own > _MOST_BYTES and group:
             if len(group) > 1:
@@ -124,6 +133,35 @@ def _groups(run: Path) -> Iterator[list[str]]:
         size += own
     if len(group) > 1:
         yield group
+
+
+def _is_whole(run: Path, segment: str) -> bool:
+    """Whether a segment has a body for each row that says so: where some are lost, all behind them would be shifted."""
+    import pyarrow.parquet as pq
+
+    rows, bodies = part_of(run, "episodes", segment), part_of(run, "bodies", segment)
+    said = int(read_part(rows, arrow().schema([row_schema().field("has_body")]))["has_body"].to_numpy().sum())
+    try:
+        with told(bodies):
+            count = pq.read_metadata(bodies).num_rows
+    except FileNotFoundError:
+        count = 0
+    if count != said:
+        _log.warning("%s: the segment %s is not packed: %d of its %d bodies are there", run, segment, count, said)
+    return count == said
+
+
+@contextlib.contextmanager
+def _alone(run: Path) -> Iterator[None]:
+    """Two that pack one run at once would each remove what the other is about to read."""
+    folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise UsageError(f"{run} is being packed already", hint="wait until that has ended") from error
+    finally:
+        os.close(folder)
 
 
 def _merged(run: Path, group: Sequence[str]) -> int:

@@ -373,6 +373,9 @@ class RunReader:
             self._take("episodes", segment, self._parts, self._open)
             self._table = None
         part, row, first = self._packed.get(segment, (segment, 0, 0))
+        if part in self._parts and part == segment and not part_of(self.run, "episodes", part).exists():
+            self.refresh()  # packed since it was seen
+            part, row, first = self._packed.get(segment, (segment, 0, 0))
         if part not in self._parts:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         return self._sealed_body(id, part, row, int(number), first)

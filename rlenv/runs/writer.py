@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import MissingExtra
 from rlenv.runs import files, parts
 from rlenv.runs.journal import Journal, body_of
 from rlenv.runs.schema import Facts, late_of, row_of
@@ -66,9 +66,11 @@ def writer_name() -> str:
 
 
 def host_name() -> str:
-    """This host in at most 12 letters and digits."""
-    letters = (letter for letter in socket.gethostname().lower() if letter.isascii() and letter.isalnum())
-    return "".join(letters)[:12] or "host"
+    """This host in at most 12 letters and digits, the last of them from its whole name: nodes of a cluster often differ
+    at the end alone, and whose a journal is decides whether it may be sealed."""
+    name = socket.gethostname().lower()
+    letters = "".join(letter for letter in name if letter.isascii() and letter.isalnum())
+    return (letters[:5] or "host") + hashlib.blake2b(name.encode(errors="replace")).hexdigest()[:7]
 
 
 class RunWriter:
@@ -173,7 +175,7 @@ class RunWriter:
             parts.seal(self.run, segment)
         except MissingExtra:
             self._is_sealable = False  # the journals hold everything; `rlenv runs pack` seals them where pyarrow is
-        except (OSError, UsageError) as error:
+        except Exception as error:  # nobody waits for a segment; whatever Arrow finds, its journal holds everything
             _log.warning("%s: the segment %s stays a journal: %s", self.run, segment, error)
 
     def close(self) -> None:

@@ -101,8 +101,8 @@ def test_a_folder_without_a_run_is_told(tmp_path: Path, action: list[str], capsy
 
 def test_a_run_that_went_on_is_listed_with_all_that_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(tmp_path / "run", 1.0, 0.0)
-    with KeptRun(tmp_path / "run", RunInfo("train"), resume=True, from_step=0) as run:
-        run.append(episode(2), Facts(mode="train"))
+    with KeptRun(tmp_path / "run", RunInfo("eval"), resume=True, from_step=0) as run:
+        run.append(episode(2), Facts(mode="sampled"))
     assert main(["runs", "list", str(tmp_path), "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert (told["attempts"], told["episodes"]) == (2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlenv.errors import UsageError
 from rlenv.runs.journal import path_of
 from rlenv.runs.pack import is_alive, pack
 from rlenv.runs.parts import seal
@@ -120,3 +122,35 @@ def test_packing_that_was_interrupted_leaves_nothing_twice(tmp_path: Path) -> No
     pack(tmp_path)
     assert len(list((tmp_path / "episodes").iterdir())) == 1
     assert RunReader(tmp_path).table["id"].to_pylist() == ids
+
+
+def test_a_segment_whose_bodies_are_lost_is_left_alone_and_shifts_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, middle, last = (keep(tmp_path, 2, first=number) for number in (0, 2, 4))
+    segment = middle[0].rpartition("-")[0]
+    (tmp_path / "bodies" / f"{segment}.parquet").unlink()
+    assert pack(tmp_path).merged == 2
+    assert f"{segment} is not packed: 0 of its 2 bodies are there" in caplog.text
+    reader = RunReader(tmp_path)
+    for number, id in enumerate((*first, *last)):
+        assert reader.body(id).trajectory() == episode(number if number < 2 else number + 2)
+    assert len(reader.table) == 6
+
+
+def test_two_do_not_pack_one_run_at_once(tmp_path: Path) -> None:
+    ids = keep(tmp_path, 4, seal_episodes=2)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(UsageError, match="is being packed already"):
+        pack(tmp_path)
+    os.close(held)
+    assert pack(tmp_path).merged == 2
+    assert RunReader(tmp_path).table["id"].to_pylist() == ids
+
+
+def test_a_reader_from_before_finds_the_bodies_of_a_packed_run(tmp_path: Path) -> None:
+    ids = keep(tmp_path, 4, seal_episodes=2)
+    before = RunReader(tmp_path)
+    pack(tmp_path)
+    assert [before.body(id).trajectory() for id in ids] == [episode(number) for number in range(4)]
