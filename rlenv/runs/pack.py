@@ -143,7 +143,7 @@ def _is_whole(run: Path, segment: str) -> bool:
     said = int(read_part(rows, arrow().schema([row_schema().field("has_body")]))["has_body"].to_numpy().sum())
     try:
         with told(bodies):
-            count = pq.read_metadata(bodies).num_rows
+            count = int(pq.read_metadata(bodies).num_rows)
     except FileNotFoundError:
         count = 0
     if count != said:

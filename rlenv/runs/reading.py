@@ -42,7 +42,8 @@ def reading_list(rows: Snapshot) -> list[dict[str, Any]]:
 
 
 def _newest(places: NDArray[np.int64], step: NDArray[np.float64]) -> list[int]:
-    # The last step alone is sorted for: rows of one step stand in the order in which they were kept.
+    # Rows of one step stand in the order in which they were kept: from behind.
+    places = places[::-1]
     order = np.argsort(-step[places], kind="stable")
     return [int(place) for place in places[order][:_EACH]]
 

@@ -104,7 +104,7 @@ def quadrants(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, dict[str, 
     from_reward = high_reward(rows)
     asked = {"success without a call": "success:true calls:0"}
     if from_reward is not None:
-        asked = {"high reward, no success": f"success:false reward>={from_reward:.6g}", **asked}
+        asked = {"high reward, no success": f"success:false reward>={float(from_reward)!r}", **asked}
     return {name: {"n": int(parse(query).mask(rows)[places].sum()), "q": query} for name, query in asked.items()}
 
 

@@ -56,7 +56,7 @@ def _figures(rows: Snapshot, calls: pa.Table, step: NDArray[np.int64]) -> dict[s
     words, counted = np.unique(outcome.astype(str), return_counts=True)
     steps = step[calls["row"].to_numpy()]
     slowest = np.argsort(-np.where(ran, seconds, -1.0), kind="stable")[:_LISTED]
-    failing = np.nonzero(is_error)[0]
+    failing = np.nonzero(is_error)[0][::-1]
     failing = failing[np.argsort(-steps[failing], kind="stable")][:_LISTED]
     return {
         "calls": len(outcome),

@@ -161,6 +161,7 @@ async def _search(request: web.Request) -> web.StreamResponse:
         while not is_whole and count < _MOST_HITS and not _is_gone(request):
             hits, looked, is_whole = await asyncio.get_running_loop().run_in_executor(threads, _some, begun[0])
             seen += looked
+            is_whole = is_whole and len(hits) <= _MOST_HITS - count
             hits = hits[: _MOST_HITS - count]
             count += len(hits)
             await answer.write(b"".join(encoded(dataclasses.asdict(hit)) + b"\n" for hit in hits))

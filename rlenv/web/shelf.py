@@ -59,7 +59,7 @@ class OpenRun:
         now = time.monotonic()
         if now - self._looked > 0.3:
             self.episodes.refresh()
-            self._looked = now
+            self._looked = time.monotonic()  # of its end: a long look is not followed by another in one request
         if self._snapshot is None or self._snapshot.version != self.episodes.version:
             self._snapshot = Snapshot(self.episodes)
             self.kept.clear()
