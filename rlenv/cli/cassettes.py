@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlenv.concurrency.lanes import Lane, here, offline
 from rlenv.errors import UsageError
-from rlenv.runs.cassettes import Player, Recorder
 from rlenv.runs.folder import KeptRun
-from rlenv.runs.tape import Reel
+from rlenv.runs.tapes.cassettes import Player, Recorder
+from rlenv.runs.tapes.tape import Reel
 
 __all__ = ["Tapes", "add_record", "add_tape"]
 

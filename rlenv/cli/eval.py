@@ -27,7 +27,7 @@ from rlenv.errors import UsageError
 from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, open_run
-from rlenv.runs.lock import lock_of
+from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import Summary, summarise
 from rlenv.trajectory import Trajectory

@@ -18,7 +18,7 @@ from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run, read_info
-from rlenv.runs.lock import SECTIONS, Lock, LockEntry, diff, entries, lock_of, locks_of, read_lock
+from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, entries, lock_of, locks_of, read_lock
 
 __all__ = ["add_arguments", "run"]
 

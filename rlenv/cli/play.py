@@ -22,7 +22,7 @@ from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message, Sampled
 from rlenv.runs.folder import KeptRun
-from rlenv.runs.lock import lock_of
+from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.schema import Facts, Mode
 from rlenv.trajectory import Trajectory
 

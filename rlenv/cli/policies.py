@@ -13,8 +13,8 @@ from rlenv.cli.options import fields
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.policies.base import Policy
-from rlenv.runs.lock_files import Say, file_sha256, tree_sha256
-from rlenv.runs.lock_parts import host_of
+from rlenv.runs.locks.files import Say, file_sha256, tree_sha256
+from rlenv.runs.locks.parts import host_of
 
 __all__ = ["OPTIONS", "add_policy", "check_options", "make_policy", "policy_facts", "policy_tokenizer"]
 

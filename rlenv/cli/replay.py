@@ -14,11 +14,11 @@ from rlenv.cli.terminal import write, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.cassettes import Player
 from rlenv.runs.folder import read_info
 from rlenv.runs.recorded import with_ids
 from rlenv.runs.replay import Replayed, replay
-from rlenv.runs.tape import Reel, has_tape
+from rlenv.runs.tapes.cassettes import Player
+from rlenv.runs.tapes.tape import Reel, has_tape
 
 __all__ = ["add_arguments", "run"]
 

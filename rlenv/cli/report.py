@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the file; exit code 0."""
-    from rlenv.runs.report import report
+    from rlenv.runs.figures.report import report
 
     if args.episodes < 0:
         raise UsageError("--episodes is at least 0")

@@ -19,7 +19,7 @@ from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs import files as record
-from rlenv.runs.lock import lock_of
+from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.recorded import recorded
 from rlenv.runs.rescore import Difference, compare, rescore
 from rlenv.runs.schema import Facts

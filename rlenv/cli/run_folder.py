@@ -11,7 +11,7 @@ from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.folder import KeptRun, RunInfo, read_info
-from rlenv.runs.lock import FOLDER, Lock
+from rlenv.runs.locks.lock import FOLDER, Lock
 
 __all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "told"]
 

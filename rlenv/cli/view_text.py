@@ -20,11 +20,11 @@ from rlenv._base.bounded import cut_end
 from rlenv.cli.console import Console
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall
+from rlenv.runs.figures.query import ordered, parse
+from rlenv.runs.figures.snapshot import Episodes, Snapshot
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.lines import LinesReader
-from rlenv.runs.query import ordered, parse
 from rlenv.runs.recorded import file_of, with_ids
-from rlenv.runs.snapshot import Episodes, Snapshot
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["show"]

@@ -79,7 +79,7 @@ async def given(slot: Slot) -> Answer | None:
 
 
 class Tape(Protocol):
-    """Keeps answers, or gives them again; see `rlenv.runs.tape`. For one event loop."""
+    """Keeps answers, or gives them again; see `rlenv.runs.tapes.tape`. For one event loop."""
 
     @property
     def is_offline(self) -> bool:

@@ -2,7 +2,7 @@
 
     RUN/run.json      what made the run and what has become of it; replaced whole, by whoever runs it
     RUN/summary.json  its figures, once it has ended
-    RUN/locks/        what made its episodes; see `rlenv.runs.lock`
+    RUN/locks/        what made its episodes; see `rlenv.runs.locks.lock`
 
 and beside them what `rlenv.runs.journal` and `rlenv.runs.parts` describe.
 """
@@ -32,7 +32,7 @@ from rlenv.secrets import logger, redact_value
 from rlenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from rlenv.runs.lock import Lock  # whose module knows environments; readers of runs need none
+    from rlenv.runs.locks.lock import Lock  # whose module knows environments; readers of runs need none
 
 __all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
 

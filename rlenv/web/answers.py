@@ -13,7 +13,7 @@ from aiohttp import web
 from rlenv._base.bounded import encodable
 from rlenv._base.jsonable import plain
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.query import QueryFault
+from rlenv.runs.figures.query import QueryFault
 from rlenv.web.episode import Blobs
 from rlenv.web.guard import refusal
 from rlenv.web.shelf import OpenRun, Shelf

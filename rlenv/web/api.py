@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from rlenv.runs.figures import counts, series
-from rlenv.runs.query import COLUMNS
-from rlenv.runs.reading import reading_list
+from rlenv.runs.figures.query import COLUMNS
+from rlenv.runs.figures.reading import reading_list
+from rlenv.runs.figures.steps import counts, series
 from rlenv.web.answers import BLOBS, READ_ONLY, SHELF, VERSION, answered, encoded, number, reading
 from rlenv.web.episode import page, text_at
 from rlenv.web.shelf import OpenRun

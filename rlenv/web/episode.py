@@ -15,8 +15,8 @@ import numpy as np
 from rlenv._base.jsonable import plain
 from rlenv._base.pictures import bare_image
 from rlenv.errors import UsageError
+from rlenv.runs.figures.groups import group_of, members
 from rlenv.runs.files import nested
-from rlenv.runs.groups import group_of, members
 from rlenv.runs.reader import Body
 from rlenv.trajectory import Trajectory
 from rlenv.web.shelf import OpenRun

@@ -10,12 +10,12 @@ from aiohttp import web
 
 from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
-from rlenv.runs import reward_figures
-from rlenv.runs.facets import facets
-from rlenv.runs.groups import aligned, first_difference, members, over_steps, spread
+from rlenv.runs.figures import rewards as reward_figures
+from rlenv.runs.figures.facets import facets
+from rlenv.runs.figures.groups import aligned, first_difference, members, over_steps, spread
+from rlenv.runs.figures.paired import compared
+from rlenv.runs.figures.tools import tools
 from rlenv.runs.journal import loads
-from rlenv.runs.paired import compared
-from rlenv.runs.tool_figures import tools
 from rlenv.web.answers import SHELF, answered, reading
 from rlenv.web.files import current_lock
 from rlenv.web.shelf import OpenRun
@@ -142,7 +142,7 @@ def _differences(a: OpenRun, b: OpenRun) -> list[dict[str, Any]]:
     hashes = {"a": current_lock(a), "b": current_lock(b)}
     if hashes["a"] == hashes["b"]:
         return []
-    from rlenv.runs.lock import FOLDER, diff, read_lock  # the half of rlenv that plays episodes
+    from rlenv.runs.locks.lock import FOLDER, diff, read_lock  # the half of rlenv that plays episodes
 
     try:
         locks = [

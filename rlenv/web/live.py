@@ -15,9 +15,9 @@ from aiohttp import web
 
 from rlenv._base.paths import read_file
 from rlenv.errors import RlenvError, UsageError
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.search import Hit, searched
 from rlenv.runs.journal import loads
-from rlenv.runs.query import parse
-from rlenv.runs.search import Hit, searched
 from rlenv.web.answers import READ_ONLY, SHELF, answered, encoded
 from rlenv.web.guard import refusal
 from rlenv.web.shelf import OpenRun

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv.errors import UsageError
-from rlenv.runs.figures import overview
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.snapshot import Episodes, Snapshot
+from rlenv.runs.figures.steps import overview
 from rlenv.runs.folder import RunInfo, is_run, open_run, read_info
 from rlenv.runs.lines import LinesReader
-from rlenv.runs.query import parse
-from rlenv.runs.snapshot import Episodes, Snapshot
 
 __all__ = ["OpenRun", "Shelf"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.runs.tape import Reel
+from rlenv.runs.tapes.tape import Reel
 
 
 def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.cli.options import fields
 from rlenv.runs.folder import KeptRun, RunInfo, open_run, read_info
-from rlenv.runs.lock import locks_of
+from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.runs.lock import locks_of
+from rlenv.runs.locks.lock import locks_of
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.pack import pack
-from rlenv.runs.query import parse
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
-from rlenv.runs.snapshot import Snapshot
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import RewardBreakdown, TermResult
 from tests.support.kept import TOKENS, episode

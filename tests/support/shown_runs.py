@@ -13,7 +13,7 @@ from typing import Any
 from rlenv._base.jsonable import plain
 from rlenv.messages import Image, MalformedCall, Message, Observation, ParsedAction, ToolCall, ToolResult
 from rlenv.runs.folder import KeptRun, RunInfo
-from rlenv.runs.lock import Lock
+from rlenv.runs.locks.lock import Lock
 from rlenv.runs.schema import Facts, Tokens
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory, Turn
 

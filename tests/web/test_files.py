@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
-from rlenv.runs.lock import Lock
+from rlenv.runs.locks.lock import Lock
 from rlenv.web.guard import Guard
 from tests.support.runs import asked, kept, played, raw, visited
 

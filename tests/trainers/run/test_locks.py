@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rlenv.runs.folder import open_run, read_info
-from rlenv.runs.lock import Lock, locks_of
+from rlenv.runs.locks.lock import Lock, locks_of
 from rlenv.runs.schema import Facts
 from rlenv_verl.loop.keep import Keeper
 from rlenv_verl.run.locks import attempt_locks, changed_lines

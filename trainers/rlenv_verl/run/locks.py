@@ -1,4 +1,4 @@
-"""What an attempt of a run makes its episodes of: a lock for each of its specs (`rlenv.runs.lock`).
+"""What an attempt of a run makes its episodes of: a lock for each of its specs (`rlenv.runs.locks.lock`).
 
 Two runs with equal settings have equal locks, wherever their folders and models lie and whatever cluster they join. An
 attempt that goes on from a checkpoint differs by that step at least; what its command adds to go on from it follows
@@ -18,8 +18,8 @@ import yaml
 
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import RlenvError, UsageError
-from rlenv.runs.lock import FOLDER, Lock, diff, lock_of, read_lock
-from rlenv.runs.lock_files import Say, digest_of, tree_sha256
+from rlenv.runs.locks.files import Say, digest_of, tree_sha256
+from rlenv.runs.locks.lock import FOLDER, Lock, diff, lock_of, read_lock
 from rlenv.tokens.load import load_tokenizer
 from rlenv_verl.run.runfile import Run
 

@@ -12,7 +12,7 @@ import yaml
 
 from rlenv.errors import UsageError
 from rlenv.runs.folder import is_run
-from rlenv.runs.lock_files import Say
+from rlenv.runs.locks.files import Say
 from rlenv_verl.run.datasets import validation_rows, write_rows
 from rlenv_verl.run.kept import seal_all
 from rlenv_verl.run.locks import attempt_locks

@@ -26,7 +26,7 @@ import orjson
 
 from rlenv.errors import UsageError
 from rlenv.runs.folder import State
-from rlenv.runs.lock import Lock
+from rlenv.runs.locks.lock import Lock
 from rlenv.secrets import redact_value
 from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 from rlenv_verl.run.datasets import Mode

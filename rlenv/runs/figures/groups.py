@@ -1,0 +1,105 @@
+"""The samples of one task side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv._base.bounded import cut_end
+from rlenv.runs.figures.query import Condition, Query
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.steps import kept_points
+
+__all__ = ["aligned", "first_difference", "group_of", "members", "over_steps", "spread"]
+
+MOST: Final = 64
+"""Samples of one group that are given."""
+_TEXT, _ACTION = 400, 4_000
+
+
+def group_of(row: Mapping[str, Any]) -> str:
+    """The name of an episode's group; `SPLIT/TASK` where it was given none."""
+    return row["group"] or (f"{row['split']}/{row['task']}" if row["task"] >= 0 else row["id"])
+
+
+def members(rows: Snapshot, step: int, group: str) -> NDArray[np.int64]:
+    """The places of a group's episodes at a step, the highest reward first, invalid ones last."""
+    found = np.nonzero(_is_of(rows, group) & (rows.numbers("step") == step))[0]
+    reward = rows.numbers("reward")[found]
+    order = np.lexsort((rows.numbers("sample")[found], -np.where(np.isnan(reward), -np.inf, reward)))
+    return found[order][:MOST]
+
+
+def _is_of(rows: Snapshot, group: str) -> NDArray[np.bool_]:
+    found = Query((Condition("group", "=", (group,), 1),)).mask(rows)
+    if found.any():
+        return found
+    split, _, task = group.rpartition("/")
+    if task.lstrip("-").isdecimal():
+        conditions = (
+            Condition("group", "=", ("none",), 1),
+            Condition("split", "=", (split,), 1),
+            Condition("task", "=", (task,), 1),
+        )
+        return Query(conditions).mask(rows)
+    return Query((Condition("id", "=", (group,), 1),)).mask(rows)
+
+
+def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) -> list[dict[str, Any]]:
+    """The mean reward of the task of some rows at each step: `step`, `mean` and `n`, None where nothing is valid."""
+    if not len(places):
+        return []
+    first = int(places[0])
+    split, task = rows.table["split"][first].as_py(), rows.table["task"][first].as_py()
+    same = (Condition("split", "=", (split,), 1), Condition("task", "=", (str(task),), 1))
+    of_task = np.nonzero(Query(same).mask(rows))[0]
+    reward = rows.numbers("reward")[of_task]
+    steps, at = np.unique(rows.numbers("step")[of_task].astype(np.int64), return_inverse=True)
+    valid = ~np.isnan(reward)
+    sizes = np.bincount(at[valid], minlength=len(steps))
+    sums = np.bincount(at[valid], reward[valid], minlength=len(steps))
+    means: list[float | int | None] = [
+        total / count if count else None for total, count in zip(sums.tolist(), sizes.tolist(), strict=True)
+    ]
+    kept = kept_points(len(steps), points, means)
+    return [{"step": int(steps[place]), "mean": means[place], "n": int(sizes[place])} for place in kept]
+
+
+def spread(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (of the population) of the valid rewards; None where none is valid."""
+    known = [reward for reward in rewards if reward is not None]
+    return (float(np.mean(known)), float(np.std(known))) if known else (None, None)
+
+
+def aligned(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A record's turns, cut short: `action`, what it said beside its calls (`say`), and the results of the calls."""
+    return [
+        {
+            "action": cut_end(str(turn["action"]), _ACTION),
+            "say": cut_end(str(turn["parsed"].get("content", "")), _TEXT),
+            "calls": [_call(call) for call in turn["parsed"].get("calls", ())],
+            "results": [
+                {"name": one["name"], "outcome": one["outcome"], "text": cut_end(str(one["text"]), _TEXT)}
+                for one in turn["results"]
+            ],
+        }
+        for turn in record["turns"]
+    ]
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": call.get("name"), "arguments": call.get("arguments", call.get("text"))}
+
+
+def first_difference(episodes: Sequence[Sequence[Mapping[str, Any]]]) -> int | None:
+    """The first turn in which the actions of some episodes' turns are not all the same; None where there is none."""
+    if len(episodes) < 2:
+        return None
+    for index in range(max(map(len, episodes))):
+        actions = {turns[index]["action"] if index < len(turns) else None for turns in episodes}
+        if len(actions) > 1:
+            return index
+    return None

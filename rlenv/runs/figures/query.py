@@ -1,0 +1,359 @@
+r"""The one query language over episodes, for the command line and for the viewer.
+
+    success:false tool:search errors>0 term.format<0.5 step:10..20 reason:turns invalid:true "text"
+
+Conditions stand side by side and all have to hold. One is `FIELD OPERATOR VALUE` without spaces between:
+
+    split:test            is; `a,b` is one of them, `*` stands for anything, `none` for what is not known
+    split!=test           is not
+    errors>0 reward<=0.5  compares; what is not known never holds
+    step:10..20           from 10 to 20, both ends too; one end may be left out
+    -tool:search          does not hold; `!` means the same
+    "two words" word      stands in the title, the answer, the failure's message or the id, in any case of letters
+
+Fields are the columns of `rlenv.runs.schema.ROW`, what came later (`fate`, `advantage`, …), and
+
+    invalid        whether the reward is invalid
+    calls          how many calls were made
+    tool, outcome  of any call; call.COLUMN for the others of `rlenv.runs.schema.CALLS`, as in call.seconds>2
+    term.NAME      the value of a term, or its status: term.format<0.5 term.judge:invalid
+
+Title, answer and messages hold where they contain the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv._base.nearest import did_you_mean
+from rlenv.errors import UsageError
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.schema import CALLS, LATE, ROW
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["COLUMNS", "Condition", "Query", "QueryFault", "ordered", "parse"]
+
+COLUMNS: Final[Mapping[str, str]] = {
+    **ROW,
+    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending")},
+}
+"""The columns that a query may name, with their types."""
+
+_ALIASES: Final = {"calls": "calls_n", "tool": "call.tool", "outcome": "call.outcome"}
+_CONTAINED: Final = ("title", "answer", "failure_message", "why")
+_TEXT: Final = ("title", "answer", "failure_message", "id")
+_STATES: Final = ("valid", "invalid", "skipped")
+_FIELD: Final = re.compile(r'([A-Za-z_][\w.\-]*(?:"[^"]*")?)(!=|<=|>=|[:=<>])')
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_BARE: Final = re.compile(r"[^\s,\"]+")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_MAX: Final = 2_000
+_MOST_SORTED: Final = 16
+_WHOLE: Final = "a query has no more than 2,000 characters"
+
+
+class QueryFault(UsageError):
+    """A query over episodes that is none; `column` counts its characters, from 1."""
+
+    def __init__(self, message: str, *, column: int = 1, hint: str = "") -> None:
+        self.column = column
+        super().__init__(message, key=f"column {column}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition. `field` is "" for text that is looked for; `column` is where it begins, from 1."""
+
+    field: str
+    operator: str
+    values: tuple[str, ...]
+    column: int
+    is_negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parsed query; without conditions all episodes match."""
+
+    conditions: tuple[Condition, ...] = ()
+
+    def mask(self, rows: Snapshot) -> NDArray[np.bool_]:
+        """For each row whether it matches.
+
+        Raises:
+            QueryFault: a condition names a term that no episode has, or a value that does not fit.
+        """
+        found = np.ones(len(rows), dtype=bool)
+        for condition in self.conditions:
+            holds = _holds(condition, rows)
+            found &= ~holds if condition.is_negated else holds
+        return found
+
+    def places(self, rows: Snapshot, sort: str = "") -> NDArray[np.int64]:
+        """The places of the rows that match, in the order of `sort`; see `ordered`."""
+        places = np.nonzero(self.mask(rows))[0] if self.conditions else np.arange(len(rows))
+        return ordered(rows, places, sort)
+
+
+def parse(text: str) -> Query:
+    """The query of a text.
+
+    Raises:
+        QueryFault: it is none; the message names the column, and the nearest name.
+    """
+    if len(text) > _MAX:
+        raise QueryFault(_WHOLE, column=_MAX)
+    if (odd := _SURROGATE.search(text)) is not None:  # bytes of a command line that are no UTF-8, say
+        raise QueryFault("a character that is none", column=odd.start() + 1, hint="write the query in UTF-8")
+    found, at = [], 0
+    while (at := _space(text, at)) < len(text):
+        condition, at = _condition(text, at)
+        found.append(condition)
+    return Query(tuple(found))
+
+
+def _space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _condition(text: str, at: int) -> tuple[Condition, int]:
+    column, start = at + 1, at
+    is_negated = text[at] in "-!" and len(text) > at + 1 and not text[at + 1].isspace()
+    at += is_negated
+    match = _FIELD.match(text, at)
+    if match is None:
+        word, at = _value(text, at)
+        if at < len(text) and not text[at].isspace():
+            raise QueryFault(f"a space is expected before '{text[at : at + 10]}'", column=at + 1)
+        return Condition("", ":", (word,), column, is_negated), at
+    field = _known(match[1].replace('"', ""), start + is_negated + 1)
+    values, at = [], match.end()
+    while True:
+        value, at = _value(text, at)
+        values.append(value)
+        if at >= len(text) or text[at] != ",":
+            break
+        at += 1
+    if at < len(text) and not text[at].isspace():
+        raise QueryFault(f"a space is expected before '{text[at : at + 10]}'", column=at + 1)
+    condition = Condition(field, match[2], tuple(values), column, is_negated)
+    _check(condition)
+    return condition, at
+
+
+def _value(text: str, at: int) -> tuple[str, int]:
+    if match := _QUOTED.match(text, at):
+        return re.sub(r"\\(.)", r"\1", match[1]), match.end()
+    if text[at : at + 1] == '"':
+        raise QueryFault("the quotation mark is not closed", column=at + 1, hint='write it at the end: "two words"')
+    if match := _BARE.match(text, at):
+        return match[0], match.end()
+    raise QueryFault("a value is expected", column=at + 1, hint="such as success:false")
+
+
+def _known(name: str, column: int) -> str:
+    """The full name of a field."""
+    name = _ALIASES.get(name, name)
+    head, _, rest = name.partition(".")
+    if name in COLUMNS or name == "invalid" or (head == "term" and rest):
+        return name
+    if head == "call" and rest:
+        if rest not in CALLS:
+            hint = did_you_mean(rest, CALLS, "columns of calls", prefix="call.")
+            raise QueryFault(f"calls have no column '{rest}'", column=column, hint=hint)
+        return name
+    names = [*COLUMNS, "invalid", *_ALIASES, "term.NAME", "call.seconds"]
+    raise QueryFault(f"there is no column '{name}'", column=column, hint=did_you_mean(name, names, "columns"))
+
+
+def _kind(field: str) -> str:
+    """The type of a field: `bool`, `string` or `number`."""
+    if field == "invalid":
+        return "bool"
+    head, _, rest = field.partition(".")
+    kind = CALLS[rest] if head == "call" else "number" if head == "term" else COLUMNS[field]
+    return kind if kind in ("bool", "string") else "number"
+
+
+def _check(condition: Condition) -> None:
+    """Whether the operator and the values fit the type of the field."""
+    kind = _kind(condition.field)
+    is_compared = condition.operator in ("<", "<=", ">", ">=")
+    if is_compared and (kind != "number" or len(condition.values) > 1):
+        what = "one number at a time" if kind == "number" else "numbers only"
+        message = f"'{condition.operator}' compares {what}; {condition.field} is a {kind}"
+        raise QueryFault(message, column=condition.column, hint=f"write {condition.field}:{condition.values[0]}")
+    if kind == "string":
+        return
+    for value in condition.values:
+        if value == "none" and not is_compared:
+            continue
+        if kind == "bool" and value not in ("true", "false"):
+            message = f"{condition.field} is true or false, not '{value}'"
+            raise QueryFault(message, column=condition.column, hint=f"write {condition.field}:true")
+        if kind == "number" and not _is_number(value, condition):
+            message = f"{condition.field} is a number, not '{value}'"
+            raise QueryFault(message, column=condition.column, hint=f"such as {condition.field}>0")
+
+
+def _is_number(value: str, condition: Condition) -> bool:
+    if condition.field.startswith("term.") and value in _STATES and condition.operator in (":", "=", "!="):
+        return True
+    ends = value.split("..") if condition.operator in (":", "=", "!=") else [value]
+    if len(ends) > 2 or not any(ends):
+        return False
+    return all(_number(end) is not None for end in ends if end)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# What holds
+
+
+def _holds(condition: Condition, rows: Snapshot) -> NDArray[np.bool_]:
+    field = condition.field
+    if not field:
+        return _contains(rows, condition.values[0])
+    if condition.operator == "!=":
+        return ~_holds(replace(condition, operator=":"), rows)
+    head, _, rest = field.partition(".")
+    if head == "call":
+        found = np.zeros(len(rows), dtype=bool)
+        holds = _of_column(condition, rows.calls[rest], _kind(field), is_contained=False)
+        found[rows.calls["row"].to_numpy()[holds]] = True
+        return found
+    if head == "term":
+        return _of_term(condition, rest, rows)
+    if field == "invalid":
+        return _of_numbers(condition, np.isnan(rows.numbers("reward")).astype(float))
+    return _of_column(condition, rows.table[field], _kind(field), is_contained=field in _CONTAINED)
+
+
+def _contains(rows: Snapshot, text: str) -> NDArray[np.bool_]:
+    import pyarrow.compute as pc
+
+    found = np.zeros(len(rows), dtype=bool)
+    for name in _TEXT:
+        found |= _plain(pc.match_substring(rows.table[name], text, ignore_case=True))
+    return found
+
+
+def _of_term(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
+    if not rows.has_term(name):
+        hint = did_you_mean(name, rows.term_names, "terms", prefix="term.")
+        raise QueryFault(f"no episode has a term '{name}'", column=condition.column, hint=hint)
+    values, states = rows.term(name)
+    numbers = tuple(value for value in condition.values if value not in _STATES)
+    found = np.isin(states, [value for value in condition.values if value in _STATES])
+    if numbers:
+        found |= _of_numbers(replace(condition, values=numbers), values)
+    return found
+
+
+def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str, *, is_contained: bool) -> NDArray[np.bool_]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if kind != "string":
+        flat = pc.cast(column, pa.int8()) if kind == "bool" else column
+        values = pc.cast(flat, pa.float64(), safe=False).combine_chunks().to_numpy(zero_copy_only=False)
+        return _of_numbers(condition, values)
+    found = np.zeros(len(column), dtype=bool)
+    for value in condition.values:
+        if value == "none":
+            found |= ~_plain(pc.not_equal(column, ""))
+        elif is_contained and condition.operator == ":":
+            found |= _plain(pc.match_substring(column, value, ignore_case=True))
+        elif "*" in value:
+            pattern = "^" + ".*".join(re.escape(part) for part in value.split("*")) + "$"
+            found |= _plain(pc.match_substring_regex(column, pattern))
+        else:
+            found |= _plain(pc.equal(column, value))
+    return found
+
+
+def _of_numbers(condition: Condition, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Nothing that is not known (not a number) compares with anything."""
+    compare: dict[str, Any] = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
+    found = np.zeros(len(values), dtype=bool)
+    for value in condition.values:
+        if condition.operator in compare:
+            found |= compare[condition.operator](values, float(value))
+        elif value == "none":
+            found |= np.isnan(values)
+        elif value in ("true", "false"):
+            found |= values == (value == "true")
+        elif ".." in value:
+            low, high = value.split("..")
+            found |= (values >= float(low or "-inf")) & (values <= float(high or "inf"))
+        else:
+            found |= values == float(value)
+    return found
+
+
+def _plain(found: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """An Arrow column of true, false and null; null does not hold."""
+    import pyarrow.compute as pc
+
+    whole = pc.fill_null(found, False)
+    whole = whole.combine_chunks() if hasattr(whole, "combine_chunks") else whole
+    holds: NDArray[np.bool_] = whole.to_numpy(zero_copy_only=False)
+    return holds
+
+
+# Order
+
+
+def ordered(rows: Snapshot, places: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+    """Places of rows in the order of `sort`: columns with commas between, `-` before one that begins with the largest.
+
+    What is not known comes last; equal rows, and all without `sort`, stay in the order in which they were kept.
+
+    Raises:
+        QueryFault: a column that there is not.
+    """
+    names = [name for name in sort.split(",") if name]
+    if len(names) > _MOST_SORTED:
+        raise QueryFault(f"an order has no more than {_MOST_SORTED} columns", column=len(sort))
+    if not names or not len(places):
+        return places
+    keys = []
+    for name in names:
+        bare = name.removeprefix("-")
+        values = _sorted_by(rows, _ALIASES.get(bare, bare), sort.find(bare) + 1)[places]
+        keys.append(-values if name.startswith("-") else values)  # numpy puts what is not a number last
+    return places[np.lexsort(keys[::-1])]
+
+
+def _sorted_by(rows: Snapshot, name: str, column: int) -> NDArray[np.float64]:
+    """Numbers in whose order a column is, not a number where it is null."""
+    if name.startswith("term.") and rows.has_term(name[5:]):
+        return rows.term(name[5:])[0]
+    if name == "invalid":
+        return np.isnan(rows.numbers("reward")).astype(float)
+    if name in COLUMNS and COLUMNS[name] != "string":
+        return rows.numbers(name)
+    if name in COLUMNS:
+        codes, words = rows.words(name)
+        ranks = np.empty(len(words) + 1)
+        ranks[np.asarray(sorted(range(len(words)), key=words.__getitem__), dtype=np.int64)] = np.arange(len(words))
+        ranks[-1] = np.nan  # the code of null is -1
+        return ranks[codes]
+    names: Iterable[str] = (*COLUMNS, "invalid", "calls", *(f"term.{one}" for one in rows.term_names))
+    hint = did_you_mean(name, names, "columns")
+    raise QueryFault(f"there is no column '{name}' to sort by", column=column, hint=hint)

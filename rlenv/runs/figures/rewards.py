@@ -1,0 +1,177 @@
+"""Where a run's reward comes from: its terms over the steps, and where reward and success part ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.steps import kept_points
+
+__all__ = ["high_reward", "invalid_reasons", "judge_agreement", "kappa", "quadrants", "scatter", "terms"]
+
+_BINS: Final = 40
+_POINTS: Final = 300
+_ERRORS: Final = 10
+_LISTED: Final = 20
+
+
+def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Each term of `Snapshot.term_names` over the rows at some places: its weight, the mean of its valid values, how
+    often it was invalid or skipped, its mean by step, and the most frequent errors."""
+    step = rows.numbers("step").astype(np.int64)[places]
+    found = []
+    for name in rows.term_names:
+        values, states = rows.term(name)
+        values, states = values[places], states[places]
+        valid = ~np.isnan(values)
+        steps, at = np.unique(step[valid], return_inverse=True)
+        sizes, sums = np.bincount(at), np.bincount(at, values[valid])
+        means: list[float | int | None] = (sums / np.maximum(sizes, 1)).tolist()
+        found.append(
+            {
+                "name": name,
+                "weight": _weight(rows, name),
+                "mean": float(values[valid].mean()) if valid.any() else None,
+                **{state: int((states == state).sum()) for state in ("valid", "invalid", "skipped")},
+                "by_step": [
+                    {"step": int(steps[place]), "mean": means[place]}
+                    for place in kept_points(len(steps), _POINTS, means)
+                ],
+                "errors": _errors(rows, name, places),
+            }
+        )
+    return found
+
+
+def _weight(rows: Snapshot, name: str) -> float | None:
+    """The weight of the term's last entry: a spec may change between attempts."""
+    weights = rows.entries_of(name)["weight"]
+    return weights[len(weights) - 1].as_py() if len(weights) else None
+
+
+def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = rows.entries_of(name)
+    found = found.filter(pc.and_(pc.equal(found["status"], "invalid"), pc.is_in(found["row"], pa.array(places))))
+    counted = pc.value_counts(found["error"]).to_pylist()
+    ordered = sorted(counted, key=lambda one: -one["counts"])[:_ERRORS]
+    return [{"error": one["values"], "count": one["counts"]} for one in ordered]
+
+
+def scatter(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """How many episodes have which reward (the middle of one of up to 40 bins) with success, without, or unknown."""
+    reward, success = rows.numbers("reward")[places], rows.numbers("success")[places]
+    valid = ~np.isnan(reward)
+    reward, success = reward[valid], success[valid]
+    if not len(reward):
+        return []
+    distinct = np.unique(reward)
+    if len(distinct) <= _BINS:
+        middles, at = distinct, np.searchsorted(distinct, reward)
+    else:
+        edges = np.linspace(distinct[0], distinct[-1], _BINS + 1)
+        middles, at = (edges[:-1] + edges[1:]) / 2, np.clip(np.digitize(reward, edges) - 1, 0, _BINS - 1)
+    found = []
+    for value, holds in ((True, success == 1), (False, success == 0), (None, np.isnan(success))):
+        sizes = np.bincount(at[holds], minlength=len(middles))
+        found += [
+            {"reward": float(middles[place]), "success": value, "n": int(sizes[place])}
+            for place in np.nonzero(sizes)[0]
+        ]
+    return found
+
+
+def high_reward(rows: Snapshot) -> float | None:
+    """The reward from which an episode without success is worth a look: the least that nine of ten successes have."""
+    reward, success = rows.numbers("reward"), rows.numbers("success")
+    known = reward[(success == 1) & ~np.isnan(reward)]
+    if len(known):
+        return float(np.quantile(known, 0.1, method="lower"))
+    valid = reward[~np.isnan(reward)]
+    return float(np.quantile(valid, 0.9, method="lower")) if len(valid) else None
+
+
+def quadrants(rows: Snapshot, places: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
+    """Where a reward may be hacked: how many of the rows, and the query that lists them."""
+    from_reward = high_reward(rows)
+    asked = {"success without a call": "success:true calls:0"}
+    if from_reward is not None:
+        asked = {"high reward, no success": f"success:false reward>={float(from_reward)!r}", **asked}
+    return {name: {"n": int(parse(query).mask(rows)[places].sum()), "q": query} for name, query in asked.items()}
+
+
+def invalid_reasons(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Why rewards are invalid, the most frequent reason first, each with the query that lists its episodes."""
+    codes, words = rows.words("failure")
+    invalid = np.isnan(rows.numbers("reward"))[places]
+    sizes = np.bincount(codes[places][invalid] + 1, minlength=len(words) + 1)[1:]
+    found = sorted(((word, int(size)) for word, size in zip(words, sizes, strict=True) if size), key=lambda o: -o[1])
+    return [
+        {"reason": word, "n": size, "q": "invalid:true " + (f'failure:"{word}"' if word else "failure:none")}
+        for word, size in found
+    ]
+
+
+def kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
+    """Cohen's kappa of two who judged the same: (pₒ - pₑ) / (1 - pₑ); None for no pairs, or where nothing varies.
+
+    Source: Cohen 1960, "A coefficient of agreement for nominal scales".
+    """
+    if not pairs:
+        return None
+    count = len(pairs)
+    agreed = sum(one == other for one, other in pairs) / count
+    first, second = sum(one for one, _ in pairs) / count, sum(other for _, other in pairs) / count
+    chance = first * second + (1 - first) * (1 - second)
+    return None if chance >= 1.0 else (agreed - chance) / (1 - chance)
+
+
+def judge_agreement(records: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """How far judges agree, for each term that asked some: with each other where several were asked, else with success.
+
+    A score at or above the middle of its scale counts as yes. `disagree` are ids of episodes where the sides differ.
+    """
+    pairs: dict[str, list[tuple[bool, bool]]] = {}
+    against: dict[str, str] = {}
+    disagree: dict[str, list[str]] = {}
+    for id, record in records:
+        for name, term in record["reward"]["terms"].items():
+            found = _verdicts(term, record.get("success"))
+            if found is None:
+                continue
+            against[name] = found[0]
+            pairs.setdefault(name, []).extend(found[1])
+            if any(one != other for one, other in found[1]):
+                disagree.setdefault(name, []).append(id)
+    return [
+        {
+            "name": name,
+            "against": against[name],
+            "kappa": kappa(one),
+            "n": len(one),
+            "disagree": disagree.get(name, [])[:_LISTED],
+        }
+        for name, one in pairs.items()
+    ]
+
+
+def _verdicts(term: Mapping[str, Any], success: bool | None) -> tuple[str, list[tuple[bool, bool]]] | None:
+    details = term.get("details") or {}
+    judges, scale = details.get("judges"), details.get("scale")
+    if term.get("status") != "valid" or not isinstance(judges, list) or not isinstance(scale, list) or len(scale) != 2:
+        return None
+    middle = (scale[0] + scale[1]) / 2
+    sides = [judge["score"] >= middle for judge in judges if isinstance(judge.get("score"), (int, float))]
+    if len(sides) > 1:
+        return "judges", list(combinations(sides, 2))
+    if len(sides) == 1 and success is not None:
+        return "success", [(sides[0], success)]
+    return None

@@ -1,0 +1,209 @@
+"""Figures of a run over its steps: shares with their intervals, means, and what a line of a list of runs says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.summary import clustered_counts
+
+__all__ = ["Overview", "clusters", "counts", "kept_points", "main_mode", "overview", "recent", "series", "spark"]
+
+MODES: Final = ("train", "greedy", "sampled")
+RECENT_STEPS: Final = 10
+"""Steps of training that a run's one figure is taken over: a whole run's mean says nothing of its policy."""
+_MEANS: Final = {"reward": "reward", "tokens": "tokens", "turns": "turns", "calls": "calls_n", "errors": "errors"}
+_POINTS: Final = 1_000
+
+Figures = dict[str, dict[str, list[float | int | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What a list of runs says of one. `success` is a share of valid episodes with its 95 % interval (`clustered`).
+
+    It is that of the mode that was validated last, over its last steps (`recent`); None where nothing is valid.
+    `invalid` counts over the whole run, `spark` is the success by step, thinned to 30 points.
+    """
+
+    episodes: int
+    step: int
+    success: float | None
+    success_low: float | None
+    success_high: float | None
+    invalid: int
+    spark: tuple[float | None, ...]
+
+
+def main_mode(rows: Snapshot) -> str:
+    """The mode whose success is the run's: greedy before sampled before train, of those that were played."""
+    codes, words = rows.words("mode")
+    played = {words[code] for code in np.unique(codes) if code >= 0}
+    return next((mode for mode in ("greedy", "sampled", "train") if mode in played), "")
+
+
+def recent(rows: Snapshot, mode: str) -> NDArray[np.bool_]:
+    """The rows of a mode that say how the policy is now: the last step, in training the last ten."""
+    steps = rows.numbers("step")
+    of_mode = _is_mode(rows, mode)
+    if not of_mode.any():
+        return of_mode
+    last = np.unique(steps[of_mode])[-(RECENT_STEPS if mode == "train" else 1) :]
+    found: NDArray[np.bool_] = of_mode & (steps >= last[0])
+    return found
+
+
+def _is_mode(rows: Snapshot, mode: str) -> NDArray[np.bool_]:
+    codes, words = rows.words("mode")
+    return codes == words.index(mode) if mode in words else np.zeros(len(rows), dtype=bool)
+
+
+def clusters(rows: Snapshot) -> NDArray[np.int64]:
+    """For each row the number of its cluster: the samples of a group, else those of a task."""
+    groups, names = rows.words("group")
+    splits, _ = rows.words("split")
+    tasks = rows.numbers("task").astype(np.int64)
+    empty = names.index("") if "" in names else -1
+    is_grouped = (groups >= 0) & (groups != empty)
+    by_task = len(names) + (splits.astype(np.int64) + 1) * (tasks.max(initial=0) + 1) + tasks
+    # A row that was given itself is no row of a split: each one is a task of its own.
+    by_task = np.where(tasks < 0, by_task.max(initial=0) + 1 + np.arange(len(rows)), by_task)
+    whole = np.where(is_grouped, groups, by_task)
+    return np.unique(whole, return_inverse=True)[1].astype(np.int64)
+
+
+def overview(rows: Snapshot) -> Overview:
+    """The one line of a run."""
+    mode = main_mode(rows)
+    chosen = recent(rows, mode)
+    success = rows.numbers("success")
+    valid = chosen & ~np.isnan(success)
+    share, low, high = None, None, None
+    if valid.any():
+        share = float(success[valid].mean())
+        low, high = clustered_counts(_pairs(clusters(rows)[valid], success[valid]))
+    step = rows.numbers("step")
+    invalid = int(np.isnan(rows.numbers("reward")).sum())
+    last = int(step.max()) if len(rows) else 0
+    return Overview(len(rows), last, share, low, high, invalid, tuple(spark(rows, mode)))
+
+
+def spark(rows: Snapshot, mode: str, *, points: int = 30) -> list[float | None]:
+    """The success of a mode by step, as means of at most `points` stretches."""
+    success, step = rows.numbers("success"), rows.numbers("step")
+    valid = _is_mode(rows, mode) & ~np.isnan(success)
+    steps, at = np.unique(step[valid], return_inverse=True)
+    if not len(steps):
+        return []
+    means = np.bincount(at, success[valid]) / np.bincount(at)
+    return [float(part.mean()) for part in np.array_split(means, min(points, len(means)))]
+
+
+def _pairs(cluster: NDArray[np.int64], success: NDArray[np.float64]) -> list[tuple[int, int]]:
+    _, at = np.unique(cluster, return_inverse=True)
+    return list(zip(np.bincount(at, success).astype(int).tolist(), np.bincount(at).tolist(), strict=True))
+
+
+def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -> tuple[list[int], Figures]:
+    """Figures by step: the steps, and for each figure lists that align with them, None where there is nothing.
+
+    Figures are named `MODE/NAME`: `success` (a share with `low`, `high` and `n`), `invalid` (a share), `reward` with
+    its 95 % interval, `tokens`, `turns`, `calls` and `errors` as means, and each term as `term.NAME`.
+
+    Args:
+        since: steps after this one alone.
+        points: at most so many steps are kept: of every stretch those with the smallest and the largest success.
+    """
+    step = rows.numbers("step").astype(np.int64)
+    wanted = np.ones(len(rows), dtype=bool) if since is None else step > since
+    steps, found = np.unique(step[wanted]), {}
+    group = clusters(rows)
+    for mode in MODES:
+        chosen = np.nonzero(_is_mode(rows, mode) & wanted)[0]
+        if not len(chosen):
+            continue
+        at = np.searchsorted(steps, step[chosen])
+        found[f"{mode}/success"] = _shares(rows.numbers("success")[chosen], at, group[chosen], len(steps))
+        invalid = np.isnan(rows.numbers("reward")[chosen]).astype(float)
+        found[f"{mode}/invalid"] = _means(invalid, at, len(steps), has_band=False)
+        for name, column in _MEANS.items():
+            found[f"{mode}/{name}"] = _means(rows.numbers(column)[chosen], at, len(steps), has_band=name == "reward")
+        for name in rows.term_names:
+            found[f"{mode}/term.{name}"] = _means(rows.term(name)[0][chosen], at, len(steps), has_band=False)
+    kept = kept_points(len(steps), points, next(iter(found.values()))["mean"] if found else [])
+    thinned = {
+        name: {part: [values[place] for place in kept] for part, values in one.items()} for name, one in found.items()
+    }
+    return [int(steps[place]) for place in kept], thinned
+
+
+def kept_points(count: int, most: int, values: list[float | int | None]) -> list[int]:
+    """At most `most` of `count` points: of every stretch those with the smallest and the largest value; both ends."""
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1}
+    for part in np.array_split(np.arange(count), max(1, most // 2 - 1)):
+        known = [(value, int(place)) for place in part if (value := values[place]) is not None]
+        kept |= {min(known)[1], max(known)[1]} if known else {int(part[0])}
+    return sorted(kept)
+
+
+def _shares(
+    success: NDArray[np.float64], at: NDArray[np.int64], cluster: NDArray[np.int64], count: int
+) -> dict[str, list[float | int | None]]:
+    """The share of successes at each step, with the interval that its clusters leave."""
+    valid = ~np.isnan(success)
+    success, at, cluster = success[valid], at[valid], cluster[valid]
+    most = int(cluster.max(initial=0)) + 1
+    keys, inverse = np.unique(at * most + cluster, return_inverse=True)
+    wins = np.bincount(inverse, success, minlength=len(keys)).astype(int).tolist()
+    sizes = np.bincount(inverse, minlength=len(keys)).tolist()
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for place, won, size in zip((keys // most).tolist(), wins, sizes, strict=True):
+        groups.setdefault(place, []).append((won, size))
+    found: dict[str, list[float | int | None]] = {name: [None] * count for name in ("mean", "low", "high")}
+    found["n"] = [0] * count
+    for place, pairs in groups.items():
+        trials = sum(size for _, size in pairs)
+        found["mean"][place] = sum(won for won, _ in pairs) / trials
+        found["low"][place], found["high"][place] = clustered_counts(pairs)
+        found["n"][place] = trials
+    return found
+
+
+def _means(
+    values: NDArray[np.float64], at: NDArray[np.int64], count: int, *, has_band: bool
+) -> dict[str, list[float | int | None]]:
+    """The mean at each step; with a band of 1.96 standard errors where it is asked for."""
+    valid = ~np.isnan(values)
+    values, at = values[valid], at[valid]
+    sizes = np.bincount(at, minlength=count)
+    sums = np.bincount(at, values, minlength=count)
+    means = np.divide(sums, sizes, out=np.full(count, np.nan), where=sizes > 0)
+    found: dict[str, list[float | int | None]] = {"mean": _known(means), "n": sizes.tolist()}
+    if has_band:
+        squares = np.bincount(at, (values - means[at]) ** 2, minlength=count)
+        variance = np.divide(squares, sizes - 1, out=np.full(count, np.nan), where=sizes > 1)
+        half = 1.959963984540054 * np.sqrt(variance / np.maximum(sizes, 1))
+        found["low"], found["high"] = _known(means - half), _known(means + half)
+    return found
+
+
+def _known(values: NDArray[np.float64]) -> list[float | int | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def counts(rows: Snapshot, column: str) -> Mapping[str, int]:
+    """How many rows have each word of a column, the most frequent first; "" and null are left out."""
+    codes, words = rows.words(column)
+    sizes = np.bincount(codes[codes >= 0], minlength=len(words))
+    found: list[tuple[Any, int]] = [
+        (word, int(size)) for word, size in zip(words, sizes.tolist(), strict=True) if word and size
+    ]
+    return dict(sorted(found, key=lambda one: -one[1]))

@@ -1,0 +1,1 @@
+"""What made an episode, by content, and where two of these differ."""

@@ -1,0 +1,236 @@
+"""What made an episode, by content: equal locks, equal episodes as far as a seed and a server keep them.
+
+    RUN/locks/HASH.json   a lock; HASH stands in every row of an episode that it made
+
+HASH is the first 12 digits of the SHA-256 of the file's JSON without `host` and `started`, with sorted keys, without
+blanks and in ASCII.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv._base.paths import read_file
+from rlenv.episodes.environment import Environment
+from rlenv.errors import UsageError
+from rlenv.runs.locks import parts
+from rlenv.runs.locks.files import Say, canonical, kept
+from rlenv.runs.locks.machine import Code, machine, packages
+
+__all__ = ["FOLDER", "SECTIONS", "Lock", "LockEntry", "diff", "entries", "lock_of", "locks_of", "read_lock"]
+
+FOLDER: Final = "locks"
+_FORMAT: Final = 1
+_MOST_BYTES: Final = 64_000_000
+_FILE: Final = re.compile(r"[0-9a-f]{12}\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """What made an episode. Every section holds JSON without nulls; digests are SHA-256, hexadecimal.
+
+    No secret stands in a lock: see `rlenv.runs.locks.files.kept`. `host` (for people: the host's name, the spec's path,
+    the working directory) and `started` (seconds since the epoch) are no part of its hash, and nothing else names a
+    place or a time.
+    """
+
+    rlenv: Mapping[str, Any] = field(default_factory=dict)
+    """Version and commit, and what differs from it."""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """The splits that were played."""
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    user: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, Any] = field(default_factory=dict)
+    dialect: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    """Empty where none is bound."""
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Kind, model, weights or the run and step that they come from, sampling."""
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
+    play: Mapping[str, Any] = field(default_factory=dict)
+    """Seed, samples of a task, shuffling, limits."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """Python and the platform."""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever a trainer says of itself."""
+    host: Mapping[str, str] = field(default_factory=dict)
+    started: float = 0.0
+
+    @property
+    def hash12(self) -> str:
+        """12 hexadecimal digits; equal for equal content of all sections, in whatever order their keys stand."""
+        held = {key: value for key, value in self.as_dict().items() if key not in _NOT_HASHED}
+        return hashlib.sha256(canonical(held)).hexdigest()[:12]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As its file holds it."""
+        return {"format": _FORMAT, **{one.name: getattr(self, one.name) for one in fields(self)}}
+
+    def write(self, run: str | Path) -> Path:
+        """Writes RUN/locks/HASH.json, whole, and gives its path; one that is there already stays.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder = Path(run) / FOLDER
+        target = folder / f"{self.hash12}.json"
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = folder / f"{target.name}.{os.getpid()}.tmp"
+            try:
+                draft.write_text(json.dumps(self.as_dict(), indent=2, sort_keys=True) + "\n", encoding="ascii")
+                os.replace(draft, target)
+            finally:
+                draft.unlink(missing_ok=True)
+        return target
+
+
+_NOT_HASHED: Final = ("host", "started")
+SECTIONS: Final = tuple(one.name for one in fields(Lock) if one.name not in _NOT_HASHED)
+"""The sections that are hashed, in the order in which people read them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockEntry:
+    """One difference between two locks; None stands for what one of them does not have."""
+
+    section: str
+    key: str
+    a: Any
+    b: Any
+
+
+def lock_of(
+    environment: Environment,
+    *,
+    splits: Sequence[str] | None = None,
+    policy: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    k: int | None = None,
+    tokenizer: Any = None,
+    trainer: Mapping[str, Any] | None = None,
+    say: Say | None = None,
+) -> Lock:
+    """The lock of episodes of `environment`, from its files as they are now. Nothing is started, opened or sent.
+
+    Args:
+        splits: those that are played; all of the spec where None. Every row of theirs is read.
+        policy: who acts, as JSON: `kind`, `model`, `weights` (or `run` and `step`), `sampling`.
+        seed: of the run.
+        k: samples of each task.
+        tokenizer: what is bound, of `rlenv.tokens.load` or transformers.
+        trainer: what a trainer says of itself, as JSON.
+        say: is told what takes long, such as gigabytes of rows.
+
+    Raises:
+        UsageError: no such split.
+        SpecError: the rows of a split cannot be read.
+    """
+    splits = tuple(environment.spec.tasks if splits is None else splits)
+    python, system = machine()
+    with Code() as code:
+        sections = _sections(environment, splits, say)
+        sections["rlenv"] = code.section()
+    sections |= {
+        "tokenizer": parts.tokenizer(tokenizer),
+        "policy": kept(policy or {}, hides=True),
+        "play": {"seed": seed, "k": k, **parts.limits(environment, splits)},
+        "machine": {"python": python, "platform": system},
+        "trainer": kept(trainer or {}, hides=True),
+    }
+    host = {"name": socket.gethostname(), "spec": str(environment.loaded.path), "cwd": os.getcwd()}
+    return Lock(**{name: kept(section) for name, section in sections.items()}, host=kept(host), started=time.time())
+
+
+def _sections(environment: Environment, splits: Sequence[str], say: Say | None) -> dict[str, Any]:
+    data, resources = parts.data_and_resources(environment, splits, say=say)
+    return {
+        "spec": parts.spec(environment),
+        "data": data,
+        "prompts": parts.prompts(environment, splits),
+        "tools": parts.tools(environment),
+        "resources": resources,
+        "user": parts.user(environment),
+        "rewards": parts.rewards(environment),
+        "dialect": parts.dialect(environment),
+        "endpoints": parts.endpoints(environment),
+        "packages": packages(parts.plug_ins(environment)),
+    }
+
+
+def entries(lock: Lock) -> dict[tuple[str, str], Any]:
+    """The values of a lock by section and dotted key; lists and empty mappings count as values."""
+
+    def visit(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping) and value:
+            for name in value:
+                yield from visit(value[name], f"{key}.{name}" if key else name)
+        elif key:
+            yield key, value
+
+    return {(section, key): value for section in SECTIONS for key, value in visit(getattr(lock, section), "")}
+
+
+def diff(a: Lock, b: Lock) -> tuple[LockEntry, ...]:
+    """What differs in what is hashed, by section and key; () where the hashes are equal."""
+    mine, theirs = entries(a), entries(b)
+    order = {section: index for index, section in enumerate(SECTIONS)}
+    places = sorted(mine.keys() | theirs.keys(), key=lambda place: (order[place[0]], place[1]))
+    return tuple(
+        LockEntry(*place, mine.get(place), theirs.get(place)) for place in places if _differ(place, mine, theirs)
+    )
+
+
+def _differ(place: tuple[str, str], a: Mapping[tuple[str, str], Any], b: Mapping[tuple[str, str], Any]) -> bool:
+    # As they are hashed: to Python 1 and True are one.
+    return (place in a) is not (place in b) or canonical(a[place]) != canonical(b[place])
+
+
+def read_lock(path: str | Path) -> Lock:
+    """The lock in a file.
+
+    Raises:
+        UsageError: there is none, it was written by another version, or changed since it was written.
+    """
+    path = Path(path)
+    try:
+        held = json.loads(read_file(path, most=_MOST_BYTES))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no lock at {path}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as a lock: {error}") from error
+    if not isinstance(held, dict) or "format" not in held or "spec" not in held:
+        raise UsageError(f"{path} is no lock", hint=f"they lie in RUN/{FOLDER}")
+    if held.pop("format") != _FORMAT or held.keys() != {one.name for one in fields(Lock)}:
+        raise UsageError(f"{path} was written by another version of rlenv", hint="look at it with that version")
+    if not all(isinstance(held[one], dict) for one in (*SECTIONS, "host")):
+        raise UsageError(f"{path} is no lock: every section is an object")
+    lock = Lock(**held)
+    if _FILE.fullmatch(path.name) and lock.hash12 != path.stem:
+        raise UsageError(f"{path} was changed since it was written: its content is {lock.hash12}'s")
+    return lock
+
+
+def locks_of(run: str | Path) -> dict[str, Lock]:
+    """The locks of a run by their hash, in the order in which they began; empty where it has none.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    folder = Path(run) / FOLDER
+    files = [path for path in folder.iterdir() if _FILE.fullmatch(path.name)] if folder.is_dir() else []
+    found = sorted((read_lock(path) for path in files), key=lambda lock: (lock.started, lock.hash12))
+    return {lock.hash12: lock for lock in found}

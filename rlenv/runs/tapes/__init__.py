@@ -1,0 +1,1 @@
+"""What episodes asked of the outside and were answered: kept, and given again."""

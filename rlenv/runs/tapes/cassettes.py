@@ -1,0 +1,286 @@
+"""What a run asks is recorded, and given again: the two tapes of `rlenv.concurrency.lanes`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv._base.bounded import cut_end
+from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot
+from rlenv.errors import CassetteError
+from rlenv.runs.tapes.tape import Entry, Reel, TapeWriter, canonical, content_of
+from rlenv.secrets import redact_value
+
+__all__ = ["Player", "Recorder"]
+
+_SHOWN_CHARS: Final = 4_000
+"""The most characters of one text in a request as it is kept for people."""
+_QUOTED: Final = 80
+_COUNTED: Final = 64
+"""Differences that are counted to find the nearest request."""
+_COMPARED: Final = 256
+"""Requests that are looked at for it."""
+
+
+class Recorder:
+    """Keeps what is asked and answered. What comes before `open`, as the tools of servers do, waits for it."""
+
+    is_offline = False
+
+    def __init__(self) -> None:
+        self._writer: TapeWriter | None = None
+        self._waiting: list[Entry] = []
+        self._counts: dict[str, Counter[tuple[str, str]]] = {}
+
+    def open(self, run: Path, *, lock: str = "") -> None:
+        """Writes into the folder of a run from now on.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._writer = TapeWriter(run, lock=lock)
+        for entry in self._waiting:
+            self._writer.put(entry)
+        self._waiting.clear()
+
+    def lane(self) -> Lane:
+        """The root of an episode that begins."""
+        return Lane(self, secrets.token_hex(8))
+
+    def bind(self, lane: Lane, id: str) -> None:
+        """Says which kept episode a lane was; "" is none."""
+        self._counts.pop(lane.episode, None)
+        if id:
+            self._put(Entry(lane.episode, kind="episode", name=id, started=time.time()))
+
+    def close(self) -> None:
+        """Seals what is open."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def look(self, lane: Lane, asked: Asked) -> Slot:
+        """An empty place: whoever asks has to ask."""
+        content = content_of(asked.kind, asked.content)
+        ordinal = _next(self._counts, lane, content)
+        return Slot(lane, asked, content, ordinal, time.time())
+
+    def keep(self, slot: Slot, answer: Answer) -> None:
+        """Writes an entry."""
+        asked = slot.asked
+        self._put(
+            Entry(
+                slot.lane.episode,
+                slot.lane.place,
+                slot.ordinal,
+                slot.content,
+                asked.kind,
+                asked.name,
+                canonical(_shown(asked.content)),
+                answer.outcome,
+                answer.reason,
+                canonical(redact_value(answer.response)),
+                asked.echo,
+                asked.is_shared,
+                slot.started,
+                max(time.time() - slot.started, 0.0),
+            )
+        )
+
+    def lets_out(self, tool: str) -> bool:
+        """Nothing is held back."""
+        return False
+
+    def missed(self, episode: str) -> str:
+        """Nothing is missed."""
+        return ""
+
+    def _put(self, entry: Entry) -> None:
+        if self._writer is None:
+            self._waiting.append(entry)
+        else:
+            self._writer.put(entry)
+
+
+class Player:
+    """Answers from a reel: the entry of the same lane, content and ordinal, each once.
+
+    Where equal content may be answered alike anywhere, such as that of a tool which depends on its arguments alone, the
+    first entry of that content in any lane does too, since one answer may have served many when it was recorded.
+
+    Args:
+        by_content: lanes are others than those that were recorded, as with another policy: answers are found by content
+            alone, for what may be answered alike and for requests to endpoints. The policy itself is asked.
+        live: tools that are called all the same.
+        all_tools: tools of this process are answered too, in place of being run.
+        recorder: keeps what is asked in spite of the tape: of a `by_content` player what the tape has not.
+        copies: it keeps what the tape answers as well.
+    """
+
+    def __init__(
+        self,
+        reel: Reel,
+        *,
+        by_content: bool = False,
+        live: frozenset[str] = frozenset(),
+        all_tools: bool = False,
+        recorder: Recorder | None = None,
+        copies: bool = False,
+    ) -> None:
+        self._reel = reel
+        self._by_content, self._live, self._all_tools = by_content, live, all_tools
+        self._recorder, self._copies = recorder, copies
+        self._counts: dict[str, Counter[tuple[str, str]]] = {}
+        self._missed: dict[str, str] = {}
+
+    @property
+    def is_offline(self) -> bool:
+        """True unless what the tape lacks is asked."""
+        return self._recorder is None
+
+    def lane(self, episode: str = "") -> Lane:
+        """The root of the episode that was kept under an id; of a new one without."""
+        return Lane(self, episode or secrets.token_hex(8))
+
+    def lets_out(self, tool: str) -> bool:
+        """Whether a tool, or "" for the policy, is asked all the same."""
+        return tool in self._live if tool else self._by_content
+
+    def missed(self, episode: str) -> str:
+        """The first request of an episode that the tape has no answer to, in words."""
+        return self._missed.get(episode, "")
+
+    def look(self, lane: Lane, asked: Asked) -> Slot:
+        """The answer to a request; None in it where it has to be made.
+
+        Raises:
+            CassetteError: the tape has none; with the nearest request of the lane and the first difference from it.
+        """
+        to_keep = self._recorder.look(lane, asked) if self._recorder is not None else None
+        content = to_keep.content if to_keep is not None else content_of(asked.kind, asked.content)
+        ordinal = _next(self._counts, lane, content)
+        slot = to_keep or Slot(lane, asked, content, ordinal, time.time())
+        if lane.is_live or (asked.is_local and not self._all_tools):
+            return slot
+        entry = self._found(lane, asked, content, ordinal)
+        if entry is not None:
+            answer = _answer(entry, asked)
+            if self._recorder is not None and self._copies:
+                self._recorder.keep(slot, answer)
+            return replace(slot, answer=answer)
+        if self._recorder is not None:
+            return slot
+        message = self._miss(lane, asked, content, ordinal)
+        self._missed.setdefault(lane.episode, message)
+        raise CassetteError(message)
+
+    def keep(self, slot: Slot, answer: Answer) -> None:
+        """Takes what was asked in spite of the tape."""
+        is_missing = not (slot.lane.is_live or slot.asked.is_local)
+        if self._recorder is not None and (self._copies or is_missing):
+            self._recorder.keep(slot, answer)
+
+    def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Entry | None:
+        own = self._reel.lanes.get(lane.episode, {}).get(lane.place, ())
+        for entry in own:
+            if entry.content == content and entry.ordinal == ordinal:
+                return entry
+        if not (asked.is_shared or (self._by_content and asked.kind != "tool")):
+            return None
+        # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
+        # One that was cancelled has no answer: in its own lane that is replayed, elsewhere nobody would end the wait.
+        equal = [one for one in self._reel.contents.get(content, ()) if one.outcome != "cancelled"]
+        return next((one for one in equal if one.ordinal == ordinal), equal[0] if equal else None)
+
+    def _miss(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> str:
+        """What is missing, with the nearest entry and the first difference."""
+        what = f"{lane.place or 'compiling'}: the tape has no answer to this request of {asked.kind} '{asked.name}'"
+        near = self._near(lane, asked)
+        if not near:
+            where = "of this kind" if self._by_content else "of this episode" if lane.episode else "of servers"
+            return f"{what}: nothing {where} was recorded"
+        if equal := sum(one.content == content for one in near):
+            return f"{what}: it was made {equal} times, and now {ordinal + 1}"
+        new = _shown(asked.content)
+        compared = [(one, [*islice(_differences(json.loads(one.request), new), _COUNTED)]) for one in near]
+        nearest, told = min(compared, key=lambda pair: len(pair[1]))
+        which = f"the nearest, request {nearest.ordinal} of {nearest.place}, differs"
+        if not told:
+            return f"{what}; {which} beyond what is kept of its texts"
+        path, old, now = told[0]
+        return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
+
+    def _near(self, lane: Lane, asked: Asked) -> Sequence[Entry]:
+        """What was asked at the same place; where nothing was, what was asked of the same one."""
+        places = self._reel.lanes.get(lane.episode, {})
+        if found := places.get(lane.place):
+            return found
+        episodes = self._reel.lanes.values() if self._by_content else [places]
+        listed = (one for held in episodes for entries in held.values() for one in entries)
+        return [*islice((one for one in listed if (one.kind, one.name) == (asked.kind, asked.name)), _COMPARED)]
+
+
+def _next(counts: dict[str, Counter[tuple[str, str]]], lane: Lane, content: str) -> int:
+    """How many equal requests of the lane there were before this one."""
+    mine = counts.setdefault(lane.episode, Counter())
+    ordinal = mine[lane.place, content]
+    mine[lane.place, content] += 1
+    return ordinal
+
+
+def _answer(entry: Entry, asked: Asked) -> Answer:
+    response = entry.response
+    if asked.echo and entry.echo:
+        response = response.replace(entry.echo, asked.echo)
+    outcome: Any = entry.outcome
+    return Answer(outcome, json.loads(response), entry.reason)
+
+
+def _shown(content: Any) -> Any:
+    """A request for people: without secrets, and of a long text its head and what tells it from others."""
+    return _abridged(redact_value(content))
+
+
+def _abridged(value: Any) -> Any:
+    if isinstance(value, str):
+        if len(value) <= _SHOWN_CHARS:
+            return value
+        digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return f"{value[:_SHOWN_CHARS]}… ({len(value):,} characters, {digest})"
+    if isinstance(value, dict):
+        return {key: _abridged(item) for key, item in value.items()}
+    return [_abridged(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+_NOTHING: Final = object()
+
+
+def _differences(old: Any, new: Any, path: str = "$") -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ, from the first place on: its path, and what stands there in each."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from _differences(old.get(key, _NOTHING), new.get(key, _NOTHING), f"{path}.{key}")
+    elif isinstance(old, list) and isinstance(new, list):
+        for index in range(max(len(old), len(new))):
+            one, other = (value[index] if index < len(value) else _NOTHING for value in (old, new))
+            yield from _differences(one, other, f"{path}[{index}]")
+    elif old is _NOTHING or new is _NOTHING or old != new:
+        yield path, old, new
+
+
+def _quoted(value: Any, other: Any) -> str:
+    """A value in a message; of a long text the part where it begins to differ from `other`."""
+    if value is _NOTHING:
+        return "nothing"
+    if isinstance(value, str) and isinstance(other, str) and len(value) > _QUOTED:
+        same = next((index for index, (a, b) in enumerate(zip(value, other, strict=False)) if a != b), len(other))
+        start = max(0, same - _QUOTED // 4)
+        value = f"{'…' if start else ''}{value[start : start + _QUOTED]}"
+    return cut_end(repr(value), 2 * _QUOTED)

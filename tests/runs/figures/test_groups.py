@@ -1,0 +1,45 @@
+"""The samples of one task side by side."""
+
+from __future__ import annotations
+
+from rlenv.runs.figures.groups import first_difference, group_of, members, over_steps, spread
+from tests.support.runs import row, snapshot
+
+ROWS = snapshot(
+    row(0, step=1, task=4, group="g", sample=0, reward=0.1),
+    row(1, step=1, task=4, group="g", sample=1, reward=0.9),
+    row(2, step=1, task=4, group="g", sample=2, reward=None),
+    row(3, step=2, task=4, group="g", sample=0, reward=1.0),
+    row(4, step=1, task=5, sample=1, reward=0.5),
+    row(5, step=1, task=5, sample=0, reward=0.5),
+)
+
+
+def test_members_stand_by_reward_and_the_invalid_last() -> None:
+    assert members(ROWS, 1, "g").tolist() == [1, 0, 2]
+    assert members(ROWS, 3, "g").tolist() == []
+
+
+def test_episodes_without_a_group_are_one_by_their_task() -> None:
+    assert group_of({"group": "", "split": "train", "task": 5, "id": "e-4"}) == "train/5"
+    assert members(ROWS, 1, "train/5").tolist() == [5, 4]
+    assert group_of({"group": "", "split": "train", "task": -1, "id": "e-4"}) == "e-4"
+    assert members(ROWS, 1, "e-4").tolist() == [4]
+
+
+def test_the_task_is_followed_over_the_steps() -> None:
+    found = over_steps(ROWS, members(ROWS, 1, "g"))
+    assert found == [{"step": 1, "mean": 0.5, "n": 2}, {"step": 2, "mean": 1.0, "n": 1}]
+
+
+def test_the_spread_leaves_out_what_is_invalid() -> None:
+    assert spread([0.0, 1.0, None]) == (0.5, 0.5)
+    assert spread([None]) == (None, None)
+
+
+def test_the_first_difference_is_of_actions() -> None:
+    same, other = {"action": "a"}, {"action": "b"}
+    assert first_difference([[same, same], [same, other]]) == 1
+    assert first_difference([[same], [same, same]]) == 1
+    assert first_difference([[same], [same]]) is None
+    assert first_difference([[same]]) is None

@@ -1,0 +1,87 @@
+"""Two runs over the same tasks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlenv.runs.figures.paired import compared, mcnemar, paired_change, pairs
+from tests.support.runs import row, snapshot
+
+
+@pytest.mark.parametrize(
+    ("fixed", "broken", "p"),
+    [(0, 0, 1.0), (1, 1, 1.0), (5, 0, 0.0625), (0, 5, 0.0625), (10, 2, 158 / 4096), (6, 6, 1.0)],
+)
+def test_mcnemar_is_the_exact_two_sided_binomial(fixed: int, broken: int, p: float) -> None:
+    assert mcnemar(fixed, broken) == pytest.approx(p)
+
+
+def test_mcnemar_takes_thousands() -> None:
+    assert 0 < mcnemar(5100, 4900) < 0.1
+
+
+def test_pairs_are_of_one_split_task_and_seed() -> None:
+    a = snapshot(row(0, task=1, seed=1), row(1, task=1, seed=2), row(2, task=2, seed=1))
+    b = snapshot(
+        row(0, task=2, seed=1), row(1, task=1, seed=2), row(2, task=1, seed=2), row(3, task=1, seed=1, split="x")
+    )
+    found, alone_a, alone_b = pairs(a, b)
+    assert {(one.task, one.seed, one.a, one.b) for one in found} == {(1, 2, 1, 1), (2, 1, 2, 0)}
+    assert (alone_a, alone_b) == (1, 2)
+
+
+def test_of_one_task_at_several_steps_the_last_counts() -> None:
+    a = snapshot(row(0, task=1, seed=1, step=3), row(1, task=1, seed=1, step=9), row(2, task=1, seed=1, step=5))
+    found, *_ = pairs(a, a)
+    assert [(one.a, one.b) for one in found] == [(1, 1)]
+
+
+def test_what_changed_is_named() -> None:
+    def run(*ends: tuple[bool | None, float | None]) -> object:
+        return snapshot(*(row(number, success=success, reward=reward) for number, (success, reward) in enumerate(ends)))
+
+    a = run((False, 0.0), (True, 1.0), (True, 0.5), (True, 0.5), (True, 1.0), (None, None))
+    b = run((True, 1.0), (False, 0.0), (True, 0.9), (True, 0.1), (True, 1.0), (True, 1.0))
+    found = compared(a, b)  # type: ignore[arg-type]
+    assert [one["kind"] for one in found["tasks"]] == ["broken", "fixed", "worse", "better", "same", "same"]
+    assert found["pairs"] == 6
+    success = found["success"]
+    assert (success["fixed"], success["broken"], success["same"], success["p"]) == (1, 1, 3, 1.0)
+    assert success["change"] == 0.0
+    assert found["tasks"][0]["a"] == {"id": "e-1", "reward": 1.0, "success": True}
+
+
+def test_the_interval_of_a_change_is_the_same_each_time_and_holds_it() -> None:
+    random = np.random.default_rng(0)
+    a, tasks = random.random(300), np.arange(300)
+    b = a + random.normal(0.1, 0.2, 300)
+    change = paired_change(a, b, tasks)
+    assert change == paired_change(a, b, tasks)
+    assert change.low is not None
+    assert change.high is not None
+    assert change.change is not None
+    assert change.low < change.change < change.high
+    error = float(np.std(b - a)) / math.sqrt(300)
+    assert change.high - change.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_samples_of_one_task_are_not_counted_as_independent() -> None:
+    random = np.random.default_rng(0)
+    shift = random.normal(0.0, 1.0, 30).repeat(10)
+    zeros = np.zeros(300)
+    of_tasks = paired_change(zeros, shift, np.arange(30).repeat(10))
+    alone = paired_change(zeros, shift, np.arange(300))
+    assert of_tasks.high is not None
+    assert of_tasks.low is not None
+    assert alone.high is not None
+    assert alone.low is not None
+    assert of_tasks.high - of_tasks.low > 2 * (alone.high - alone.low)
+
+
+def test_runs_with_nothing_in_common_have_no_change() -> None:
+    found = compared(snapshot(row(0)), snapshot(row(1)))
+    assert (found["pairs"], found["success"]["change"], found["success"]["p"]) == (0, None, 1.0)
+    assert found["unpaired"] == {"a": 1, "b": 1}

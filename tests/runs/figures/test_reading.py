@@ -1,0 +1,36 @@
+"""Which episodes to read first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlenv.runs.figures.reading import reading_list
+from tests.support.runs import row, snapshot
+
+
+def test_it_names_the_worst_the_best_the_failures_and_the_widest_group() -> None:
+    rows = [
+        row(number, task=number // 2, group=f"g{number // 2}", reward=reward, success=reward >= 1.0)
+        for number, reward in enumerate([0.0, 1.0, 0.5, 0.8, 0.1, 0.2, 0.7, 0.7])
+    ]
+    rows.append(row(8, reward=1.5, success=False, group="g9"))
+    rows.append(row(9, reward=None, success=None, failure="judge"))
+    found = reading_list(snapshot(*rows))
+    by: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        by.setdefault(one["why"], []).append(one)
+    assert [one["id"] for one in by["worst"]] == ["e-0", "e-4", "e-5"]
+    assert by["best"][0]["id"] == "e-8"
+    assert [one["id"] for one in by["reward without success"]] == ["e-8"]
+    assert [one["id"] for one in by["failure"]] == ["e-9"]
+    assert [one["group"] for one in by["widest group"]] == ["g0", "g1", "g2"]
+
+
+def test_the_newest_failures_come_first() -> None:
+    rows = snapshot(*(row(step, step=step, reward=None, success=None, failure="judge") for step in range(9)))
+    assert [one["step"] for one in reading_list(rows)] == [8, 7, 6]
+
+
+def test_of_one_episode_nothing_is_told_twice_as_best_and_worst() -> None:
+    assert [one["why"] for one in reading_list(snapshot(row(0)))] == ["worst"]
+    assert reading_list(snapshot()) == []

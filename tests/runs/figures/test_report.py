@@ -1,0 +1,110 @@
+"""The report: one file, every text of a run as text, and the figures of the run."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rlenv.cli.main import main
+from rlenv.runs.figures.report import report
+from rlenv.runs.folder import KeptRun, RunInfo
+from rlenv.runs.schema import Facts
+from tests.support.kept import episode
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202e</pre>{{ 7 * 7 }}"
+
+
+class Seen(HTMLParser):
+    """The elements and attributes of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: dict[str, set[str | None]] = {}
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "line", "br"):
+            self.open.append(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, set()).add(value)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta", "line", "br"):
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += f" {data}"
+
+
+def kept(path: Path, rewards: list[float], *, steps: int = 1, **keys: str) -> Path:
+    with KeptRun(path, RunInfo("eval", environment="toy-v0", policy="p")) as run:
+        for step in range(steps):
+            for number, reward in enumerate(rewards):
+                run.append(episode(number, reward=reward, **keys), Facts(step=step, mode="greedy"))
+    return path
+
+
+def test_a_report_needs_nothing_but_itself_and_shows_text_as_text(tmp_path: Path) -> None:
+    run = kept(tmp_path / HOSTILE.replace("/", "")[:40], [1.0, 0.0], steps=3, text=HOSTILE)
+    page = report([run], title=HOSTILE)
+    seen = Seen(page)
+    assert not seen.open
+    assert not {"script", "img", "link", "iframe", "object", "form"} & set(seen.tags)
+    assert not {"src", "href", "onerror", "onclick", "style"} & seen.attributes.keys()
+    assert "default-src 'none'" in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    assert r"\x1b[31m\u202e" in seen.text
+    assert "<script>alert(1)</script>" in seen.text
+    assert "{{ 7 * 7 }}" in seen.text
+
+
+def test_a_report_has_the_figures_of_its_runs(tmp_path: Path) -> None:
+    runs = [kept(tmp_path / "a", [0.0, 0.0, 1.0, 0.0]), kept(tmp_path / "b", [1.0, 1.0, 1.0, 0.0])]
+    seen = Seen(report(runs, title="Two"))
+    words = " ".join(seen.text.split())
+    assert "a eval toy-v0 p ended 0 4 25.0 %" in words
+    assert "b eval toy-v0 p ended 0 4 75.0 %" in words
+    assert "4 episodes that both played" in words
+    assert "success 0.250 0.750 0.500" in words
+    assert "2 fixed, 0 broken, 2 the same; McNemar's exact p = 0.500." in words
+    assert "correct 1.000 0.250 4 0 0" in words
+    assert "search 4 0 500.0 ms 500.0 ms 500.0 ms" in words
+
+
+def test_curves_are_drawn_and_stand_as_numbers_too(tmp_path: Path) -> None:
+    seen = Seen(report([kept(tmp_path / "a", [1.0, 0.0], steps=4)], title="One"))
+    assert seen.tags.count("polyline") >= 2
+    assert "3 0.500" in " ".join(seen.text.split())
+
+
+def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
+    assert "0" in Seen(report([kept(tmp_path / "a", [])], title="None")).text
+
+
+def test_the_command_writes_a_file_and_never_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = kept(tmp_path / "a", [1.0]), tmp_path / "r.html"
+    assert main(["report", str(run), "-o", str(out), "--episodes", "0"]) == 0
+    assert "Episodes to read first" not in out.read_text()
+    assert main(["report", str(run), "-o", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["report", str(run), "-o", str(out), "--overwrite", "--title", "Mine"]) == 0
+    assert "<h1>Mine</h1>" in out.read_text()
+    assert "worst: train/0, seed 0" in out.read_text()
+    assert main(["report", str(tmp_path / "no"), "-o", str(out)]) == 2
+    assert "there is no run at" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for more in ([], ["--overwrite"]):
+        assert main(["report", str(run), "-o", str(tmp_path / "link"), *more]) == 2
+        assert "leads nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "nowhere").exists()

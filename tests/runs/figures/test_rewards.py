@@ -1,0 +1,83 @@
+"""Where a run's reward comes from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlenv.runs.figures.query import parse
+from rlenv.runs.figures.rewards import invalid_reasons, judge_agreement, kappa, quadrants, scatter, terms
+from tests.support.runs import row, snapshot
+
+ROWS = snapshot(
+    row(0, step=0, reward=1.0, success=True, terms={"right": 1.0, "form": 0.5}, calls=[("search", "ok", 0.1)]),
+    row(1, step=1, reward=1.0, success=False, terms={"right": 0.0, "form": None}),
+    row(2, step=1, reward=0.2, success=False, terms={"right": 0.0, "form": 0.1}),
+    row(3, step=1, reward=1.1, success=True, terms={"right": 1.0, "form": 0.0}),
+    row(4, step=1, reward=None, success=None, failure="reward", terms={"right": None}),
+)
+ALL = np.arange(5)
+
+
+def test_each_term_has_its_mean_and_its_states() -> None:
+    right, form = terms(ROWS, ALL)
+    assert (right["name"], right["mean"], right["valid"], right["invalid"]) == ("right", 0.5, 4, 1)
+    assert right["by_step"] == [{"step": 0, "mean": 1.0}, {"step": 1, "mean": pytest.approx(1 / 3)}]
+    assert form["errors"] == [{"error": "down", "count": 1}]
+    assert (form["weight"], form["valid"], form["skipped"]) == (1.0, 3, 0)
+
+
+def test_what_may_be_hacked_is_a_query() -> None:
+    found = quadrants(ROWS, ALL)
+    high = found["high reward, no success"]
+    assert high["n"] == 1
+    assert parse(high["q"]).places(ROWS).tolist() == [1]
+    assert parse(found["success without a call"]["q"]).places(ROWS).tolist() == [3]
+
+
+def test_rewards_are_counted_by_success() -> None:
+    found = scatter(ROWS, ALL)
+    assert sum(one["n"] for one in found) == 4
+    assert {"reward": 1.0, "success": False, "n": 1} in found
+    many = snapshot(*(row(number, reward=number / 1000, success=None) for number in range(1000)))
+    assert len(scatter(many, np.arange(1000))) == 40
+
+
+def test_reasons_of_invalid_rewards_are_queries() -> None:
+    (one,) = invalid_reasons(ROWS, ALL)
+    assert (one["reason"], one["n"]) == ("reward", 1)
+    assert parse(one["q"]).places(ROWS).tolist() == [4]
+
+
+def test_no_rows_have_no_figures() -> None:
+    empty = snapshot()
+    none = np.array([], dtype=np.int64)
+    assert (terms(empty, none), scatter(empty, none), invalid_reasons(empty, none)) == ([], [], [])
+    assert list(quadrants(empty, none)) == ["success without a call"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "value"),
+    [
+        ([], None),
+        ([(True, True)] * 5, None),
+        ([(True, True), (False, False)], 1.0),
+        ([(True, False), (False, True)], -1.0),
+        # Cohen 1960's kind of table: 20 yes-yes, 5 yes-no, 10 no-yes, 15 no-no.
+        ([(True, True)] * 20 + [(True, False)] * 5 + [(False, True)] * 10 + [(False, False)] * 15, 0.4),
+    ],
+)
+def test_kappa_is_agreement_beyond_chance(pairs: list[tuple[bool, bool]], value: float | None) -> None:
+    assert kappa(pairs) == (value if value is None else pytest.approx(value))
+
+
+def test_judges_are_compared_with_each_other_or_with_success() -> None:
+    def record(scores: list[int], success: bool) -> dict[str, object]:
+        details = {"judges": [{"score": score} for score in scores], "scale": [1, 5]}
+        return {"success": success, "reward": {"terms": {"j": {"status": "valid", "details": details}}}}
+
+    (two,) = judge_agreement([("a", record([5, 4], True)), ("b", record([5, 1], True)), ("c", record([1, 1], False))])
+    assert (two["against"], two["n"], two["disagree"]) == ("judges", 3, ["b"])
+    (one,) = judge_agreement([("a", record([5], True)), ("b", record([5], False)), ("c", record([1], False))])
+    assert (one["against"], one["disagree"]) == ("success", ["b"])
+    assert judge_agreement([("a", {"reward": {"terms": {"x": {"status": "valid", "details": {}}}}})]) == []

@@ -1,0 +1,91 @@
+"""Figures by step, and the one line of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.steps import counts, kept_points, overview, recent, series, spark
+from rlenv.runs.summary import clustered, wilson
+from tests.support.runs import row, snapshot
+
+
+def run() -> Snapshot:
+    """Two steps of training in groups of two, and a validation."""
+    rows = []
+    for number, (step, group, success) in enumerate(
+        [(0, "a", True), (0, "a", False), (0, "b", False), (0, "b", False), (1, "a", True), (1, "a", True)]
+    ):
+        rows.append(
+            row(number, step=step, group=group, success=success, reward=float(success), terms={"right": float(success)})
+        )
+    rows.append(row(6, step=1, group="b", success=None, reward=None))
+    rows.append(row(7, step=1, mode="greedy", success=True, reward=1.0))
+    return snapshot(*rows)
+
+
+def test_series_align_with_the_steps() -> None:
+    steps, found = series(run())
+    assert steps == [0, 1]
+    assert all(len(values) == 2 for one in found.values() for values in one.values())
+    assert found["train/success"]["mean"] == [0.25, 1.0]
+    assert found["train/success"]["n"] == [4, 2]
+    assert found["train/invalid"]["mean"] == [0.0, pytest.approx(1 / 3)]
+    assert found["train/term.right"]["mean"] == [0.25, 1.0]
+    assert found["greedy/success"]["mean"] == [None, 1.0]
+    assert found["greedy/success"]["low"][0] is None
+
+
+def test_the_band_is_that_of_the_samples_of_groups() -> None:
+    _, found = series(run())
+    band = (found["train/success"]["low"][0], found["train/success"]["high"][0])
+    assert band == pytest.approx(clustered([[True, False], [False, False]]))
+    alone = snapshot(*(row(number, success=number < 3) for number in range(10)))
+    _, found = series(alone)
+    assert (found["train/success"]["low"][0], found["train/success"]["high"][0]) == pytest.approx(wilson(3, 10))
+
+
+def test_since_gives_later_steps_alone() -> None:
+    steps, found = series(run(), since=0)
+    assert steps == [1]
+    assert found["train/success"]["mean"] == [1.0]
+    assert series(run(), since=1) == ([], {})
+
+
+def test_no_rows_have_no_series() -> None:
+    assert series(snapshot()) == ([], {})
+
+
+def test_thinning_keeps_the_ends_and_the_extremes() -> None:
+    values: list[float | int | None] = [0.5] * 1000
+    values[317], values[611], values[5] = 1.0, 0.0, None
+    kept = kept_points(1000, 100, values)
+    assert len(kept) <= 100
+    assert {0, 317, 611, 999} <= set(kept)
+    assert kept == sorted(kept)
+    assert kept_points(3, 100, [None] * 3) == [0, 1, 2]
+
+
+def test_one_line_of_a_run_is_of_its_last_validation() -> None:
+    line = overview(run())
+    assert (line.episodes, line.step, line.success, line.invalid) == (8, 1, 1.0, 1)
+    assert (line.success_low, line.success_high) == pytest.approx(wilson(1, 1))
+    assert line.spark == (1.0,)
+
+
+def test_training_is_judged_by_its_last_ten_steps() -> None:
+    rows = snapshot(*(row(step, step=step, success=step >= 20) for step in range(30)))
+    assert recent(rows, "train").sum() == 10
+    assert overview(rows).success == 1.0
+    assert spark(rows, "train", points=3) == [0.0, 0.0, 1.0]
+
+
+def test_a_run_without_a_valid_reward_has_no_success() -> None:
+    line = overview(snapshot(row(0, reward=None, success=None)))
+    assert (line.success, line.success_low, line.spark) == (None, None, ())
+    assert overview(snapshot()).episodes == 0
+
+
+def test_counts_begin_with_the_most_frequent() -> None:
+    rows = snapshot(row(0, reason="turns"), row(1, reason="answer"), row(2, reason="answer"), row(3, reason=""))
+    assert counts(rows, "reason") == {"answer": 2, "turns": 1}

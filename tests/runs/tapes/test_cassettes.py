@@ -1,0 +1,460 @@
+"""Recorded runs, replayed with their servers gone: identical, and what has changed is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rlenv.cli.main import main
+from rlenv.language.shipped import shipped
+from rlenv.messages import Message, ToolCall
+from rlenv.runs.recorded import recorded
+from rlenv.runs.tapes.tape import Reel
+from rlenv.testing.endpoint import FakeEndpoint, Reply
+from tests.support.beside import served, site
+
+ROOT = Path(__file__).resolve().parents[3]
+GONE = "http://127.0.0.1:9"
+TASKS = """
+rlenv: 1
+name: taped
+tasks: {train: {rows: [{question: one, answer: "1"}, {question: two, answer: "2"}]}}
+prompt: {user: "{{ task.question }}"}
+limits: {turns: 4}
+"""
+HTTP = f"""{TASKS}
+vars: {{server: "URL"}}
+tools:
+  ask:
+    kind: http
+    url: "{{{{ vars.server }}}}/{{{{ args.what }}}}"
+    parameters: {{what: string}}
+    cache: {{scope: none}}
+rewards: {{correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}}}
+oracle:
+  - call: {{ask: {{what: "{{{{ task.question }}}}"}}}}
+  - call: {{ask: {{what: broken}}}}
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+
+
+def spec(folder: Path, text: str, name: str = "env.yaml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
+    """Exit code and the printed JSON of a command."""
+    capsys.readouterr()
+    code = main([*argv, "--json"])
+    said = capsys.readouterr()
+    return code, json.loads(said.out) if said.out else said.err
+
+
+@contextmanager
+def answering(start: int = 0) -> Iterator[str]:
+    """A server that never answers alike twice, and not at all where it is asked for `broken`."""
+    number = count(start)
+
+    async def answer(request: web.Request) -> web.Response:
+        what = request.match_info["what"]
+        if what == "broken":
+            raise web.HTTPServiceUnavailable(text="out of order")
+        return web.json_response({"what": what, "number": next(number)})
+
+    app = web.Application()
+    app.router.add_get("/{what}", answer)
+    with served(site(app)) as address:
+        yield address
+
+
+@pytest.fixture
+def http_run(tmp_path: Path) -> Path:
+    """Four samples of each of two tasks, whose server is gone."""
+    with answering() as address:
+        path = spec(tmp_path, HTTP.replace("URL", address))
+        argv = ["eval", path, "-k", "4", "--concurrency", "8", "--record", "-o", str(tmp_path / "run")]
+        assert main([*argv, "--json"]) == 0
+    return tmp_path / "run"
+
+
+SEALED = """
+import sys
+
+def look(event, args):
+    if event in ("socket.connect", "subprocess.Popen"):
+        print(event, file=sys.stderr)
+
+sys.addaudithook(look)
+from rlenv.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def sealed(*argv: str) -> str:
+    """What a command, in a process of its own, opens to the outside: the names of audit events."""
+    ran = subprocess.run([sys.executable, "-c", SEALED, *argv], capture_output=True, text=True, timeout=100, check=True)
+    assert "episodes came out" in ran.stdout
+    return ran.stderr
+
+
+def same(capsys: pytest.CaptureFixture[str], run_folder: Path, *argv: str, episodes: int) -> None:
+    """Asserts that a replay one by one and one eight at once come out as the recorded run."""
+    for many in ("1", "8"):
+        code, found = run(capsys, "replay", str(run_folder), "--concurrency", many, *argv)
+        assert (code, found) == (0, {"episodes": episodes, "same": episodes, "skipped": 0, "different": []}), found
+
+
+def test_an_http_spec_replays_with_its_server_gone(http_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same(capsys, http_run, episodes=8)
+    results = [one.turns[0].results[0].text for one in recorded(http_run)]
+    assert len(set(results)) == 8
+    failed = recorded(http_run)[0].turns[1].results[0]
+    assert (failed.outcome, failed.reason) == ("failed", "server_error")
+
+
+def test_the_spec_is_the_one_that_was_recorded_with_what_was_set_over_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering() as address:
+        path = spec(tmp_path, HTTP.replace("URL", GONE))
+        set = ["--set", f"vars.server={address}", "--set", "prompt.user=Say {{ task.question }}"]
+        assert run(capsys, "eval", path, *set, "--record", "-o", str(tmp_path / "run"))[0] == 0
+    same(capsys, tmp_path / "run", episodes=2)
+    code, found = run(capsys, "replay", str(tmp_path / "run"), "--spec", path)
+    assert code == 1
+    assert "prompt: " in found["different"][0]["differences"][0]
+
+
+def test_a_replay_connects_to_nobody_and_starts_nothing(tmp_path: Path) -> None:
+    with answering() as address:  # it is there all the time
+        path = spec(tmp_path, HTTP.replace("URL", address))
+        assert main(["eval", path, "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
+        assert sealed("replay", str(tmp_path / "run")) == ""
+        assert "socket.connect" in sealed("replay", str(tmp_path / "run"), "--no-tape")
+
+
+def test_where_there_is_no_tape_or_none_is_wanted_the_server_is_asked(
+    http_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = run(capsys, "replay", str(http_run), "-n", "1", "--no-tape")
+    assert code == 1
+    assert "turn 0, call 0 of 'ask': it fails for want of the infrastructure now" in str(found["different"])
+    shutil.rmtree(http_run / "tape")
+    assert run(capsys, "replay", str(http_run), "-n", "1")[0] == 1
+
+
+def test_a_tool_that_is_let_out_is_called(http_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(100) as address:
+        set = ["--set", f"vars.server={address}", "--live", "ask"]
+        code, found = run(capsys, "replay", str(http_run), *set)
+    assert code == 1
+    assert len(found["different"]) == 8
+    assert all(one["differences"][0].startswith("turn 0, observation") for one in found["different"])
+
+
+def test_a_tool_with_other_parameters_is_named_at_the_first_call(
+    http_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = 'tools.ask.parameters={"what": "string", "more": "string?"}'
+    code, found = run(capsys, "replay", str(http_run), "--set", more)
+    assert code == 1
+    assert len(found["different"]) == 8
+    (message,) = found["different"][0]["differences"]
+    assert message.startswith(
+        "turn 0 call 0: the tape has no answer to this request of tool 'ask'; the nearest, "
+        "request 0 of turn 0 call 0, differs at $.schema: "
+    )
+    assert found["different"][0]["episode"]
+
+
+def test_a_tool_that_is_let_out_has_to_be_there(http_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(capsys, "replay", str(http_run), "--live", "aks")
+    assert code == 2
+    assert "there is no tool 'aks'; did you mean 'ask'?" in found
+
+
+def test_another_policy_is_answered_from_the_tape(
+    http_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = str(tmp_path / "env.yaml")
+    script = [{"call": {"ask": {"what": "two"}}}, {"say": "<answer>2</answer>"}]
+    other = [{"call": {"ask": {"what": "three"}}}, {"say": "<answer>2</answer>"}]
+    oracle, unknown = (f"oracle={json.dumps(one)}" for one in (script, other))
+    code, found = run(capsys, "eval", env, "--set", oracle, "--tape", str(http_run), "-o", str(tmp_path / "b"))
+    assert (code, found["success_rate"]) == (0, 0.5)
+    asked = json.loads(recorded(tmp_path / "b")[0].turns[0].results[0].text)
+    assert asked["what"] == "two"
+
+    code, found = run(capsys, "eval", env, "--set", unknown, "--tape", str(http_run), "-o", str(tmp_path / "c"))
+    assert (code, found["failures"]) == (1, {"cassette": 2})
+    message = recorded(tmp_path / "c")[0].failure
+    assert message is not None
+    assert "$.arguments.what: 'one' before, 'three' now" in message.message
+
+
+def test_a_policy_that_is_a_server_is_asked_while_its_tools_are_not(
+    http_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(body: Mapping[str, Any]) -> Message:
+        if body["messages"][-1]["role"] == "tool":
+            return Message("assistant", "<answer>1</answer>")
+        return Message("assistant", "", (ToolCall("ask", {"what": "one"}, "call-0"),))
+
+    with served(FakeEndpoint(act)) as server:
+        policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
+        code, found = run(capsys, "eval", str(tmp_path / "env.yaml"), *policy, "--tape", str(http_run))
+        assert (code, found["success_rate"]) == (0, 0.5)
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_what_the_tape_lacks_is_asked_and_added_where_that_is_said(
+    http_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_folder: bool
+) -> None:
+    other = [{"call": {"ask": {"what": "one"}}}, {"call": {"ask": {"what": "three"}}}, {"say": "<answer>1</answer>"}]
+    argv = ["eval", str(tmp_path / "env.yaml"), "--set", f"oracle={json.dumps(other)}", "--tape"]
+    out = ["-o", str(tmp_path / "b")] if has_folder else []
+    with answering() as address:
+        set = ["--set", f"vars.server={address}"]
+        assert run(capsys, *argv, str(http_run), "--record", *out, *set)[0] == 0
+    tape = tmp_path / "b" if has_folder else http_run
+    assert run(capsys, *argv, str(tape))[0] == 0
+    if has_folder:
+        same(capsys, tape, "--set", f"oracle={json.dumps(other)}", episodes=2)
+    else:
+        same(capsys, tape, episodes=8)
+
+
+NESTED = f"""{TASKS}
+tools:
+  ask: {{kind: http, url: "URL/{{{{ args.what }}}}", parameters: {{what: string}}, cache: {{scope: none}}}}
+  run: {{kind: code, tools: [ask]}}
+rewards: {{looked_up: {{kind: rule, python: "rule.py:looked_up"}}}}
+oracle:
+  - call: {{run: {{code: "print(ask('a'), ask('b'), ask('a'))"}}}}
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+
+
+def test_calls_that_code_and_rewards_make_have_places_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pydantic_monty")
+    (tmp_path / "rule.py").write_text(
+        "async def looked_up(context):\n"
+        "    result = await context.call('ask', {'what': 'reward'})\n"
+        "    return float(result.value['number'])\n"
+    )
+    with answering() as address:
+        path = spec(tmp_path, NESTED.replace("URL", address))
+        assert run(capsys, "eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run"))[0] == 0
+    same(capsys, tmp_path / "run", episodes=4)
+    (episode, *_) = Reel.of(tmp_path / "run").lanes.values()
+    assert set(episode) == {"turn 0 call 0", "turn 0 call 0 > call 0", "term looked_up call 0"}
+    assert [entry.ordinal for entry in episode["turn 0 call 0 > call 0"]] == [0, 0, 1]
+
+
+def test_faults_that_are_put_in_on_purpose_are_drawn_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults = "    faults: {error: 0.3, garble: 0.3, seed: 3}\n    retries: 1\n    cache: {scope: none}"
+    with answering() as address:
+        path = spec(tmp_path, HTTP.replace("URL", address).replace("    cache: {scope: none}", faults))
+        argv = ["eval", path, "-k", "4", "--record", "-o", str(tmp_path / "run")]
+        assert run(capsys, *argv)[0] == 0
+    same(capsys, tmp_path / "run", episodes=8)
+    results = [turn.results[0] for one in recorded(tmp_path / "run") for turn in one.turns[:1]]
+    spoiled = [index for index, result in enumerate(results) if "garble" in (result.details or {}).get("faults", ())]
+    assert spoiled
+    other = ["--set", "tools.ask.faults={error: 0.3, seed: 3}"]  # the same are drawn, one kind fewer
+    code, found = run(capsys, "replay", str(tmp_path / "run"), *other)
+    assert code == 1
+    assert {one["line"] - 1 for one in found["different"]} >= set(spoiled)
+    assert all("cassette" not in str(one) and "tape" not in str(one) for one in found["different"])
+
+
+MCP = f"""{TASKS}
+tools: {{lab: {{kind: mcp, command: [PYTHON, lab.py], include: [count, echo]}}}}
+rewards: {{correct: {{kind: rule, rule: contains, expect: "{{{{ task.answer }}}}"}}}}
+oracle:
+  - call: {{count: {{}}}}
+  - call: {{count: {{}}}}
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+
+
+def test_an_mcp_spec_replays_without_its_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mcp")
+    shutil.copy(ROOT / "tests" / "tools" / "servers" / "lab.py", tmp_path / "lab.py")
+    path = spec(tmp_path, MCP.replace("PYTHON", sys.executable))
+    argv = [sys.executable, "-m", "rlenv", "eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run")]
+    # In a process of its own: in this one the tools would be known from having been listed.
+    subprocess.run(argv, check=True, capture_output=True, timeout=100)
+    (tmp_path / "lab.py").unlink()
+    assert sealed("replay", str(tmp_path / "run")) == ""
+    same(capsys, tmp_path / "run", episodes=4)
+
+
+JUDGE = f"""{TASKS}
+endpoints: {{writer: {{base_url: "URL", model: m, retries: 0}}}}
+rewards:
+  correct: {{kind: rule, rule: exact_match}}
+  clarity:
+    kind: judge
+    judges: [{{endpoint: writer}}, {{endpoint: writer, prompt: "Strictly, {{{{ message }}}}"}}]
+    prompt: "{{{{ task.question }}}} {{{{ message }}}}"
+    weight: 0.5
+    required: false
+oracle: [{{say: "<answer>{{{{ task.answer }}}}</answer>"}}]
+"""
+
+
+def verdicts(body: Mapping[str, Any]) -> str:
+    """A score that is drawn; every third reply cannot be read."""
+    nonce = body["response_format"]["json_schema"]["schema"]["properties"]["nonce"]["enum"][0]
+    number = next(_numbers)
+    if number % 3 == 0:
+        return "no idea"
+    return json.dumps({"nonce": nonce, "reasoning": f"number {number}", "score": 1 + number % 5})
+
+
+_numbers = count()
+
+
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_a_judge_spec_replays_with_the_same_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    path = spec(tmp_path, JUDGE.replace("weight: 0.5", f"weight: 0.5\n    cache: {cache}"))
+    url = ["--set", f"endpoints.writer.base_url={GONE}/v1"]
+    with served(FakeEndpoint(verdicts)) as server:
+        asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
+        argv = ["eval", path, *asked, "-k", "4", "--record", "-o", str(tmp_path / "run")]
+        assert run(capsys, *argv)[0] == 0
+    same(capsys, tmp_path / "run", *url, episodes=8)
+    code, found = run(capsys, "replay", str(tmp_path / "run"), *url, "--set", "rewards.clarity.rubric=Be kind.")
+    assert code == 1
+    (message,) = found["different"][0]["differences"]
+    assert message.startswith("term clarity judge ")
+    assert "differs at $.judge" in message
+
+
+def test_a_judge_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = spec(tmp_path, JUDGE)
+    with served(FakeEndpoint([Reply(401, "no key")])) as server:
+        asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
+        assert run(capsys, "eval", path, *asked, "--record", "-o", str(tmp_path / "run"))[0] == 0
+    same(capsys, tmp_path / "run", "--set", f"endpoints.writer.base_url={GONE}", episodes=2)
+    term = recorded(tmp_path / "run")[0].reward.terms["clarity"]
+    assert term.status == "invalid"
+
+
+TALK = f"""{TASKS}
+endpoints: {{writer: {{base_url: "URL", model: m, retries: 0}}}}
+user: {{kind: model, endpoint: writer, prompt: "You want {{{{ task.question }}}}.", stop: "###"}}
+tools:
+  improve: {{kind: model, endpoint: writer, prompt: "Improve {{{{ args.text }}}}", parameters: {{text: string}}}}
+answer: {{from: tag, tag: answer}}
+rewards: {{correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}}}
+oracle:
+  - say: "What do you want?"
+  - call: {{improve: {{text: "{{{{ task.question }}}}"}}}}
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+
+
+def test_a_user_and_a_model_tool_replay_with_their_endpoint_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, number = spec(tmp_path, TALK), count()
+    url = ["--set", f"endpoints.writer.base_url={GONE}/v1"]
+    with served(FakeEndpoint(lambda body: f"Reply {next(number)}.")) as server:
+        asked = ["--set", f"endpoints.writer.base_url={server.base_url}"]
+        argv = ["eval", path, *asked, "-k", "3", "--record", "-o", str(tmp_path / "run")]
+        assert run(capsys, *argv)[0] == 0
+    same(capsys, tmp_path / "run", *url, episodes=6)
+    places = {place for episode in Reel.of(tmp_path / "run").lanes.values() for place in episode}
+    assert places == {"user 0", "turn 1 call 0"}
+
+    prompt = ["--set", "tools.improve.prompt=Mend {{ args.text }}"]
+    code, found = run(capsys, "replay", str(tmp_path / "run"), *url, *prompt)
+    assert code == 1
+    (message,) = found["different"][0]["differences"]
+    assert message == (
+        "turn 1 call 0: the tape has no answer to this request of chat 'writer'; the nearest, "
+        "request 0 of turn 1 call 0, differs at $.messages[0].content: 'Improve one' before, 'Mend one' now"
+    )
+
+
+def test_an_agent_replays_with_what_it_was_told_at_each_of_its_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("bm25s")
+    found = importlib.util.spec_from_file_location("research_play", ROOT / "examples" / "research" / "play.py")
+    assert found is not None
+    assert found.loader is not None
+    play = importlib.util.module_from_spec(found)
+    found.loader.exec_module(play)
+    path = str(ROOT / "examples" / "research" / "env.yaml")
+    with served(FakeEndpoint(play.writer)) as server:
+        monkeypatch.setenv("RESEARCH_URL", server.base_url)
+        assert run(capsys, "eval", path, "--record", "-o", str(tmp_path / "run"))[0] == 0
+    monkeypatch.setenv("RESEARCH_URL", f"{GONE}/v1")
+    reel = Reel.of(tmp_path / "run")
+    same(capsys, tmp_path / "run", episodes=len(recorded(tmp_path / "run")))
+    places = {place for episode in reel.lanes.values() for place in episode}
+    agent = "turn 0 call 0 > agent turn"
+    assert {f"{agent} 0", f"{agent} 1", f"{agent} 0 call 0", f"{agent} 1 call 0"} <= places
+
+
+def test_a_policy_behind_an_endpoint_is_recorded_at_its_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(body: Mapping[str, Any]) -> Message:
+        if body["messages"][-1]["role"] == "tool":
+            return Message("assistant", "<answer>1</answer>")
+        return Message("assistant", "", (ToolCall("ask", {"what": "one"}, f"call-{next(_numbers)}"),))
+
+    with answering() as address, served(FakeEndpoint(act)) as server:
+        policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
+        argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "-n", "1", "--record"]
+        assert run(capsys, *argv, "-o", str(tmp_path / "run"))[0] == 0
+    same(capsys, tmp_path / "run", episodes=1)
+    (episode,) = Reel.of(tmp_path / "run").lanes.values()
+    assert list(episode) == ["policy turn 0", "turn 0 call 0", "policy turn 1"]
+
+
+def test_an_episode_whose_policy_failed_is_played_up_to_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(body: Mapping[str, Any]) -> Message | Reply:
+        if body["messages"][-1]["role"] == "tool":
+            return Reply(401, "no key")
+        return Message("assistant", "", (ToolCall("ask", {"what": "one"}, "call-0"),))
+
+    with answering() as address, served(FakeEndpoint(act)) as server:
+        policy = ["--policy", "openai", "--base-url", server.base_url, "--model", "m"]
+        argv = ["eval", spec(tmp_path, HTTP.replace("URL", address)), *policy, "--record", "-o", str(tmp_path / "run")]
+        assert run(capsys, *argv)[1]["failures"] == {"policy": 2}
+    same(capsys, tmp_path / "run", episodes=2)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("policy", ["oracle", "random"])
+def test_the_shipped_environments_replay_identically(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, policy: str
+) -> None:
+    argv = ["eval", name, "--policy", policy, "-n", "3", "-k", "2", "--record", "-o", str(tmp_path / "run")]
+    assert run(capsys, *argv)[0] == 0
+    same(capsys, tmp_path / "run", episodes=6)
+    same(capsys, tmp_path / "run", "--all-tools", episodes=6)
