@@ -9,9 +9,11 @@ from rlenv._base.fast_records import quick
 from rlenv.episodes.tools import EpisodeTools
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
+from rlenv.rewards import places
+from rlenv.rewards.answer import Answer
 from rlenv.rewards.base import RewardContext
 from rlenv.rewards.measure import TurnResults
-from rlenv.trajectory import RewardBreakdown, Turn
+from rlenv.trajectory import RewardBreakdown, Turn, Where
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
@@ -60,21 +62,27 @@ class EpisodeReward:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
         limit_s = self._environment.spec.limits.reward_s
-        answer = self._answer(turns)
-        context = self._context(messages, turns, answer=answer, reason=reason)
+        found = self._answer(turns)
+        answer = None if found is None else found.text
+        context = self._context(messages, turns, answer=answer, reason=reason, at=_at(found, messages, turns))
         if self.scorer.has_turn_terms and len(self._turns) < len(turns):
             self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
         reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
         return answer, reward, success
 
-    def _answer(self, turns: Sequence[Turn]) -> str | None:
+    def _answer(self, turns: Sequence[Turn]) -> Answer | None:
         if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
             return None
-        found = answers.extract(self._environment.spec.answer, turns[-1].parsed)
-        return None if found is None else found.text
+        return answers.extract(self._environment.spec.answer, turns[-1].parsed)
 
     def _context(
-        self, messages: Sequence[Message], turns: Sequence[Turn], *, answer: str | None = None, reason: str = ""
+        self,
+        messages: Sequence[Message],
+        turns: Sequence[Turn],
+        *,
+        answer: str | None = None,
+        reason: str = "",
+        at: Where = (),
     ) -> RewardContext:
         return _context(
             self._tools.task,
@@ -87,4 +95,17 @@ class EpisodeReward:
             reason,
             self._environment.scope,
             self._tools.seed,
+            at,
         )
+
+
+def _at(answer: Answer | None, messages: Sequence[Message], turns: Sequence[Turn]) -> Where:
+    """Where the answer of the last turn stands."""
+    if answer is None:
+        return ()
+    message = places.message_of(messages, turns, len(turns) - 1)
+    if answer.call >= 0:
+        return places.of_call(turns[-1], answer.call, message=message)
+    if answer.start < 0:
+        return ()
+    return places.of_content(turns[-1], message=message, start=answer.start, end=answer.end)

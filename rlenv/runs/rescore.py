@@ -15,7 +15,7 @@ from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
 from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.rollout import together
 from rlenv.rewards.group_terms import score_groups
-from rlenv.trajectory import TERMINATIONS, Trajectory
+from rlenv.trajectory import TERMINATIONS, Trajectory, Turn
 
 __all__ = ["Change", "Difference", "compare", "rescore"]
 
@@ -67,12 +67,22 @@ async def _rescored(episode: Episode, recorded: Trajectory) -> Trajectory:
         if state is not None:
             await state.take(turn, is_last=is_last, reason=reason, deadline=deadline)
             state = _unless_lost(state, reward, environment)
-        episode.turns.append(turn)
+        episode.turns.append(_placed(environment, turn))
         if reward.scorer.has_turn_terms and not is_last:
             await reward.score_turn(episode.messages, episode.turns)
     answer, breakdown, success = await reward.score(episode.messages, episode.turns, reason=reason)
     end = Trajectory.truncation if recorded.cut_by else Trajectory.termination
     return end(reason=reason, reward=breakdown, success=success, **episode.record(answer=answer))
+
+
+def _placed(environment: Environment, turn: Turn) -> Turn:
+    """The turn with the places of its content, which no record holds, where the action reads as it did."""
+    if turn.parsed.content_at:
+        return turn
+    read = environment.parse(turn.action)[1]
+    if read.content != turn.parsed.content or read.thinking != turn.parsed.thinking:
+        return turn
+    return dataclasses.replace(turn, parsed=dataclasses.replace(turn.parsed, content_at=read.content_at))
 
 
 def _unless_lost(state: Retaken | None, reward: EpisodeReward, environment: Environment) -> Retaken | None:
