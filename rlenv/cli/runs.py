@@ -194,11 +194,14 @@ def _remove(args: argparse.Namespace) -> int:
             raise UsageError(f"{path} is still running", hint="stop it first")
     for path in paths:
         size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+        if args.yes:  # said once it is so: a folder may not let its files go
+            try:
+                clear(path)
+                if not path.is_symlink() and not any(path.iterdir()):
+                    path.rmdir()
+            except OSError as error:
+                raise UsageError(f"{error.filename or path} cannot be removed: {error.strerror or error}") from error
         write(f"{'removed' if args.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
-        if args.yes:
-            clear(path)
-            if not path.is_symlink() and not any(path.iterdir()):
-                path.rmdir()
     if not args.yes:
         write("nothing is removed without --yes\n")
     return 0

@@ -81,8 +81,19 @@ def test_a_run_is_removed_only_when_that_is_said_twice_and_nothing_with_it(
     (tmp_path / "link").symlink_to(kept(tmp_path / "named", 1.0))
     assert main(["runs", "rm", str(tmp_path / "link"), "--yes"]) == 0
     whole = kept(tmp_path / "whole", 1.0)
+    capsys.readouterr()
     assert main(["runs", "rm", str(whole), "--yes"]) == 0
     assert not whole.exists()
+    assert capsys.readouterr().out == f"removed the run in {whole}, 0.0 MB\n"
+
+
+def test_a_run_that_cannot_be_removed_is_not_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = kept(tmp_path / "run", 1.0)
+    (run / "summary.json").mkdir()  # a folder where a file is to go
+    assert main(["runs", "rm", str(run), "--yes"]) == 2
+    said = capsys.readouterr()
+    assert "summary.json cannot be removed" in said.err
+    assert said.out == ""
 
 
 def test_a_run_that_runs_is_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
