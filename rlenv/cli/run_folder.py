@@ -30,8 +30,10 @@ def check_folder_options(args: argparse.Namespace) -> None:
     """Refuses what is about the run in a folder where no folder is named.
 
     Raises:
-        UsageError: with such an option and without -o.
+        UsageError: with such an option and without -o, or with two that ask for opposites.
     """
+    if getattr(args, "overwrite", False) and getattr(args, "resume", False):
+        raise UsageError("--resume goes on with the run that --overwrite would replace", hint="leave one of them out")
     for name in ("overwrite", "resume"):
         if getattr(args, name, False) and not args.out:
             raise UsageError(f"--{name} is about the run in the folder of -o, and none is named", hint="add -o DIR")

@@ -220,7 +220,8 @@ class KeptRun:
         overwrite: remove the run that is in the folder.
 
     Raises:
-        UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written.
+        UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written; or
+            `resume` and `overwrite` are both asked for.
     """
 
     def __init__(
@@ -234,6 +235,8 @@ class KeptRun:
         from_step: int = 0,
         keep: KeepPolicy | None = None,
     ) -> None:
+        if resume and overwrite:
+            raise UsageError("a run is either gone on with or replaced", hint="leave out resume or overwrite")
         self.path = Path(folder)
         self.lost = 0
         before = read_info(self.path)
@@ -256,7 +259,7 @@ class KeptRun:
         attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
-            if overwrite and has_run and not resume:
+            if overwrite and has_run:
                 clear(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             if lock is not None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlenv.cli.main import main
+from rlenv.errors import UsageError
 from rlenv.runs.folder import Attempt, KeptRun, Kind, RunInfo, open_run, read_info, write_info
 from rlenv.runs.recorded import recorded
 from rlenv.runs.schema import Facts
@@ -22,6 +24,17 @@ def test_a_run_that_went_on_counts_what_it_had(tmp_path: Path, kind: Kind) -> No
             run.append(episode(attempt), Facts(mode="sampled"))
     assert sorted(open_run(tmp_path).table["task"].to_pylist()) == [0, 1, 2]
     assert [one.task_index for one in recorded(tmp_path)] == [0, 1, 2]
+
+
+def test_a_run_is_either_gone_on_with_or_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, 2, attempt=0, facts=Facts())
+    write_info(tmp_path, RunInfo("eval", attempts=(Attempt(0),)))
+    with pytest.raises(UsageError, match="either gone on with or replaced"):
+        KeptRun(tmp_path, RunInfo("eval"), resume=True, overwrite=True)
+    command = ["eval", "nowhere.yaml", "-o", str(tmp_path), "--resume", "--overwrite"]
+    assert main(command) == 2
+    assert "--resume goes on with the run that --overwrite would replace" in capsys.readouterr().err
+    assert len(recorded(tmp_path)) == 2
 
 
 def test_what_training_threw_away_does_not_count(tmp_path: Path) -> None:
