@@ -20,7 +20,7 @@ from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs import files as record
 from rlenv.runs.locks.lock import lock_of
-from rlenv.runs.recorded import recorded
+from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import Difference, compare, rescore
 from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     check_folder_options(args)
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
-    before = recorded(args.run)
+    source = with_facts(args.run)
+    before = [trajectory for _, trajectory in source]
     environment = load(args.spec, set=overrides(args.set))
 
     async def main() -> list[Trajectory]:
@@ -63,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(kept_run(args, environment, lock=lock)) if args.out else None
         after = asyncio.run(main())
         if out is not None:
-            for one in after:
-                out.append(one, Facts(sample=one.seed % SEEDS))
+            for (facts, _), one in zip(source, after, strict=True):
+                out.append(one, facts or Facts(sample=one.seed % SEEDS))
     found = compare(before, after)
     if args.json:
         write_json(record.plain(found))

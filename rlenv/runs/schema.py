@@ -122,6 +122,7 @@ NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed
 
 _ANSWER, _TITLE, _MESSAGE, _ERROR = 200, 120, 300, 200
 _INT64: Final = 2**63 - 1
+_INT32: Final = 2**31 - 1
 _INT16: Final = 2**15 - 1
 _BOUNDS: Final = {"int16": 2**15, "int32": 2**31, "int64": 2**63}
 
@@ -170,11 +171,11 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "lock": lock,
         "environment": encodable(trajectory.environment),
         "split": encodable(trajectory.split),
-        "task": trajectory.task_index,
-        "sample": facts.sample,
-        "seed": max(-_INT64, min(trajectory.seed, _INT64)),
+        "task": _within(trajectory.task_index, _INT32),  # a record of others may hold any number
+        "sample": _within(facts.sample, _INT32),
+        "seed": _within(trajectory.seed, _INT64),
         "group": encodable(facts.group),
-        "step": facts.step,
+        "step": _within(facts.step, _INT32),
         "mode": facts.mode,
         "started": facts.started,
         "seconds": trajectory.seconds,
@@ -195,6 +196,10 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
         "calls": calls,
     }
+
+
+def _within(number: int, most: int) -> int:
+    return max(-most, min(number, most))
 
 
 def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
