@@ -121,7 +121,7 @@ def test_a_refused_call_is_the_place_of_its_fault(tmp_path: Path) -> None:
 )
 def test_a_place_that_is_none_makes_the_term_invalid(where: str, error: str, tmp_path: Path) -> None:
     own = OWN.replace("(*context.where_final(0, 4), *context.where_result(0, 0))", where)
-    found = played(spec(tmp_path, SPEC.replace("own.py:own\"", 'own.py:own", required: false'), own), CALL, LAST)
+    found = played(spec(tmp_path, SPEC.replace('own.py:own"', 'own.py:own", required: false'), own), CALL, LAST)
     assert error in found.reward.terms["own"].error
 
 
@@ -130,7 +130,8 @@ def test_places_are_kept_and_a_record_without_them_is_written_as_it_was(tmp_path
     line = files.dump(found)
     assert files.parse(line) == found
     held = json.loads(line)
-    assert "where" not in held["reward"]["terms"]["short"] and "content_at" not in held["turns"][0]["parsed"]
+    assert "where" not in held["reward"]["terms"]["short"]
+    assert "content_at" not in held["turns"][0]["parsed"]
     for term in held["reward"]["terms"].values():
         term.pop("where", None)
     assert json.loads(files.dump(files.parse(json.dumps(held)))) == held
