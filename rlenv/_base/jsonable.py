@@ -32,7 +32,8 @@ def _recorded(record: Any) -> tuple[tuple[str, bool], ...]:
 
 def fields_of(record: Any) -> dict[str, Any]:
     """The fields of a dataclass's instance as a record holds them, with their values as they are."""
-    return {name: value for name, sparse in _recorded(type(record)) if (value := getattr(record, name)) or not sparse}
+    kind: Any = type(record)
+    return {name: value for name, sparse in _recorded(kind) if (value := getattr(record, name)) or not sparse}
 
 
 def plain(value: Any) -> Any:

@@ -1,11 +1,13 @@
 """Where in an episode's messages stands what a term read; see `rlenv.trajectory.Where`.
 
 Places come from what the reader of an action said of it (`ParsedAction.content_at`, a call's `start` and `end`) and
-never from looking for a text: what a policy writes twice, or a tool repeats, moves no place.
+never from looking for a text: what a policy writes twice, or a tool repeats, moves no place. The one exception is what
+a judge quotes, which nothing else can place.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +15,11 @@ from rlenv.errors import RewardError
 from rlenv.messages import Message
 from rlenv.trajectory import Turn, Where
 
-__all__ = ["checked", "message_of", "of_call", "of_content", "of_result"]
+__all__ = ["checked", "message_of", "of_call", "of_content", "of_quotes", "of_result"]
 
 _SHOWN_CHARS = 80
+_MOST_QUOTES = 16
+_QUOTE = re.compile(r'"([^"]{4,400})"|“([^”]{4,400})”|`([^`]{4,400})`')
 
 
 def message_of(messages: Sequence[Message], turns: Sequence[Turn], turn: int) -> int:
@@ -88,6 +92,38 @@ def of_result(turn: Turn, index: int, *, message: int) -> Where:
     if len(shown) != len(turn.results) or not 0 <= index < len(shown):
         return ()
     return ((message + 1 + index, 0, len(shown[index].content)),)
+
+
+def of_quotes(said: str, messages: Sequence[Message], turns: Sequence[Turn], *, all_turns: bool) -> Where:
+    """Where the quotes of a text stand, sign by sign, in what policy, tools and users said; thinking is left out.
+
+    A quote that stands nowhere or more than once has no place: which of them was meant is not to be guessed.
+
+    Args:
+        all_turns: look in all turns, and not in the last action alone.
+    """
+    first = 0 if all_turns else len(turns) - 1
+    found: list[tuple[int, int, int]] = []
+    for match in list(_QUOTE.finditer(said))[:_MOST_QUOTES]:
+        quote = next(filter(None, match.groups()))
+        hits: list[Where] = []
+        for index in range(max(first, 0), len(turns)):
+            turn, number = turns[index], message_of(messages, turns, index)
+            for start in _starts(turn.parsed.content, quote):
+                hits.append(of_content(turn, message=number, start=start, end=start + len(quote)))
+            shown = turn.observation.messages if all_turns and turn.observation is not None else ()
+            for place, message in enumerate(shown, number + 1):
+                hits += [((place, start, start + len(quote)),) for start in _starts(message.content, quote)]
+        if len(hits) == 1:
+            found += hits[0]
+    return tuple(found)
+
+
+def _starts(text: str, quote: str) -> list[int]:
+    """The first two places of a quote."""
+    first = text.find(quote)
+    second = text.find(quote, first + 1) if first >= 0 else -1
+    return [start for start in (first, second) if start >= 0]
 
 
 def checked(where: Any, messages: Sequence[Message], turns: Sequence[Turn]) -> Where:
