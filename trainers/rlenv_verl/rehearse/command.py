@@ -27,6 +27,7 @@ from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
 from rlenv_verl.rehearse.usage import Peak, watched
 from rlenv_verl.run.launch import Ending, ending_lines
+from rlenv_verl.run.locks import attempt_locks
 from rlenv_verl.run.metrics import StepFigures
 from rlenv_verl.run.preflight import config_of
 from rlenv_verl.run.preflight_command import look
@@ -237,7 +238,8 @@ def _played(
     """Both attempts; the plan with what they left."""
     limit = arguments.time_limit or float("inf")
     started = time.monotonic()
-    plan = dataclasses.replace(scene.plan, run=begun(scene.plan.run, 0))
+    locks = attempt_locks(scene.plan.run, scene.plan.config, from_step=0)
+    plan = dataclasses.replace(scene.plan, run=begun(scene.plan.run, 0, locks=locks))
     with stages.timed("veRL, from the beginning"):
         ending, steps = run_plan(plan, console, time_limit_s=limit, lock=lock)
     if ending.how == "finished":
