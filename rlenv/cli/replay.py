@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         }
         write_json(report)
     else:
-        _show(found, different, skipped)
+        _show(found, different, skipped, [id for id, _ in episodes])
     return 1 if different or len(skipped) == len(found) else 0
 
 
@@ -135,10 +135,13 @@ def _check_live(names: list[str], environment: Environment) -> None:
             raise UsageError(f"--live: there is no tool '{name}'", hint=did_you_mean(name, tools, "tools:"))
 
 
-def _show(found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed]) -> None:
+def _show(
+    found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed], ids: list[str]
+) -> None:
     for index, one in different[:_LISTED]:
         recorded = one.recorded
-        write(f"line {index + 1}, {recorded.split}/{recorded.task_index} seed {recorded.seed}:\n")
+        which = f"episode {ids[index]}" if ids[index] else f"line {index + 1}"
+        write(f"{which}, {recorded.split}/{recorded.task_index} seed {recorded.seed}:\n")
         for difference in one.differences:
             write(f"  {difference}\n")
     if len(different) > _LISTED:

@@ -29,6 +29,7 @@ from rlenv.runs.tapes.cassettes import Player
 from rlenv.runs.tapes.reel import Reel
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from tests.support.beside import served, site
+from tests.support.sealed import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
 GONE = "http://127.0.0.1:9"
@@ -95,26 +96,6 @@ def http_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-SEALED = """
-import sys
-
-def look(event, args):
-    if event in ("socket.connect", "subprocess.Popen"):
-        print(event, file=sys.stderr)
-
-sys.addaudithook(look)
-from rlenv.cli.main import main
-main(sys.argv[1:])
-"""
-
-
-def sealed(*argv: str) -> str:
-    """What a command, in a process of its own, opens to the outside: the names of audit events."""
-    ran = subprocess.run([sys.executable, "-c", SEALED, *argv], capture_output=True, text=True, timeout=100, check=True)
-    assert "episodes came out" in ran.stdout
-    return ran.stderr
-
-
 def same(capsys: pytest.CaptureFixture[str], run_folder: Path, *argv: str, episodes: int) -> None:
     """Asserts that a replay one by one and one eight at once come out as the recorded run."""
     for many in ("1", "8"):
@@ -147,8 +128,8 @@ def test_a_replay_connects_to_nobody_and_starts_nothing(tmp_path: Path) -> None:
     with answering() as address:  # it is there all the time
         path = spec(tmp_path, HTTP.replace("URL", address))
         assert main(["eval", path, "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
-        assert sealed("replay", str(tmp_path / "run")) == ""
-        assert "socket.connect" in sealed("replay", str(tmp_path / "run"), "--no-tape")
+        assert sealed("replay", str(tmp_path / "run")).opened == []
+        assert "socket.connect" in sealed("replay", str(tmp_path / "run"), "--no-tape").opened
 
 
 def test_where_there_is_no_tape_or_none_is_wanted_the_server_is_asked(
@@ -466,6 +447,35 @@ def test_the_shipped_environments_replay_identically(
     assert run(capsys, *argv)[0] == 0
     same(capsys, tmp_path / "run", episodes=6)
     same(capsys, tmp_path / "run", "--all-tools", episodes=6)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_shipped_environment_that_has_changed_is_told_by_episode_turn_and_term(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = str(tmp_path / "run")
+    assert run(capsys, "eval", name, "--policy", "oracle", "-n", "2", "-k", "2", "--record", "-o", out)[0] == 0
+    ran = sealed("replay", out)
+    assert (ran.code, ran.out) == (0, "4 of 4 episodes came out the same, 0 differently\n")
+    assert "socket.connect" not in ran.opened
+    (tool, *_) = load(name).parts.tools
+    first = with_ids(out, None)[0][0]
+    for change, where in (
+        (f"prompt.system=Call {tool} once.", "  prompt: "),
+        (f"tools.{tool}.faults={{error: 1}}", "  turn 0, observation: "),
+        ("limits.turns=1", "  turns: "),
+    ):
+        argv = ["replay", out, "--set", change]
+        said = []
+        for many in ("1", "8"):
+            assert main([*argv, "--concurrency", many]) == 1
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1]
+        lines = said[0].splitlines()
+        assert lines[0].startswith(f"episode {first}, ")
+        assert lines[1].startswith(where), lines
+        assert lines[-1] == "0 of 4 episodes came out the same, 4 differently"
+    assert "  reward correct: 1.0 before, 0.0 now" in lines
 
 
 KEYED = f"""{TASKS}
