@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Key", "Reel"]
 
-_KEYS: Final = ("episode", "place", "ordinal", "content", "kind", "name", "outcome", "started")
+_TEXTS: Final = ("place", "content", "kind", "name", "outcome")
+_KEYS: Final = ("episode", "ordinal", "started", *_TEXTS)
 _HELD_BYTES: Final = 64_000_000
 """The most of a tape's parts that stays decoded. Episodes ask for entries about as they were written."""
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {"string": (str,), "int32": (int,), "bool": (bool,)}
@@ -188,8 +189,8 @@ class Reel:
                 if row["kind"] == "episode":
                     ids[row["episode"]] = row["name"]
                     continue
-                texts = (sys.intern(row[name]) for name in ("place", "content", "kind", "name", "outcome"))
-                key = Key(row["started"], row["ordinal"], *texts, source, at, within)
+                place, content, kind, name, outcome = (sys.intern(row[one]) for one in _TEXTS)
+                key = Key(row["started"], row["ordinal"], place, content, kind, name, outcome, source, at, within)
                 found.append((sys.intern(row["episode"]), key))
         reel = cls({id: {} for id in ids.values()})
         for episode, key in sorted(found, key=lambda one: one[1][:2]):

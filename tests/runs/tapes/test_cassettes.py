@@ -288,7 +288,7 @@ def test_an_mcp_spec_replays_without_its_program(tmp_path: Path, capsys: pytest.
     # In a process of its own: in this one the tools would be known from having been listed.
     subprocess.run(argv, check=True, capture_output=True, timeout=100)
     (tmp_path / "lab.py").unlink()
-    assert sealed("replay", str(tmp_path / "run")) == ""
+    assert sealed("replay", str(tmp_path / "run")).opened == []
     same(capsys, tmp_path / "run", episodes=4)
 
 
