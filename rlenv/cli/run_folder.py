@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rlenv.cli.options import overrides
@@ -42,8 +44,13 @@ def told(line: str) -> None:
     write_error(f"{line} …\n")
 
 
-def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock | None = None, **facts: Any) -> KeptRun:
-    """The run that `-o` names; where it goes on with another lock than before, that is said.
+@contextmanager
+def kept_run(
+    args: argparse.Namespace, environment: Environment, *, lock: Lock | None = None, **facts: Any
+) -> Iterator[KeptRun]:
+    """The run that `-o` names, until it ends; where it goes on with another lock than before, that is said.
+
+    What of it could not be written is said once more at its end.
 
     Raises:
         UsageError: see `KeptRun`.
@@ -63,4 +70,9 @@ def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock |
     if lock is not None and old not in ("", lock.hash12):
         files = [str(kept.path / FOLDER / f"{one}.json") for one in (old, lock.hash12)]
         write_error(f"the run goes on, but not with what it began with: rlenv lock diff {' '.join(files)}\n")
-    return kept
+    try:
+        with kept:
+            yield kept
+    finally:
+        if kept.lost:
+            write_error(f"{kept.path}: {kept.lost} writes failed, and what they held of the run is not kept\n")
