@@ -141,8 +141,6 @@ def _opened(name: str) -> Episodes:
 def _episode(name: str, trajectory: Trajectory, *, most: int | None) -> RenderableType:
     parts: list[RenderableType] = []
     for message in trajectory.messages:
-        if message.role not in ("system", "user"):
-            break  # what follows the prompt stands with its turn
         parts.append(_box(message.content, title=message.role, style="dim", most=most))
     for turn in trajectory.turns:
         parts += _turn(turn, most=most)
