@@ -238,7 +238,7 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
 
 
 def _group(rows: Snapshot, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The group of an episode: how many it has, and the ids of those that stand next to it by reward, itself among them."""
+    """The group of an episode: how many it has, and the ids of those next to it by reward, its own among them."""
     group = group_of(row)
     places = members(rows, row["step"], group)
     first = max(0, int(np.argmax(places == place)) - MOST // 2)
