@@ -71,7 +71,7 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
   const has = (name: string) => series !== null && linesOf(series, name).length > 0;
   const running = (live?.state ?? data.state) === "running";
   const stop = () => {
-    if (confirm("Stop this run after its current step?"))
+    if (confirm("Stop this run, as Ctrl-C does?"))
       post(`/api/runs/${run}/stop`).then(() => say("The run was asked to stop."), setStopped);
   };
   const list = (q: string) => `/r/${run}/episodes${query({ q })}`;
