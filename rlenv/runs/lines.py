@@ -161,9 +161,11 @@ class LinesReader:
         found = flattened(whole, column)
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
-    def entries(self, column: str) -> pa.Table:
-        """`terms` or `calls` of all lines, one row an entry, with the place of its row in `table` as `row`."""
-        return flattened(self._all(), column)
+    def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
+        """The `terms` or `calls` of all lines (of `fields`, where given, these alone), one row an entry, with the place
+        of its row in `table` as `row`."""
+        found = flattened(self._all(), column)
+        return found.select(["row", *fields]) if fields else found
 
     def body(self, id: str) -> Body:
         """The whole record of a line.
