@@ -18,7 +18,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(tapes.running(out, lock, environment))
         begun = time.monotonic()
         kept = _Kept(args, jobs, out)
-        trajectories = asyncio.run(_play(environment, args, jobs, kept, tapes))
+        trajectories = asyncio.run(stoppable(_play(environment, args, jobs, kept, tapes), out))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.folder import KeptRun, RunInfo, read_info
+from rlenv.runs.folder import STOP, KeptRun, RunInfo, read_info
 from rlenv.runs.locks.lock import FOLDER, Lock
 
-__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "told"]
+__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "stoppable", "told"]
+
+_EACH_S: Final = 1.0
+_T = TypeVar("_T")
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
@@ -76,3 +80,21 @@ def kept_run(
     finally:
         if kept.lost:
             write_error(f"{kept.path}: {kept.lost} writes failed, and what they held of the run is not kept\n")
+
+
+async def stoppable(work: Coroutine[Any, Any, _T], out: KeptRun | None) -> _T:
+    """What `work` returns; it is cancelled once somebody makes the file `stop` in the run's folder.
+
+    Raises:
+        KeyboardInterrupt: it was: the command ends as it does for Ctrl-C.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((task,), timeout=_EACH_S))[0]:
+            if out is not None and (out.path / STOP).exists():
+                write_error(f"{out.path / STOP} asks for the end\n")
+                raise KeyboardInterrupt
+        return task.result()
+    finally:  # Ctrl-C itself cancels this one: what is played ends before the run is closed
+        task.cancel()
+        await asyncio.wait((task,))

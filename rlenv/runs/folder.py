@@ -34,12 +34,26 @@ from rlenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from rlenv.runs.locks.lock import Lock  # whose module knows environments; readers of runs need none
 
-__all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
+__all__ = [
+    "STOP",
+    "Attempt",
+    "KeptRun",
+    "Kind",
+    "RunInfo",
+    "State",
+    "clear",
+    "is_run",
+    "open_run",
+    "read_info",
+    "write_info",
+]
 
 Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
 """Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
+STOP: Final = "stop"
+"""The file that asks whoever plays a run to end it as Ctrl-C does; whoever makes it need not know where that is."""
 _FORMAT: Final = 1
 _OLD: Final = ("trajectories.jsonl",)
 """What older versions wrote into the folder of a run; never over it either."""
@@ -204,7 +218,7 @@ def clear(folder: Path) -> None:
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("summary.json", *_OLD, "run.json"):
+    for name in ("summary.json", STOP, *_OLD, "run.json"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -259,6 +273,7 @@ class KeptRun:
             if overwrite and has_run and not resume:
                 clear(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
             if lock is not None:
                 lock.write(self.path)
             write_info(self.path, self.info)

@@ -34,6 +34,7 @@ __all__ = [
     "arrow",
     "flattened",
     "late_schema",
+    "list_schema",
     "packed_in",
     "part_of",
     "read_part",
@@ -81,6 +82,22 @@ def row_schema(*, is_nested: bool = True) -> pa.Schema:
     flat = [(name, pa.type_for_alias(kind)) for name, kind in ROW.items()]
     nested = [("terms", pa.list_(_struct(TERMS))), ("calls", pa.list_(_struct(CALLS)))]
     return pa.schema(flat + nested if is_nested else flat)
+
+
+@cache
+def list_schema(column: str, fields: tuple[str, ...] = ()) -> pa.Schema:
+    """The Arrow schema of ids with `terms` or `calls`: of their entries some `fields`, texts as numbers of words.
+
+    Without `fields` all, as they stand in rows.
+    """
+    pa = arrow()
+    whole = row_schema().field(column)
+    if not fields:
+        return pa.schema([row_schema().field("id"), whole])
+    kinds = [one for one in whole.type.value_type if one.name in fields]
+    coded = pa.dictionary(pa.int32(), pa.string())
+    struct = pa.struct([(one.name, coded if one.type == pa.string() else one.type) for one in kinds])
+    return pa.schema([row_schema().field("id"), pa.field(column, pa.list_(struct))])
 
 
 @cache
@@ -300,7 +317,8 @@ def told(path: Path) -> Iterator[None]:
 
 
 def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa.Table:
-    """The columns of `schema` in a part: null where it was written before there was such a column.
+    """The columns of `schema` in a part, and of lists the fields of `schema`: null where it was written before there
+    was such a one.
 
     Raises:
         UsageError: it is no part, is broken, or holds what no row does.
@@ -309,10 +327,10 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
     pa = arrow()
     import pyarrow.parquet as pq
 
-    with told(path), pq.ParquetFile(path) as part:
+    with told(path), pq.ParquetFile(path, read_dictionary=_coded(schema)) as part:
         metadata = part.schema_arrow.metadata
         known = set(part.schema_arrow.names)
-        table = part.read(columns=[name for name in schema.names if name in known], use_threads=use_threads)
+        table = part.read(columns=_leaves(schema, part.schema_arrow), use_threads=use_threads)
         if not table.schema.equals(schema):
             columns = [
                 table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type)
@@ -323,6 +341,29 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
             if name in NEVER_NULL and table[name].null_count:
                 raise ValueError(f"a row has no {name}")
         return table.replace_schema_metadata(metadata)
+
+
+def _coded(schema: pa.Schema) -> list[str]:
+    """The paths in a part of what `schema` has as numbers of words."""
+    types = arrow().types
+    lists = [(one.name, one.type.value_type) for one in schema if types.is_list(one.type)]
+    return [f"{name}.list.element.{one.name}" for name, kind in lists for one in kind if types.is_dictionary(one.type)]
+
+
+def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
+    """The paths in a part of what `schema` has; the whole column where a field of its lists is missing."""
+    found: list[str] = []
+    for one in schema:
+        if one.name not in part.names:
+            continue
+        if arrow().types.is_list(one.type):
+            asked = {field.name for field in one.type.value_type}
+            held = {field.name for field in part.field(one.name).type.value_type}
+            if asked < held:
+                found += [f"{one.name}.list.element.{name}" for name in asked]
+                continue
+        found.append(one.name)
+    return found
 
 
 def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:

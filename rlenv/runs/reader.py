@@ -18,6 +18,7 @@ from rlenv.runs.parts import (
     arrow,
     flattened,
     late_schema,
+    list_schema,
     packed_in,
     part_of,
     read_part,
@@ -267,22 +268,23 @@ class RunReader:
 
         Terms that came later stand in the place of the earlier ones.
         """
-        if ids is None:
-            found = self.entries(column)
-            return found.set_column(0, "id", self.table["id"].take(found["row"]))
         import pyarrow.compute as pc
 
         pa = arrow()
         # An id names its segment: a page of a list reads the parts of its own rows.
-        whole = pa.concat_tables(self._lists(column, self._held_in(ids)))
-        whole = whole.filter(pc.is_in(whole["id"], value_set=pa.array(list(ids), pa.string())))
-        found = flattened(self._with_late(whole, column), column)
+        whole = pa.concat_tables(self._lists(column, None if ids is None else self._held_in(ids), ()))
+        asked = self.table["id"].combine_chunks() if ids is None else pa.array(list(ids), pa.string())
+        whole = self._with_late(whole.filter(pc.is_in(whole["id"], value_set=asked)), column)
+        found = flattened(whole, column)
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
-    def entries(self, column: str) -> pa.Table:
-        """`terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`."""
+    def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
+        """The `terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`.
+
+        Of `fields`, where given, these alone, texts as numbers of words.
+        """
         pa = arrow()
-        whole = pa.concat_tables(self._lists(column, None))
+        whole = pa.concat_tables(self._lists(column, None, fields))
         if len(whole) != len(self.table):  # of attempts that do not count
             import pyarrow.compute as pc
 
@@ -294,10 +296,9 @@ class RunReader:
         segments = {id.rpartition("-")[0] for id in ids}
         return {self._packed.get(segment, (segment,))[0] for segment in segments}
 
-    def _lists(self, column: str, asked: Collection[str] | None) -> list[pa.Table]:
+    def _lists(self, column: str, asked: Collection[str] | None, fields: Sequence[str]) -> list[pa.Table]:
         """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
-        pa = arrow()
-        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
+        schema = list_schema(column, tuple(fields))
         parts = [part_of(self.run, "episodes", one) for one in self._parts if asked is None or one in asked]
         live = [one for segment, one in self._open.items() if asked is None or segment in asked]
         tables = [read_part(part, schema) for part in parts]
@@ -309,10 +310,12 @@ class RunReader:
         if column != "terms" or not (late := self._late_terms()):
             return whole
         pa = arrow()
-        lists = [late.get(id, own) for id, own in zip(whole["id"].to_pylist(), whole[column].to_pylist(), strict=True)]
-        schema = pa.schema([whole.schema.field("id"), whole.schema.field(column)])
         ids = whole["id"].to_pylist()
-        return rows_table([{"id": id, column: own} for id, own in zip(ids, lists, strict=True)], schema)
+        own = [(place, id) for place, id in enumerate(ids) if id in late]
+        behind = {place: len(ids) + at for at, (place, _) in enumerate(own)}
+        others = rows_table([{"id": id, column: late[id]} for _, id in own], whole.schema)
+        order = pa.array([behind.get(place, place) for place in range(len(ids))], pa.int64())
+        return pa.concat_tables([whole, others]).take(order)
 
     def _late_terms(self) -> dict[str, list[dict[str, Any]]]:
         """By id, the terms of which a late fact says that they are others now."""
