@@ -107,18 +107,20 @@ def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | 
         raise
     finally:
         with contextlib.suppress(OSError):  # a full disk: whatever ended the block is what has to be told
-            fields, said = _fields(folder), {"state": state, "ended": time.time()}
+            fields, ended = _fields(folder), time.time()
             is_new = len(fields.get("attempts", ())) > before and fields["state"] == "running"
             if unprepared is not None and not fields:
-                write_info(folder, dataclasses.replace(unprepared, **said))
+                write_info(folder, dataclasses.replace(unprepared, state=state, ended=ended))
             elif is_new or (unprepared is not None and not fields["attempts"]):
-                _write_whole(folder / "run.json", f"{json.dumps({**fields, **said}, indent=2)}\n".encode())
+                fields |= {"state": state, "ended": ended}
+                _write_whole(folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
 
 
 def _fields(folder: Path) -> dict[str, Any]:
     """What run.json holds; nothing without one."""
     path = folder / "run.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return fields
 
 
 def write_run(run: _Run, fields: Mapping[str, Any]) -> None:

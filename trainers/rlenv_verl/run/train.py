@@ -16,8 +16,6 @@ from typing import Any
 
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
-from rlenv.models import lacks, local_model
-from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
 from rlenv.runs.folder import RunInfo, is_run
 from rlenv_verl.cpu.vllm_ready import vllm_findings
@@ -27,6 +25,7 @@ from rlenv_verl.run.kept import KeptEpisodes
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
 from rlenv_verl.run.locks import attempt_locks, changed_lines
 from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
+from rlenv_verl.run.model import given_model, made_again, made_of
 from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.run.preflight import UNMEASURED, check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
@@ -168,7 +167,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         validation_only=arguments.eval,
         ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
         user_overrides=tuple(overrides),
-        given=_made_of(arguments.model, model),
+        given=made_of(arguments.model, model),
         command=arguments.command,
     )
     if warm_start is None and not is_to_be_made(model):
@@ -209,7 +208,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         raise UsageError(f"--resume does not take {', '.join(given)} here", hint=why)
     run, lock = _taken(arguments, overrides), None
     if arguments.eval:
-        _made_again(run)
+        made_again(run)
         tasks, dry_run = arguments.validation_tasks, arguments.dry_run
         run, more = validation_of(run, arguments.output, tasks=tasks, dry_run=dry_run, say=_told(console))
         if not dry_run:
@@ -219,7 +218,7 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
             lock = _driven(run, stack)
             # Read again, now that nobody else changes it.
             run = _taken(arguments, overrides)
-        _made_again(run)
+        made_again(run)
         run, more = resumed(
             run,
             steps=arguments.steps,
@@ -293,7 +292,7 @@ def _model(
 ) -> tuple[str, dict[str, Any] | None]:
     """The policy to start from, and what was made where it is the tiny one."""
     if arguments.model not in (None, "tiny"):
-        return _given(arguments, folder), None
+        return given_model(arguments, folder), None
     if arguments.chat_template is not None:
         raise UsageError("--chat-template is for a model of your own", hint="name it with --model")
     target = folder / "model"
@@ -317,35 +316,6 @@ def _model(
         markup=False,
     )
     return str(target), dataclasses.asdict(report)
-
-
-def _given(arguments: argparse.Namespace, folder: Path) -> str:
-    """The model that was named, as veRL loads it; with a chat template of its own in the run's folder."""
-    path = Path(arguments.model)
-    place = local_model(arguments.model)
-    if path.is_dir() and Path(place) == path.absolute() and not (path / "config.json").is_file():
-        raise UsageError("; ".join(one.said for one in lacks(place) if one.stops))
-    if arguments.chat_template is None:
-        return place
-    return local_model(place, chat_template=arguments.chat_template, keep=folder / "model")
-
-
-def _made_of(given: str | None, model: str) -> str:
-    """What a model was made of, so that it can be made again; "" where it was taken as it is."""
-    if given in (None, "tiny", model):
-        return ""
-    path = Path(given).expanduser()
-    return str(path.absolute()) if path.exists() else given
-
-
-def _made_again(run: Run) -> None:
-    """Make the weights of a run's model again where the cache that they were kept in has been emptied.
-
-    They come to lie where they did: the folder is named after their content, and a template of the run's own only
-    links to it.
-    """
-    if run.given and weights_in(Path(run.model)).fault:
-        local_model(run.given)
 
 
 def _prompt_limit(settings: RunSettings) -> int | str:
