@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,8 @@ __all__ = [
     "PACKED",
     "Sealed",
     "arrow",
+    "bodies_writer",
+    "body_schema",
     "flattened",
     "late_schema",
     "packed_in",
@@ -92,7 +94,8 @@ def late_schema() -> pa.Schema:
 
 
 @cache
-def _body_schema() -> pa.Schema:
+def body_schema() -> pa.Schema:
+    """The Arrow schema of bodies."""
     pa = arrow()
     message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
     span = pa.struct([("start", pa.int32()), ("end", pa.int32())])
@@ -187,16 +190,20 @@ def seal(run: Path, segment: str) -> None:
 def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the part of bodies a group at a time: a segment may have 32 MB, and memory that is touched once costs
     more than what is done with it."""
+    with path_of(run, segment, "bodies").open("rb") as file, bodies_writer(part_of(run, "bodies", segment)) as write:
+        for start in range(0, len(rows), GROUP):
+            write(_bodies(file.fileno(), rows[start : start + GROUP]))
+
+
+@contextlib.contextmanager
+def bodies_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
+    """Writes a part of bodies, of `body_schema`, whole groups at a time but for the last; as `write_part`."""
+    arrow()
     import pyarrow.parquet as pq
 
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
-    with (
-        path_of(run, segment, "bodies").open("rb") as file,
-        _beside(part_of(run, "bodies", segment)) as part,
-        pq.ParquetWriter(part, _body_schema(), **heavy) as writer,
-    ):
-        for start in range(0, len(rows), GROUP):
-            writer.write_table(_bodies(file.fileno(), rows[start : start + GROUP]), row_group_size=GROUP)
+    with _beside(path) as part, pq.ParquetWriter(part, body_schema(), **heavy) as writer:
+        yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
 def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -209,7 +216,7 @@ def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
-    pa, schema = arrow(), _body_schema()
+    pa, schema = arrow(), body_schema()
     columns = [
         pa.array([row["id"] for row in rows], pa.string()),
         pa.array(records, pa.binary()),
@@ -237,7 +244,7 @@ def _json(value: Any) -> str:
 def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     """A list of rows an episode. The ids are handed over as the memory they lie in, not number by number."""
     rows = [row for episode in episodes for row in episode]
-    pa, kind = arrow(), _body_schema().field("tokens").type
+    pa, kind = arrow(), body_schema().field("tokens").type
 
     def numbers(name: str, values: list[Any]) -> Any:
         item = kind.value_type.field(name).type
@@ -350,13 +357,11 @@ class Sealed:
         """The record and the tokens of the body at `index` in the part.
 
         Raises:
-            UsageError: the part cannot be read, or is not there.
+            UsageError: the part cannot be read.
+            FileNotFoundError: it is not there.
         """
-        try:
-            with told(self.path):
-                return self._body(index)
-        except FileNotFoundError as error:
-            raise UsageError(f"{self.path} is not there", hint="the bodies of these rows are lost") from error
+        with told(self.path):
+            return self._body(index)
 
     def _body(self, index: int) -> tuple[bytes, list[Tokens]]:
         if self._file is None:

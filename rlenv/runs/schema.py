@@ -107,10 +107,12 @@ LATE: Final[Mapping[str, str]] = {
     "failure": "string",
     "failure_message": "string",
     "ending": "string",
+    "said": "float64",
 }
 """What is known of an episode later, by its id: `fate` is `trained`, `masked` or `filtered`, and `why` says more.
 
-A null column says nothing; of two entries the later one counts, column by column. `ending` is JSON of what an episode
+A null column says nothing; of two entries the later one counts, column by column: `said` is when, in seconds since the
+epoch, by the clock of who says it. `ending` is JSON of what an episode
 has ended as where its reward became known later, as that of a group does; see `ending_of`. Beside one, `reward` and
 `success` say something where they are null too: there is none any more."""
 

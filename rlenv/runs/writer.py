@@ -103,6 +103,7 @@ class RunWriter:
         self._keep = keep or KeepPolicy()
         self._limits = (seal_episodes, seal_bytes, seal_s)
         self._number = self._episodes = self._written = 0
+        self._said = 0.0
         self._sealing: ThreadPoolExecutor | None = None
         self._is_sealable = True
         for kind in ("episodes", "bodies", "late", "journal"):
@@ -146,7 +147,8 @@ class RunWriter:
             KeyError: a fact that has no column.
         """
         self._roll_where_full()
-        self._journal.put("late", orjson.dumps(late_of(id, facts)) + b"\n")
+        self._said = max(self._said, time.time())  # a clock that is set back does not change what was said last
+        self._journal.put("late", orjson.dumps(late_of(id, {"said": self._said, **facts})) + b"\n")
         self._syncing.of(self._journal)
 
     def _roll_where_full(self) -> None:
