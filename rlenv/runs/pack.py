@@ -24,8 +24,8 @@ from rlenv.runs.parts import (
     GROUP,
     PACKED,
     arrow,
+    bodies_in,
     bodies_writer,
-    body_schema,
     packed_in,
     part_of,
     read_part,
@@ -120,6 +120,9 @@ def _sweep(run: Path) -> None:
         # Of packing nobody is at work but this process, which begins now.
         if path.name.startswith("P-") or not is_alive(path.name.removesuffix(".parquet.tmp")):
             path.unlink(missing_ok=True)
+    for path in run.glob("blobs/*/*.tmp"):
+        if not is_alive(f"{path.name.split('.')[1]}-0"):
+            path.unlink(missing_ok=True)
     for path in (run / "episodes").glob("P-*.parquet"):
         for segment, *_ in packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path):
             for kind in ("episodes", "bodies"):
@@ -210,7 +213,7 @@ def _merge_bodies(run: Path, group: Sequence[str], path: Path) -> None:
                 continue
             with told(part), pq.ParquetFile(part) as source:
                 for index in range(source.num_row_groups):
-                    left.append(source.read_row_group(index, use_threads=False).cast(body_schema()))
+                    left.append(bodies_in(source.read_row_group(index, use_threads=False)))
                     whole = arrow().concat_tables(left)
                     done = len(whole) // GROUP * GROUP
                     write(whole.slice(0, done))

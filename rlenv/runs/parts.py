@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import encodable
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.runs.blobs import put_back
 from rlenv.runs.journal import KINDS, entries_of, loads, path_of, read_body
 from rlenv.runs.schema import CALLS, LATE, NEVER_NULL, ROW, TERMS, Tokens
 
@@ -32,8 +33,8 @@ __all__ = [
     "PACKED",
     "Sealed",
     "arrow",
+    "bodies_in",
     "bodies_writer",
-    "body_schema",
     "flattened",
     "late_schema",
     "packed_in",
@@ -48,6 +49,7 @@ __all__ = [
 
 GROUP: Final = 8
 """Episodes a row group of bodies."""
+_RECORD: Final = ("id", "record", "blobs")
 PACKED: Final = b"rlenv.segments"
 """The key of a packed part's metadata: JSON of [segment, first row, first body], in order; see `rlenv.runs.pack`."""
 
@@ -94,10 +96,10 @@ def late_schema() -> pa.Schema:
 
 
 @cache
-def body_schema() -> pa.Schema:
-    """The Arrow schema of bodies."""
+def _body_schema() -> pa.Schema:
     pa = arrow()
-    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
+    images = ("images", pa.list_(pa.string()))
+    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string()), images])
     span = pa.struct([("start", pa.int32()), ("end", pa.int32())])
     tokens = pa.struct(
         [
@@ -109,7 +111,13 @@ def body_schema() -> pa.Schema:
         ]
     )
     return pa.schema(
-        [("id", pa.string()), ("record", pa.binary()), ("messages", pa.list_(message)), ("tokens", pa.list_(tokens))]
+        [
+            ("id", pa.string()),
+            ("record", pa.binary()),
+            ("messages", pa.list_(message)),
+            ("tokens", pa.list_(tokens)),
+            ("blobs", pa.list_(pa.string())),
+        ]
     )
 
 
@@ -192,46 +200,49 @@ def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> 
     more than what is done with it."""
     with path_of(run, segment, "bodies").open("rb") as file, bodies_writer(part_of(run, "bodies", segment)) as write:
         for start in range(0, len(rows), GROUP):
-            write(_bodies(file.fileno(), rows[start : start + GROUP]))
+            write(_bodies(run, file.fileno(), rows[start : start + GROUP]))
 
 
 @contextlib.contextmanager
 def bodies_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
-    """Writes a part of bodies, of `body_schema`, whole groups at a time but for the last; as `write_part`."""
+    """Writes a part of bodies, whole groups at a time but for the last; as `write_part`."""
     arrow()
     import pyarrow.parquet as pq
 
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
-    with _beside(path) as part, pq.ParquetWriter(part, body_schema(), **heavy) as writer:
+    with _beside(path) as part, pq.ParquetWriter(part, _body_schema(), **heavy) as writer:
         yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
-def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     records, messages, tokens = [], [], []
     for row in rows:
         record, held = read_body(file, row)
         records.append(record)
         try:
-            messages.append([_message(message) for message in loads(record)["messages"]])
+            told = put_back(run, bytes(record), row["blobs"], texts_only=True) if row.get("blobs") else record
+            messages.append([_message(message) for message in loads(told)["messages"]])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
-    pa, schema = arrow(), body_schema()
+    pa, schema = arrow(), _body_schema()
     columns = [
         pa.array([row["id"] for row in rows], pa.string()),
         pa.array(records, pa.binary()),
         _column(messages, schema.field("messages").type),
         _tokens(tokens),
+        _column([row.get("blobs") or None for row in rows], schema.field("blobs").type),
     ]
     return pa.table(columns, schema=schema)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    calls = message["tool_calls"]
+    calls, shown = message["tool_calls"], message.get("images", ())
     return {
         "role": message["role"],
         "content": encodable(message["content"]),
         "tool_calls": encodable(_json(calls)) if calls else None,
+        "images": [image["base64"]["rlenv.base64"] for image in shown if isinstance(image["base64"], dict)] or None,
     }
 
 
@@ -244,11 +255,11 @@ def _json(value: Any) -> str:
 def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     """A list of rows an episode. The ids are handed over as the memory they lie in, not number by number."""
     rows = [row for episode in episodes for row in episode]
-    pa, kind = arrow(), body_schema().field("tokens").type
+    pa, kind = arrow(), _body_schema().field("tokens").type
 
     def numbers(name: str, values: list[Any]) -> Any:
         item = kind.value_type.field(name).type
-        held = b"".join(value.tobytes() for value in values)
+        held = b"".join(values)
         flat = pa.Array.from_buffers(item.value_type, sum(map(len, values)), [None, pa.py_buffer(held)])
         return pa.ListArray.from_arrays(pa.array(_offsets(map(len, values)), pa.int32()), flat, type=item)
 
@@ -313,7 +324,6 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
         UsageError: it is no part, is broken, or holds what no row does.
         FileNotFoundError: it is not there: packed, say, since it was listed.
     """
-    pa = arrow()
     import pyarrow.parquet as pq
 
     with told(path), pq.ParquetFile(path) as part:
@@ -321,15 +331,32 @@ def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa
         known = set(part.schema_arrow.names)
         table = part.read(columns=[name for name in schema.names if name in known], use_threads=use_threads)
         if not table.schema.equals(schema):
-            columns = [
-                table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type)
-                for one in schema
-            ]
-            table = pa.table(columns, schema=schema)
+            table = _conformed(table, schema)
         for name in schema.names:
             if name in NEVER_NULL and table[name].null_count:
                 raise ValueError(f"a row has no {name}")
         return table.replace_schema_metadata(metadata)
+
+
+def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, by their names; null where the table has none."""
+    pa, known = arrow(), set(table.column_names)
+    columns = [
+        table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type) for one in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def bodies_in(table: pa.Table) -> pa.Table:
+    """The columns of bodies in a group of any version's part.
+
+    Raises:
+        KeyError: it lacks what every version wrote.
+    """
+    for name in _body_schema().names:
+        if name != "blobs":
+            table.field(name)
+    return _conformed(table, _body_schema())
 
 
 def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:
@@ -369,7 +396,7 @@ class Sealed:
             import pyarrow.parquet as pq
 
             self._file = pq.ParquetFile(self.path)
-        columns = ["record", "tokens"]
+        columns = [*_RECORD, "tokens"]
         table = self._file.read_row_group(index // GROUP, columns=columns, use_threads=False).slice(index % GROUP, 1)
         rows = []
         inside = table["tokens"].combine_chunks()[0].values
@@ -379,7 +406,14 @@ class Sealed:
             held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
-        return table["record"][0].as_py(), rows
+        return next(self._records(table))[1], rows
+
+    def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
+        """Of a part of an older version there are no blobs."""
+        named = table["blobs"].to_pylist() if "blobs" in table.column_names else [None] * len(table)
+        run = self.path.parent.parent
+        for id, record, names in zip(table["id"].to_pylist(), table["record"].to_pylist(), named, strict=True):
+            yield id, put_back(run, record, names or ())
 
     def records(self) -> Iterator[tuple[str, bytes]]:
         """The records of all bodies with their ids, a row group at a time."""
@@ -388,5 +422,4 @@ class Sealed:
 
         with told(self.path), pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["id", "record"], use_threads=False)
-                yield from zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True)
+                yield from self._records(file.read_row_group(group, columns=_RECORD, use_threads=False))

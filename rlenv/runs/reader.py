@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.errors import UsageError
 from rlenv.runs import files, late
+from rlenv.runs.blobs import put_back
 from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
 from rlenv.runs.parts import (
     Sealed,
@@ -369,7 +370,8 @@ class RunReader:
             raise UsageError(f"the body of '{id}' was not kept")
         try:
             with path_of(self.run, segment, "bodies").open("rb") as file:
-                return read_body(file.fileno(), rows[at])
+                record, tokens = read_body(file.fileno(), rows[at])
+            return put_back(self.run, bytes(record), rows[at].get("blobs") or ()), tokens
         except FileNotFoundError:  # sealed since the last look, which takes all rows of a journal or none
             return self._sealed_body(segment, sum(row["has_body"] for row in rows[:at]))
 

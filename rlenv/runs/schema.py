@@ -266,7 +266,11 @@ def is_row(held: Any) -> bool:
         return False
     if not _are_entries(held.get("terms"), TERMS) or not _are_entries(held.get("calls"), CALLS):
         return False
-    return not held["has_body"] or (_are_counts(held.get("at"), 3) and _are_tokens(held.get("lies")))
+    return not held["has_body"] or (
+        _are_counts(held.get("at"), 3)
+        and _are_tokens(held.get("lies"))
+        and all(isinstance(name, str) for name in held.get("blobs") or ())
+    )
 
 
 def is_late(held: Any) -> bool:
