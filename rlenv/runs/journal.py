@@ -182,7 +182,12 @@ def body_of(record: bytes, tokens: Sequence[Tokens]) -> tuple[bytes, list[Any]]:
     return b"".join(held), lies
 
 
-_CODES: Final = {"prompt_ids": ("i", 4), "ids": ("i", 4), "mask": ("b", 1), "logprobs": ("f", 4)}
+_CODES: Final[Mapping[str, tuple[Any, int]]] = {
+    "prompt_ids": ("i", 4),
+    "ids": ("i", 4),
+    "mask": ("b", 1),
+    "logprobs": ("f", 4),
+}
 
 
 def _array(code: str, values: Sequence[Any]) -> array[Any]:
