@@ -105,7 +105,7 @@ def _is_path(name: str) -> bool:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from rlenv.runs.parts import arrow
+    from rlenv.runs.columns import arrow
     from rlenv.web.shelf import Shelf
 
     host, wanted = args.host or "127.0.0.1", 8765 if args.port is None else args.port

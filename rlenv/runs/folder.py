@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
+from rlenv.runs.blobs import clear_blobs
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -62,7 +63,7 @@ _ATTEMPT: Final = {"number": int, "from_step": int, "lock": str, "started": floa
 _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
-_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
+_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
 _log = logger("rlenv.runs.folder")
 
 
@@ -212,6 +213,7 @@ def clear(folder: Path) -> None:
     Raises:
         OSError: something of it cannot be removed.
     """
+    clear_blobs(folder)
     for name in _FOLDERS:
         path = folder / name
         if path.is_symlink() or path.is_file():  # what a link leads to is not the run's alone

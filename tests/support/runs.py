@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
+from rlenv.runs.columns import flattened, late_schema, row_schema, rows_table
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.parts import flattened, late_schema, row_schema, rows_table
 from rlenv.runs.reader import Body
 from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Facts
 from rlenv.runs.writer import RunWriter

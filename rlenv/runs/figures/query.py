@@ -44,7 +44,7 @@ __all__ = ["COLUMNS", "Condition", "Query", "QueryFault", "ordered", "parse"]
 
 COLUMNS: Final[Mapping[str, str]] = {
     **ROW,
-    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending")},
+    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending", "said")},
 }
 """The columns that a query may name, with their types."""
 
