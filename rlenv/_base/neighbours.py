@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["file_module", "forget_files", "loaded_beside"]
+__all__ = ["file_module", "find_below", "forget_files", "is_meant_beside", "loaded_beside"]
 
 _PREFIX = "rlenv_spec_"
 _STANDARD = frozenset(sys.stdlib_module_names)
@@ -83,6 +83,19 @@ def _package(folder: Path) -> str:
     return name
 
 
+def find_below(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Where the last part of a module's dotted name is found in these folders; nothing is run."""
+    last = name.rpartition(".")[2]
+    for folder in map(Path, folders):  # looked up anew each time: the path finder keeps what a folder held
+        for file, inside in ((folder / last / "__init__.py", [str(folder / last)]), (folder / f"{last}.py", None)):
+            if file.is_file():
+                loader = _Loader(name, str(file))
+                return importlib.util.spec_from_file_location(
+                    name, file, loader=loader, submodule_search_locations=inside
+                )
+    return PathFinder.find_spec(name, folders)  # a compiled module, or a folder without an `__init__.py`
+
+
 class _Finder:
     """Finds modules below the packages of folders, and nothing else."""
 
@@ -91,15 +104,7 @@ class _Finder:
     ) -> ModuleSpec | None:
         if not name.startswith(_PREFIX) or path is None:
             return None
-        last = name.rpartition(".")[2]
-        for folder in map(Path, path):  # looked up anew each time: the path finder keeps what a folder held
-            for file, inside in ((folder / last / "__init__.py", [str(folder / last)]), (folder / f"{last}.py", None)):
-                if file.is_file():
-                    loader = _Loader(name, str(file))
-                    return importlib.util.spec_from_file_location(
-                        name, file, loader=loader, submodule_search_locations=inside
-                    )
-        return PathFinder.find_spec(name, path, target)  # a compiled module
+        return find_below(name, path)
 
 
 class _Loader(SourceFileLoader):
@@ -122,8 +127,7 @@ def _importer(root: str, own: str) -> Any:
         level: int = 0,
     ) -> ModuleType:
         top = name.partition(".")[0]
-        # A file that is called as what it wraps (`sympy.py` with `import sympy`) does not mean itself.
-        if level or top in _STANDARD or f"{root}.{top}" == own or not _is_beside(Path(folder), top):
+        if level or not is_meant_beside(top, folder=Path(folder), own=own.removeprefix(f"{root}.")):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         found = builtins.__import__(f"{root}.{name}", globals, locals, fromlist or (), 0)
         return found if fromlist else sys.modules[f"{root}.{top}"]
@@ -131,6 +135,12 @@ def _importer(root: str, own: str) -> Any:
     return import_beside
 
 
-def _is_beside(folder: Path, name: str) -> bool:
-    """True for a module, or a package with an `__init__.py`: a folder of data takes no name from a library."""
+def is_meant_beside(name: str, *, folder: Path, own: str) -> bool:
+    """Whether `import name` in the module `own` of a folder means what lies in that folder.
+
+    True for a module, or a package with an `__init__.py`: a folder of data takes no name from a library. A file that is
+    called as what it wraps (`sympy.py` with `import sympy`) does not mean itself.
+    """
+    if name in _STANDARD or name == own:
+        return False
     return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()

@@ -114,7 +114,13 @@ def _first(
         return at_once(call, context)
     assert isinstance(call, ToolCall)
     slot = lane.tape.look(lane, asked)
-    return _again(slot, call, context) if slot.answer is not None else _kept(slot, at_once(call, context))
+    if slot.answer is not None:
+        return _again(slot, call, context)
+    try:
+        return _kept(slot, at_once(call, context))
+    except EpisodeError as error:
+        _keep_failure(slot, error)
+        raise
 
 
 async def _taken_up(
@@ -134,14 +140,19 @@ async def _taken_up(
         return _again(slot, call, context)
     try:
         return _kept(slot, await waiting(made, context, index))
-    except CassetteError:
-        raise
     except asyncio.CancelledError:
         lane.tape.keep(slot, Answer("cancelled"))
         raise
     except EpisodeError as error:
-        lane.tape.keep(slot, Answer("failed", {"message": str(error), "reason": error.reason}, error.reason))
+        _keep_failure(slot, error)
         raise
+
+
+def _keep_failure(slot: Slot, error: EpisodeError) -> None:
+    """Hands the end of an episode to the tape; a miss, which is this run's own, is none of it."""
+    if not isinstance(error, CassetteError):
+        held = {"message": str(error), "reason": error.reason}
+        slot.lane.tape.keep(slot, Answer("failed", held, error.reason))
 
 
 def is_spoiled(tool: Tool) -> bool:
@@ -161,36 +172,78 @@ async def tried(
     if asked is None:
         return await run()
     slot = lane.tape.look(lane, asked)
-    if (answer := await given(slot)) is not None:
-        return _tried_again(answer)
+    if await given(slot) is not None:
+        return _tried_again(slot)
     try:
         output = await run()
-    except asyncio.CancelledError:
-        lane.tape.keep(slot, Answer("cancelled"))
+    except EpisodeError as error:
+        _keep_failure(slot, error)
         raise
-    except ToolFailed as error:
-        names = ("text", "reason", "retryable", "whose")
-        held = {name: getattr(error, name) for name in names} | {"details": plain(error.details)}
-        lane.tape.keep(slot, Answer("failed", held, error.reason))
+    except (KeyboardInterrupt, GeneratorExit):
         raise
-    except Expired as error:
-        lane.tape.keep(slot, Answer("failed", {"expired": error.reason}, error.reason))
+    except BaseException as error:
+        lane.tape.keep(slot, _raised(error))
         raise
-    if type(output) is ToolOutput:
-        held = plain(output)
-        is_whole = held["value"] == output.value
-        lane.tape.keep(slot, Answer("ok", held) if is_whole else Answer("refused", None, "its value is no JSON"))
+    # What is no output is the tool's bug, which whoever asked finds, then and in a replay.
+    text = output.text if type(output) is ToolOutput else None
+    if type(text) is not str:
+        lane.tape.keep(slot, Answer("failed", {"is_output": type(output) is ToolOutput}, "bug"))
+        return output
+    held = plain(output)
+    is_whole = held["value"] == output.value
+    lane.tape.keep(slot, Answer("ok", held) if is_whole else Answer("refused", None, "its value is no JSON"))
     return output
 
 
-def _tried_again(answer: Answer) -> ToolOutput:
-    held = answer.response
+def _raised(error: BaseException) -> Answer:
+    """What a try raised. Of a bug it matters whether it is an Exception, since others are not tried again."""
+    if isinstance(error, ToolFailed):
+        names = ("text", "reason", "retryable", "whose", "details")
+        return Answer("failed", {name: plain(getattr(error, name)) for name in names}, error.reason)
+    if isinstance(error, Expired):
+        return Answer("failed", {"expired": error.reason}, error.reason)
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        return Answer("cancelled")
+    return Answer("failed", {"bug": type(error).__name__, "is_exception": isinstance(error, Exception)}, "bug")
+
+
+def _tried_again(slot: Slot) -> ToolOutput:
+    """What a try gave, or what it raised, raised again."""
+    answer = slot.answer
+    assert answer is not None
     if answer.outcome == "refused":
-        raise CassetteError(f"the tape has no result of this call: {answer.reason}")
-    if answer.outcome == "failed":
-        raise Expired(None, reason=held["expired"]) if "expired" in held else ToolFailed(**held)
-    images = tuple(Image(**image) for image in held["images"])
-    return ToolOutput(held["text"], held["value"], images, held["details"])
+        raise CassetteError(f"{slot.lane.place}: the tape has no result of this call: {answer.reason}")
+    try:
+        ending = _ending(answer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(slot, error) from error
+    if isinstance(ending, BaseException):
+        raise ending
+    output: ToolOutput = ending
+    return output
+
+
+def _ending(answer: Answer) -> Any:
+    """What a try returned, which may be no output, or what it raised."""
+    held = answer.response
+    if answer.outcome == "ok":
+        return ToolOutput(held["text"], held["value"], tuple(Image(**one) for one in held["images"]), held["details"])
+    if "expired" in held:
+        return Expired(None, reason=held["expired"])
+    if "bug" in held:
+        return (RuntimeError if held["is_exception"] else BaseException)(f"{held['bug']}, when it was recorded")
+    if "is_output" in held:
+        nothing: Any = None
+        return ToolOutput(nothing) if held["is_output"] else nothing
+    if "message" in held:
+        return EpisodeError(held["message"], reason=held["reason"])
+    return ToolFailed(**held)
+
+
+def _unreadable(slot: Slot, error: Exception) -> CassetteError:
+    why = f"{type(error).__name__}: {error}".splitlines()[0]
+    return CassetteError(f"{slot.lane.place}: what the tape has of {slot.asked.name} is no answer of its kind: {why}")
 
 
 def _kept(slot: Slot, result: Any) -> ToolResult:
@@ -216,7 +269,11 @@ def _again(slot: Slot, call: ToolCall, context: ToolContext) -> ToolResult:
     assert answer is not None
     if answer.outcome == "refused":
         raise CassetteError(f"{slot.lane.place}: the tape has no result of {call.name}: {answer.reason}")
-    if "outcome" not in answer.response:
-        raise EpisodeError(answer.response["message"], reason=answer.response["reason"])
-    result = _adapter().validate_python(answer.response)
-    return replace(result, call_id=call.id, seconds=0.0, waited=0.0, started=time.monotonic() - context.begun)
+    try:
+        if "outcome" not in answer.response:
+            raise EpisodeError(answer.response["message"], reason=answer.response["reason"])
+        result = _adapter().validate_python(answer.response)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(slot, error) from error
+    began = time.monotonic() - slot.seconds
+    return replace(result, call_id=call.id, seconds=slot.seconds, waited=0.0, started=began - context.begun)

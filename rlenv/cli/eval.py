@@ -18,16 +18,15 @@ from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
 from rlenv.cli.terminal import write_error, write_json
-from rlenv.concurrency.lanes import entered
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, open_run
-from rlenv.runs.locks.lock import lock_of
+from rlenv.runs.locks.lock import Lock, lock_of
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import Summary, summarise
 from rlenv.trajectory import Trajectory
@@ -71,18 +70,19 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     check_folder_options(args)
     tapes = Tapes(args)
-    with entered(tapes.compiling):
+    with tapes.compiled():
         environment = load(args.spec, set=overrides(args.set))
     splits = list(environment.spec.tasks)
     split = args.split or ("test" if "test" in splits else splits[0])
     tasks = environment.part(split, args.n)
     jobs = [Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
-        stack.enter_context(tapes.running(out))
+        lock = _lock(args, environment, split) if args.out or args.record else None
+        out = stack.enter_context(kept_run(args, environment, lock=lock, split=split)) if args.out else None
+        stack.enter_context(tapes.running(out, lock, environment))
         begun = time.monotonic()
         kept = _Kept(args, jobs, out)
-        trajectories = asyncio.run(_play(environment, args, jobs, kept, tapes))
+        trajectories = asyncio.run(stoppable(_play(environment, args, jobs, kept, tapes), out))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
     return _verdict(args, summary, trajectories)
 
 
-def _kept_run(args: argparse.Namespace, environment: Environment, split: str) -> KeptRun:
-    lock = lock_of(
+def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Lock:
+    return lock_of(
         environment,
         splits=[split],
         policy=policy_facts(args, say=told),
@@ -116,7 +116,6 @@ def _kept_run(args: argparse.Namespace, environment: Environment, split: str) ->
         tokenizer=policy_tokenizer(args),
         say=told,
     )
-    return kept_run(args, environment, lock=lock, split=split)
 
 
 async def _play(

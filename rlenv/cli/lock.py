@@ -145,8 +145,10 @@ def _diff(args: argparse.Namespace, a: Lock, b: Lock) -> int:
         table.add_row(one.section if one.section != last else "", escape(one.key), *_both(one, args))
         last = one.section
     console.print(table)
-    count = len(found)
-    console.print(f"{count} difference{'s' if count != 1 else ''}")
+    unknown = sum(one.a == one.b for one in found)
+    count = len(found) - unknown
+    behind = f", and {unknown} of which nobody knows: they cannot be read" if unknown else ""
+    console.print(f"{count} difference{'s' if count != 1 else ''}{behind}")
     return 1
 
 

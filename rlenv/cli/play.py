@@ -16,13 +16,12 @@ from rlenv.cli.cassettes import Tapes, add_record
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
 from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message, Sampled
-from rlenv.runs.folder import KeptRun
-from rlenv.runs.locks.lock import lock_of
+from rlenv.runs.locks.lock import Lock, lock_of
 from rlenv.runs.schema import Facts, Mode
 from rlenv.trajectory import Trajectory
 
@@ -48,16 +47,17 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     check_folder_options(args)
     tapes = Tapes(args)
-    with entered(tapes.compiling):
+    with tapes.compiled():
         environment = load(args.spec, set=overrides(args.set))
     console = Console()
     # A task that is none begins no run.
     split = environment.start(task=args.task, split=args.split, seed=args.seed).split
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(_kept_run(args, environment, split)) if args.out else None
-        stack.enter_context(tapes.running(out))
+        lock = _lock(args, environment, split) if args.out else None
+        out = stack.enter_context(kept_run(args, environment, lock=lock, split=split, task=args.task)) if lock else None
+        stack.enter_context(tapes.running(out, lock, environment))
         with entered(tapes.lane(0) if tapes.lane is not None else None):
-            trajectory = asyncio.run(_play(args, environment, console))
+            trajectory = asyncio.run(stoppable(_play(args, environment, console), out))
             if out is not None:
                 mode: Mode = "greedy" if args.temperature == 0 else "sampled"
                 id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _kept_run(args: argparse.Namespace, environment: Environment, split: str) -> KeptRun:
-    lock = lock_of(
+def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Lock:
+    return lock_of(
         environment,
         splits=[split],
         policy=policy_facts(args, say=told),
@@ -76,7 +76,6 @@ def _kept_run(args: argparse.Namespace, environment: Environment, split: str) ->
         tokenizer=policy_tokenizer(args),
         say=told,
     )
-    return kept_run(args, environment, lock=lock, split=split, task=args.task)
 
 
 async def _play(args: argparse.Namespace, environment: Environment, console: Console) -> Trajectory:

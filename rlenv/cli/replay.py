@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from rlenv._base.nearest import did_you_mean
@@ -18,7 +19,10 @@ from rlenv.runs.folder import read_info
 from rlenv.runs.recorded import with_ids
 from rlenv.runs.replay import Replayed, replay
 from rlenv.runs.tapes.cassettes import Player
-from rlenv.runs.tapes.tape import Reel, has_tape
+from rlenv.runs.tapes.reel import Reel
+from rlenv.runs.tapes.since import changed_since
+from rlenv.runs.tapes.tape import has_tape
+from rlenv.secrets import leave_open
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all-tools", action="store_true", help="of a recorded run: run none of this process's tools")
     parser.add_argument("--no-tape", action="store_true", help="of a recorded run: ask everything again")
+    parser.add_argument(
+        "--timing", action="store_true", help="of a recorded run: let each answer take as long as it did then"
+    )
     add_set(parser)
 
 
@@ -51,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         if player is not None:
             stack.enter_context(offline())
             stack.enter_context(entered(Lane(player, "")))
+            if not args.live:  # nobody is asked, so that no key is needed
+                stack.enter_context(leave_open())
         spec, own = (args.spec, {}) if args.spec else _spec_of(args.file)
         environment = environment_of(before, spec=spec, set={**own, **overrides(args.set)})
         _check_live(args.live, environment)
@@ -61,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
                 return await replay(environment, before, concurrency=args.concurrency, lane=lane)
 
         found = asyncio.run(main())
+        if player is not None:
+            found = _explained(found, player, args.file, [id for id, _ in episodes], environment)
     different = [(index, one) for index, one in enumerate(found) if one.differences]
     skipped = [one for one in found if one.skipped]
     if args.json:
@@ -80,21 +91,33 @@ def run(args: argparse.Namespace) -> int:
         }
         write_json(report)
     else:
-        _show(found, different, skipped)
+        _show(found, different, skipped, [id for id, _ in episodes])
     return 1 if different or len(skipped) == len(found) else 0
 
 
 def _player(args: argparse.Namespace) -> Player | None:
     """What answers in the place of servers; None where nothing was recorded."""
     if has_tape(args.file) and not args.no_tape:
-        return Player(Reel.of(args.file), live=frozenset(args.live), all_tools=args.all_tools)
-    given = [name for name in ("live", "all_tools", "no_tape") if getattr(args, name)]
+        sleep = asyncio.sleep if args.timing else None
+        return Player(Reel.of(args.file), live=frozenset(args.live), all_tools=args.all_tools, sleep=sleep)
+    given = [name for name in ("live", "all_tools", "timing", "no_tape") if getattr(args, name)]
     if given and not has_tape(args.file):
         option = given[0].replace("_", "-")
         raise UsageError(f"--{option} is for a recorded run, and {args.file} has no tape", hint="leave it out")
     if len(given) > 1:
         raise UsageError("with --no-tape everything is asked again", hint="leave the other options out")
     return None
+
+
+def _explained(
+    found: list[Replayed], player: Player, run: str, ids: list[str], environment: Environment
+) -> list[Replayed]:
+    """What came out differently, with what has changed since the entry was recorded that is nearest to a miss."""
+    locks = {id: player.missed_locks[id] for id in ids if player.missed_locks.get(id)}
+    said = {lock: changed_since(run, lock, environment) for lock in dict.fromkeys(locks.values())}
+    why = {player.missed(id): said[lock] for id, lock in locks.items() if said[lock]}
+    told = [tuple(f"{one}; {why[one]}" if one in why else one for one in each.differences) for each in found]
+    return [replace(each, differences=differences) for each, differences in zip(found, told, strict=True)]
 
 
 def _spec_of(run: str) -> tuple[str | None, dict[str, str]]:
@@ -112,10 +135,13 @@ def _check_live(names: list[str], environment: Environment) -> None:
             raise UsageError(f"--live: there is no tool '{name}'", hint=did_you_mean(name, tools, "tools:"))
 
 
-def _show(found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed]) -> None:
+def _show(
+    found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed], ids: list[str]
+) -> None:
     for index, one in different[:_LISTED]:
         recorded = one.recorded
-        write(f"line {index + 1}, {recorded.split}/{recorded.task_index} seed {recorded.seed}:\n")
+        which = f"episode {ids[index]}" if ids[index] else f"line {index + 1}"
+        write(f"{which}, {recorded.split}/{recorded.task_index} seed {recorded.seed}:\n")
         for difference in one.differences:
             write(f"  {difference}\n")
     if len(different) > _LISTED:

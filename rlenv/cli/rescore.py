@@ -14,7 +14,7 @@ from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=told) if args.out else None
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(kept_run(args, environment, lock=lock)) if args.out else None
-        after = asyncio.run(main())
+        after = asyncio.run(stoppable(main(), out))
         if out is not None:
             for (facts, _), one in zip(source, after, strict=True):
                 out.append(one, facts or Facts(sample=one.seed % SEEDS))

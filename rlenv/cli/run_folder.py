@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.folder import KeptRun, RunInfo, read_info
+from rlenv.runs.folder import STOP, KeptRun, RunInfo, read_info
 from rlenv.runs.locks.lock import FOLDER, Lock
 
-__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "told"]
+__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "stoppable", "told"]
+
+_EACH_S: Final = 1.0
+_T = TypeVar("_T")
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +50,13 @@ def told(line: str) -> None:
     write_error(f"{line} …\n")
 
 
-def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock | None = None, **facts: Any) -> KeptRun:
-    """The run that `-o` names; where it goes on with another lock than before, that is said.
+@contextmanager
+def kept_run(
+    args: argparse.Namespace, environment: Environment, *, lock: Lock | None = None, **facts: Any
+) -> Iterator[KeptRun]:
+    """The run that `-o` names, until it ends; where it goes on with another lock than before, that is said.
+
+    What of it could not be written is said once more at its end.
 
     Raises:
         UsageError: see `KeptRun`.
@@ -65,4 +76,27 @@ def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock |
     if lock is not None and old not in ("", lock.hash12):
         files = [str(kept.path / FOLDER / f"{one}.json") for one in (old, lock.hash12)]
         write_error(f"the run goes on, but not with what it began with: rlenv lock diff {' '.join(files)}\n")
-    return kept
+    try:
+        with kept:
+            yield kept
+    finally:
+        if kept.lost:
+            write_error(f"{kept.path}: {kept.lost} writes failed, and what they held of the run is not kept\n")
+
+
+async def stoppable(work: Coroutine[Any, Any, _T], out: KeptRun | None) -> _T:
+    """What `work` returns; it is cancelled once somebody makes the file `stop` in the run's folder.
+
+    Raises:
+        KeyboardInterrupt: it was: the command ends as it does for Ctrl-C.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((task,), timeout=_EACH_S))[0]:
+            if out is not None and (out.path / STOP).exists():
+                write_error(f"{out.path / STOP} asks for the end\n")
+                raise KeyboardInterrupt
+        return task.result()
+    finally:  # Ctrl-C itself cancels this one: what is played ends before the run is closed
+        task.cancel()
+        await asyncio.wait((task,))

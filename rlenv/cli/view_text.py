@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rlenv._base.bounded import cut_end
 from rlenv.cli.console import Console
+from rlenv.cli.terminal import write_error
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall
 from rlenv.runs.figures.query import ordered, parse
@@ -133,6 +134,10 @@ def _opened(name: str) -> Episodes:
     if is_run(name):
         return open_run(name)
     found = LinesReader(file_of(Path(name)))
+    while not found.is_at_end:
+        found.refresh()
+    if found.rest:
+        write_error(f"rlenv: {found.run}: the last line is not whole; it is left out\n")
     if not len(found.table):
         raise UsageError(f"{found.run} holds no trajectory")
     return found
@@ -141,8 +146,6 @@ def _opened(name: str) -> Episodes:
 def _episode(name: str, trajectory: Trajectory, *, most: int | None) -> RenderableType:
     parts: list[RenderableType] = []
     for message in trajectory.messages:
-        if message.role not in ("system", "user"):
-            break  # what follows the prompt stands with its turn
         parts.append(_box(message.content, title=message.role, style="dim", most=most))
     for turn in trajectory.turns:
         parts += _turn(turn, most=most)

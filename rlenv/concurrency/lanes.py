@@ -12,7 +12,7 @@ so that a task inherits the lane of whoever started it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -48,19 +48,22 @@ class Answer:
     """What came of a request: `response` is JSON of the answer, or of the failure that `reason` names.
 
     `refused` is one that cannot be given again; `cancelled` one that nobody waited for to its end, because a request
-    beside it failed, or a limit of time had passed: `given` waits as long then.
+    beside it failed, or a limit of time had passed: `given` waits as long then. `seconds` is how long a recorded one
+    took.
     """
 
     outcome: Outcome
     response: Any = None
     reason: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A request's place on a tape. `answer` is None where it has to be made, and `Tape.keep` is told what came of it.
 
-    `started` is on the clock of `time.time()`.
+    `started` is on the clock of `time.time()`; `sleep` waits for the time of a recorded answer, None where it is given
+    at once.
     """
 
     lane: Lane
@@ -69,12 +72,20 @@ class Slot:
     ordinal: int
     started: float
     answer: Answer | None = None
+    sleep: Callable[[float], Awaitable[object]] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long `given` waits for the answer."""
+        return self.answer.seconds if self.answer is not None and self.sleep is not None else 0.0
 
 
 async def given(slot: Slot) -> Answer | None:
     """The answer of a slot, which may be that there never was one."""
     if slot.answer is not None and slot.answer.outcome == "cancelled":
         await asyncio.get_running_loop().create_future()
+    if slot.sleep is not None and slot.seconds:
+        await slot.sleep(slot.seconds)
     return slot.answer
 
 

@@ -69,7 +69,11 @@ async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Comple
     """
     slot = lane.tape.look(lane, asked)
     if (answer := await given(slot)) is not None:
-        return _again(answer)
+        try:
+            return _again(answer)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CassetteError(f"{lane.place}: what the tape has of {asked.name} is no answer: {why}") from error
     try:
         found = await ask()
     except CassetteError:
@@ -81,12 +85,17 @@ async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Comple
         response = {"message": str(error), "status": error.status, "is_full": error.is_full}
         lane.tape.keep(slot, Answer("failed", response, error.reason))
         raise
+    except Exception as error:  # a bug, which whoever asked may have taken for a failure of its own
+        lane.tape.keep(slot, Answer("failed", {"bug": type(error).__name__}, "bug"))
+        raise
     lane.tape.keep(slot, Answer("ok", plain(found)))
     return found
 
 
 def _again(answer: Answer) -> Completion:
     held = answer.response
+    if answer.outcome == "failed" and "bug" in held:
+        raise RuntimeError(f"{held['bug']}, when it was recorded")
     if answer.outcome == "failed":
         raise EndpointError(held["message"], status=held["status"], is_full=held["is_full"])
     return _adapter().validate_python(held)

@@ -26,7 +26,7 @@ from rlenv.trajectory import Trajectory, Turn
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["MAX_LINE_BYTES", "append", "dump", "nested", "parse", "plain", "read", "write"]
+__all__ = ["MAX_LINE_BYTES", "append", "dump", "is_torn", "nested", "parse", "plain", "read", "write"]
 
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 """A longer line is no trajectory: what is kept of an episode is bounded far below."""
@@ -212,13 +212,13 @@ def read(path: str | Path) -> Iterator[Trajectory]:
             try:
                 yield parse(line)
             except UsageError as error:
-                if len(line) <= MAX_LINE_BYTES and _is_torn(line):
+                if len(line) <= MAX_LINE_BYTES and is_torn(line):
                     _log.warning("%s:%d: the line was cut off in the middle; it is left out", path, number)
                     continue
                 raise UsageError(f"{path}:{number}: {error}") from error
 
 
-def _is_torn(line: bytes) -> bool:
+def is_torn(line: bytes) -> bool:
     """Whether a line begins as a trajectory and ends before its end."""
     if not line.lstrip().startswith(b"{"):
         return False

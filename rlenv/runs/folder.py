@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
+from rlenv.runs.blobs import clear_blobs
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -34,12 +35,26 @@ from rlenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from rlenv.runs.locks.lock import Lock  # whose module knows environments; readers of runs need none
 
-__all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
+__all__ = [
+    "STOP",
+    "Attempt",
+    "KeptRun",
+    "Kind",
+    "RunInfo",
+    "State",
+    "clear",
+    "is_run",
+    "open_run",
+    "read_info",
+    "write_info",
+]
 
 Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
 """Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
+STOP: Final = "stop"
+"""The file that asks whoever plays a run to end it as Ctrl-C does; whoever makes it need not know where that is."""
 _FORMAT: Final = 1
 _OLD: Final = ("trajectories.jsonl",)
 """What older versions wrote into the folder of a run; never over it either."""
@@ -48,7 +63,7 @@ _ATTEMPT: Final = {"number": int, "from_step": int, "lock": str, "started": floa
 _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
-_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
+_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
 _log = logger("rlenv.runs.folder")
 
 
@@ -198,13 +213,14 @@ def clear(folder: Path) -> None:
     Raises:
         OSError: something of it cannot be removed.
     """
+    clear_blobs(folder)
     for name in _FOLDERS:
         path = folder / name
         if path.is_symlink() or path.is_file():  # what a link leads to is not the run's alone
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("summary.json", *_OLD, "run.json"):
+    for name in ("summary.json", STOP, *_OLD, "run.json"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -262,6 +278,7 @@ class KeptRun:
             if overwrite and has_run:
                 clear(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
             if lock is not None:
                 lock.write(self.path)
             write_info(self.path, self.info)

@@ -107,10 +107,12 @@ LATE: Final[Mapping[str, str]] = {
     "failure": "string",
     "failure_message": "string",
     "ending": "string",
+    "said": "float64",
 }
 """What is known of an episode later, by its id: `fate` is `trained`, `masked` or `filtered`, and `why` says more.
 
-A null column says nothing; of two entries the later one counts, column by column. `ending` is JSON of what an episode
+A null column says nothing; of two entries the later one counts, column by column: `said` is when, in seconds since the
+epoch, by the clock of who says it. `ending` is JSON of what an episode
 has ended as where its reward became known later, as that of a group does; see `ending_of`. Beside one, `reward` and
 `success` say something where they are null too: there is none any more."""
 
@@ -269,7 +271,11 @@ def is_row(held: Any) -> bool:
         return False
     if not _are_entries(held.get("terms"), TERMS) or not _are_entries(held.get("calls"), CALLS):
         return False
-    return not held["has_body"] or (_are_counts(held.get("at"), 3) and _are_tokens(held.get("lies")))
+    return not held["has_body"] or (
+        _are_counts(held.get("at"), 3)
+        and _are_tokens(held.get("lies"))
+        and all(isinstance(name, str) for name in held.get("blobs") or ())
+    )
 
 
 def is_late(held: Any) -> bool:

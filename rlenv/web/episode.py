@@ -15,7 +15,8 @@ import numpy as np
 from rlenv._base.jsonable import plain
 from rlenv._base.pictures import bare_image
 from rlenv.errors import UsageError
-from rlenv.runs.figures.groups import group_of, members
+from rlenv.runs.figures.groups import MOST, group_of, members
+from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.files import nested
 from rlenv.runs.reader import Body
 from rlenv.trajectory import Trajectory
@@ -236,14 +237,19 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
         "nested": inside,
         "late": late,
         "neighbours": _neighbours(run, place, query, sort),
-        "group": {
-            "step": row["step"],
-            "group": group_of(row),
-            "ids": [rows.table["id"][int(at)].as_py() for at in members(rows, row["step"], group_of(row))],
-        },
+        "group": _group(rows, place, row),
         "calls": rows.calls_of(id),
         "lock": row["lock"],
     }
+
+
+def _group(rows: Snapshot, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The group of an episode: how many it has, and the ids of those next to it by reward, its own among them."""
+    group = group_of(row)
+    places = members(rows, row["step"], group)
+    first = max(0, int(np.argmax(places == place)) - MOST // 2)
+    ids = rows.table["id"].take(places[first : first + MOST]).to_pylist()
+    return {"step": row["step"], "group": group, "samples": len(places), "ids": ids}
 
 
 def _neighbours(run: OpenRun, place: int, query: str, sort: str) -> dict[str, str | None]:

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from rlenv._base.jsonable import plain, sendable
 from rlenv.checks.editor.complete import complete
-from rlenv.checks.editor.edit import edit
+from rlenv.checks.editor.edit import delete, edit, rename
 from rlenv.checks.editor.faults import Mark, diagnose, marks
 from rlenv.checks.editor.forms import form
 from rlenv.checks.editor.hover import hover
@@ -69,6 +69,8 @@ def add_routes(app: web.Application) -> None:
         ("POST", "/api/language/hover", _hover),
         ("POST", "/api/language/form", _form),
         ("POST", "/api/language/edit", _edit),
+        ("POST", "/api/language/rename", _rename),
+        ("POST", "/api/language/delete", _delete),
         ("POST", "/api/language/compile", _compile),
         ("POST", "/api/play", _play),
         ("GET", "/api/play/{id}", _state),
@@ -271,6 +273,22 @@ async def _edit(request: web.Request) -> web.Response:
     values, order = _given(body, "values", dict), tuple(json_schema()["properties"])
     made = await asyncio.to_thread(lambda: edit(text, group=group, name=name, values=values, order=order))
     return _json({"text": made})
+
+
+async def _rename(request: web.Request) -> web.Response:
+    """A text with one entry under another name, and the places that still have the old one; nothing is saved."""
+    body = await _body(request)
+    _, text = _text(request, body)
+    group, name, to = (_given(body, key, str) for key in ("group", "name", "to"))
+    return _json(plain(await asyncio.to_thread(lambda: rename(text, group=group, name=name, to=to))))
+
+
+async def _delete(request: web.Request) -> web.Response:
+    """A text without one entry, and the places that still name it; nothing is saved."""
+    body = await _body(request)
+    _, text = _text(request, body)
+    group, name = _given(body, "group", str), _given(body, "name", str)
+    return _json(plain(await asyncio.to_thread(lambda: delete(text, group=group, name=name))))
 
 
 async def _compile(request: web.Request) -> web.Response:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.runs.tapes.tape import Reel
+from rlenv.runs.tapes.reel import Reel
 
 
 def test_an_episode_that_is_played_is_recorded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +44,16 @@ def test_options_that_do_not_fit_are_told(
         assert main(["eval", "arithmetic", "-n", "1", "-o", run, "--json", *more]) == 0
     assert main([run if word in ("RUN", "TAPED") else word for word in argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_could_not_be_written_is_told_at_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    small = (
+        "import resource, sys; from rlenv.cli.main import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536)); sys.exit(main(sys.argv[1:]))"
+    )
+    argv = ["eval", "arithmetic", "--policy", "oracle", "-n", "20", "-k", "10", "--record", "-o", str(tmp_path / "run")]
+    ran = subprocess.run([sys.executable, "-c", small, *argv, "--json"], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"run: \d+ writes failed, and what they held of the run is not kept\n", ran.stderr)
+    assert re.search(r"\d+ entries of the tape could not be written: a replay of them will miss\n", ran.stderr)

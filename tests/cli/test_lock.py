@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
-from rlenv.runs.locks.lock import locks_of
+from rlenv.runs.locks.files import UNREADABLE
+from rlenv.runs.locks.lock import Lock, locks_of
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +85,9 @@ def test_a_rescored_run_has_the_lock_of_its_rewards(
     (lock,) = locks_of(tmp_path / "c").values()
     assert lock.policy == {"kind": "recorded"}
     assert lock.rewards["format"]["weight"] == 0.5
+
+
+def test_what_cannot_be_read_is_said_of_a_lock_and_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(Lock(resources={"db": {"files": {"a.sqlite": UNREADABLE}}}).write(tmp_path))
+    assert main(["lock", "diff", path, path]) == 1
+    assert "0 differences, and 1 of which nobody knows" in capsys.readouterr().out

@@ -344,8 +344,14 @@ def test_a_tool_is_added_and_changed_by_a_form_and_the_comments_stay(watched: Wa
     page.click(".forms >> role=button[name=Change]")
     page.wait_for_selector('.cm-content >> text=run_in: loop, description: "Tells: the time"}')
     page.wait_for_selector(".cm-content >> text=# A tool that never helps")
+    page.click(".forms >> role=button[name=lookup]")
+    page.fill(".forms [aria-label='New name']", "find")
+    page.click(".forms >> role=button[name=Rename]")
+    page.wait_for_selector(".cm-content >> text=find: {kind: search, corpus")
+    page.click(".forms >> role=button[name=Delete]")
+    until(page, "!document.querySelector('.cm-content').textContent.includes('find: {kind')")
     page.click(".cm-content")
-    for _ in range(2):
+    for _ in range(4):
         page.keyboard.press("Control+z")
     until(page, "!document.querySelector('.cm-content').textContent.includes('lookup')")
 

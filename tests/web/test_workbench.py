@@ -131,6 +131,20 @@ def test_an_entry_is_changed_in_a_text_that_is_not_saved(root: Path) -> None:
     served((root,), play)
 
 
+def test_an_entry_is_renamed_and_deleted_in_a_text_that_is_not_saved(root: Path) -> None:
+    async def play(ask: Asks) -> None:
+        body = {"path": "small.yaml", "text": SMALL, "group": "tools", "name": "calculate"}
+        made = await ask.fine("POST", "/api/language/rename", {**body, "to": "sum"})
+        assert made == {"text": SMALL.replace("calculate:", "sum:"), "left": made["left"]}
+        assert "to: expected text" in await ask.refused("POST", "/api/language/rename", body)
+        gone = await ask.fine("POST", "/api/language/delete", body)
+        assert "calculate" not in gone["text"]
+        assert "no such entry" in await ask.refused("POST", "/api/language/delete", {**body, "name": "none"})
+        assert (root / "small.yaml").read_text(encoding="utf-8") == SMALL
+
+    served((root,), play)
+
+
 def test_a_text_is_compiled_without_being_saved(root: Path) -> None:
     async def play(ask: Asks) -> None:
         body = {"path": "unsaved.yaml", "text": SMALL.replace("Think.", "Think\\uD800.")}

@@ -1,6 +1,8 @@
 """Changes to one entry of a spec's text that leave the rest of the text as its author wrote it.
 
     edit(text, group="tools", name="sum", values={"kind": "calculator", "retries": 2, "timeout_s": None})
+    rename(text, group="tools", name="sum", to="add")
+    delete(text, group="tools", name="sum")
 
 What changes is found through the places of the tree; no text is written anew that has not changed. What was made is
 read again before it is handed out, so that an edit that cannot be made exactly is refused and never half made.
@@ -15,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlenv.checks.editor.references import Reference, dotted, mentions, references
 from rlenv.errors import SpecError, UsageError
 from rlenv.language.yamltree import Node, parse_text
 
-__all__ = ["edit"]
+__all__ = ["Edited", "delete", "edit", "rename"]
 
 _MOST_COLUMNS: Final = 110
 _PLAIN: Final = re.compile(r"[A-Za-z_./][\w./-]*(?: [\w./-]+)*", re.ASCII)
@@ -67,6 +70,107 @@ def edit(text: str, *, group: str, name: str, values: Mapping[str, Any], order: 
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A text, and the dotted places in it that still name the entry as it was called before."""
+
+    text: str
+    left: tuple[str, ...]
+
+
+def rename(text: str, *, group: str, name: str, to: str) -> Edited:
+    """The text with an entry under another name, and with it whatever refers to it: lists of tools, `resource`,
+    `endpoint`, `inject`, the calls of the oracle, the terms in `success` and `gate`, `resources.NAME` in templates.
+
+    What may mean the name, such as a prompt that tells a model of a tool, stays and is among the places left.
+
+    Raises:
+        SpecError: the text cannot be read.
+        UsageError: there is no such entry in this text, another has the new name, or it cannot be changed alone.
+    """
+    root, child, before = _entry(text, group, name)
+    if not to.strip() or to in before[group]:
+        said = f"'{to}' is an entry already" if to.strip() else "found no name"
+        raise UsageError(f"{said}; expected a new name", key=f"{group}.{name}", hint="choose another")
+    own = Reference((group, name), child, is_key=True)
+    made = _renamed(text, [own], before, to)
+    if made is None:
+        hint = "change it in the text"
+        raise UsageError("it cannot be renamed without changing something else", key=f"{group}.{name}", hint=hint)
+    # Each alone first: an alias names its place's anchor, whose other uses would change with it.
+    found = [one for one in references(root, group=group, name=name) if _renamed(text, [one], before, to) is not None]
+    made = _renamed(text, [own, *found], before, to) or made
+    return Edited(made, _left(made, group, name))
+
+
+def delete(text: str, *, group: str, name: str) -> Edited:
+    """The text without an entry; its group stays, empty where that was the last, and so do the comments around it.
+
+    Raises:
+        SpecError: the text cannot be read.
+        UsageError: there is no such entry in this text, or it cannot be removed alone.
+    """
+    root, child, before = _entry(text, group, name)
+    wanted = {**before, group: {key: value for key, value in before[group].items() if key != name}}
+    changes: list[_Change] = []
+    surgeon = _Surgeon(text, changes, ())
+    if wanted[group]:
+        surgeon.mapping(root, wanted)
+    else:
+        surgeon.empty(_keys(root)[group], child)
+    made = _applied(text, changes)
+    if not _says(made, wanted):
+        hint = "remove it in the text"
+        raise UsageError("it cannot be removed without changing something else", key=f"{group}.{name}", hint=hint)
+    return Edited(made, _left(made, group, name))
+
+
+def _entry(text: str, group: str, name: str) -> tuple[Node, Node, dict[str, Any]]:
+    """The tree of a text, an entry in it, and the content of the whole."""
+    root = parse_text(text, file="", base=Path())
+    held = _keys(root).get(group)
+    entries = held.value if held is not None and isinstance(held.value, dict) else {}
+    if name not in entries:
+        hint = "where the text extends another, change that one"
+        raise UsageError("there is no such entry in this text", key=f"{group}.{name}", hint=hint)
+    return root, entries[name], root.plain()
+
+
+def _renamed(text: str, places: list[Reference], before: dict[str, Any], to: str) -> str | None:
+    """The text with the name at these places replaced; None where it would say something else than that."""
+    wanted = json.loads(json.dumps(before))
+    changes = []
+    # The deepest first: a key that is renamed takes what is below it to another path.
+    for one in sorted(places, key=lambda one: -len(one.path)):
+        *above, last = one.path
+        holder = wanted
+        for part in above:
+            holder = holder[part]
+        if one.is_key:
+            assert one.node.key is not None
+            if to in holder:
+                return None
+            holder[to] = holder.pop(last)
+            changes.append(_Change(one.node.key.start, one.node.key.end, _scalar(to)))
+        elif one.pattern is None:
+            holder[last] = to
+            changes.append(_Change(one.node.span.start, one.node.span.end, _scalar(to)))
+        elif not to.isidentifier():
+            return None
+        else:
+            holder[last] = one.pattern.sub(to, holder[last])
+            span = one.node.span
+            changes.append(_Change(span.start, span.end, one.pattern.sub(to, text[span.start : span.end])))
+    made = _applied(text, list(dict.fromkeys(changes)))
+    return made if _says(made, wanted) else None
+
+
+def _left(text: str, group: str, name: str) -> tuple[str, ...]:
+    root = parse_text(text, file="", base=Path())
+    paths = [one.path for one in references(root, group=group, name=name)]
+    return tuple(dict.fromkeys(map(dotted, [*paths, *mentions(root, name=name)])))
+
+
 def _applied(text: str, changes: list[_Change]) -> str:
     parts, at = [], 0
     for change in sorted(changes, key=lambda one: (one.start, one.end)):
@@ -112,6 +216,17 @@ class _Surgeon:
         kept = [child for key, child in held.items() if key in new]
         for key, value in added.items():
             self._add(node, key, value, kept, in_flow=in_flow)
+
+    def empty(self, node: Node, last: Node) -> None:
+        """Takes the last entry out of a mapping."""
+        assert last.key is not None
+        if self._is_flow(node) or self._is_alias(node):
+            self._set(node, {}, in_flow=False)
+            return
+        colon = self._after_colon(node)
+        self._change(colon, colon, " {}")
+        end = self._line_end(self._span(last)[1], is_whole=True)
+        self._change(self._line_start(last.key.start), end, "")
 
     def _set(self, child: Node, value: Any, *, in_flow: bool) -> None:
         is_own = not self._is_alias(child)

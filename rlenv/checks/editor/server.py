@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from rlenv.checks.editor import wire
@@ -25,9 +25,11 @@ from rlenv.checks.editor.validator import Validator
 
 __all__ = ["Server"]
 
+_T = TypeVar("_T")
 _log = logging.getLogger("rlenv.checks.editor")
 
 _ITEM_KINDS: Final = {"key": 10, "value": 12, "name": 6}  # CompletionItemKind: Property, Value, Variable
+_ERROR: Final = 1  # MessageType
 _SYMBOLS: Final = (3, 5, 8)  # SymbolKind by depth: Namespace, Class, Field
 _CAPABILITIES: Final[Mapping[str, Any]] = {
     "positionEncoding": "utf-16",
@@ -54,6 +56,10 @@ class _Refused(ValueError):
 
 class _Unknown(Exception):
     """A method that this server does not have."""
+
+
+class _OwnFault(Exception):
+    """What a function behind a request failed with, whatever that was."""
 
 
 class _OutOfOrder(Exception):
@@ -106,7 +112,7 @@ class Server:
             self._fail(number, wire.INVALID_PARAMS, f"{method}: {error!r}", is_told="id" in message)
             return
         except Exception as error:  # one request that fails must not end the editor's session
-            _log.exception("%s failed", method)
+            self._tell(method, error)
             self._fail(number, wire.INTERNAL, f"{method}: {type(error).__name__}: {error}", is_told="id" in message)
             return
         if "id" in message:
@@ -191,7 +197,22 @@ class Server:
     async def _look(self, uri: str, pause_s: float, full_s: float) -> None:
         document = self._documents[uri]
         await _cancelled(document.waiting)
-        document.waiting = asyncio.create_task(self._looked(uri, document, pause_s, full_s))
+        document.waiting = asyncio.create_task(self._told(self._looked(uri, document, pause_s, full_s)))
+
+    async def _told(self, looking: Coroutine[Any, Any, None]) -> None:
+        """Nobody asks such a task how it ended: what it fails with is said here, and the next change starts another."""
+        try:
+            await looking
+        except ConnectionError:  # the client is gone, and whoever reads from it ends the server
+            return
+        except Exception as error:
+            self._tell("looking for faults", error)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        """Says a fault of this server's own: in the editor's log, and on standard error with the traceback."""
+        _log.error("%s failed", what, exc_info=error)
+        said = f"rlenv: {what} failed, which is a fault of rlenv's own: {type(error).__name__}: {error}"
+        self._notify("window/logMessage", {"type": _ERROR, "message": said})
 
     async def _looked(self, uri: str, document: _Document, pause_s: float, full_s: float) -> None:
         await asyncio.sleep(pause_s)
@@ -229,7 +250,7 @@ class Server:
         document = self._documents[params["textDocument"]["uri"]]
         places = Places(document.text)
         line, column = places.given(*_position(params["position"]))
-        found = await asyncio.to_thread(complete, document.text, line, column, path=document.path)
+        found = await _found(complete, document.text, line, column, path=document.path)
         replaced = _range(places, found.line, found.column, line, column)
         items = [
             {
@@ -248,7 +269,7 @@ class Server:
         document = self._documents[params["textDocument"]["uri"]]
         places = Places(document.text)
         line, column = places.given(*_position(params["position"]))
-        found = await asyncio.to_thread(hover, document.text, line, column, path=document.path)
+        found = await _found(hover, document.text, line, column, path=document.path)
         if found is None:
             return None
         where = _range(places, found.line, found.column, found.line, found.end_column)
@@ -257,7 +278,15 @@ class Server:
     async def _outline(self, params: dict[str, Any]) -> list[dict[str, Any]]:
         document = self._documents[params["textDocument"]["uri"]]
         places = Places(document.text)
-        return [_symbol(one, places, 0) for one in await asyncio.to_thread(outline, document.text)]
+        return [_symbol(one, places, 0) for one in await _found(outline, document.text)]
+
+
+async def _found(function: Callable[..., _T], *args: Any, **named: Any) -> _T:
+    """What one of the functions beside this file answers, which raise nothing for what a text holds."""
+    try:
+        return await asyncio.to_thread(function, *args, **named)
+    except Exception as error:  # a TypeError of its own says nothing of what the client sent
+        raise _OwnFault(f"{type(error).__name__}: {error}") from error
 
 
 def _position(position: dict[str, Any]) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.nearest import did_you_mean
 from rlenv.errors import UsageError
+from rlenv.runs.figures.entries import numbers_of
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.schema import CALLS, LATE, ROW
 
@@ -43,7 +44,7 @@ __all__ = ["COLUMNS", "Condition", "Query", "QueryFault", "ordered", "parse"]
 
 COLUMNS: Final[Mapping[str, str]] = {
     **ROW,
-    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending")},
+    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending", "said")},
 }
 """The columns that a query may name, with their types."""
 
@@ -234,8 +235,7 @@ def _holds(condition: Condition, rows: Snapshot) -> NDArray[np.bool_]:
     head, _, rest = field.partition(".")
     if head == "call":
         found = np.zeros(len(rows), dtype=bool)
-        holds = _of_column(condition, rows.calls[rest], _kind(field), is_contained=False)
-        found[rows.calls["row"].to_numpy()[holds]] = True
+        found[rows.calls.rows(rest)[_of_calls(condition, rest, rows)]] = True
         return found
     if head == "term":
         return _of_term(condition, rest, rows)
@@ -265,14 +265,22 @@ def _of_term(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool
     return found
 
 
-def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str, *, is_contained: bool) -> NDArray[np.bool_]:
+def _of_calls(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
+    """For each call whether it matches; of texts each word is looked at once."""
+    if CALLS[name] != "string":
+        return _of_numbers(condition, rows.calls.numbers(name))
     import pyarrow as pa
+
+    codes, words = rows.calls.words(name)
+    column = pa.chunked_array([pa.array([*words, None], pa.string())])  # the code of null is -1
+    return _of_column(condition, column, "string", is_contained=False)[codes]
+
+
+def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str, *, is_contained: bool) -> NDArray[np.bool_]:
     import pyarrow.compute as pc
 
     if kind != "string":
-        flat = pc.cast(column, pa.int8()) if kind == "bool" else column
-        values = pc.cast(flat, pa.float64(), safe=False).combine_chunks().to_numpy(zero_copy_only=False)
-        return _of_numbers(condition, values)
+        return _of_numbers(condition, numbers_of(column))
     found = np.zeros(len(column), dtype=bool)
     for value in condition.values:
         if value == "none":

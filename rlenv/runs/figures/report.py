@@ -128,7 +128,6 @@ def _episodes(read: _Read, most: int) -> list[Mapping[str, Any]]:
 
 
 def _told(one: Trajectory) -> Mapping[str, Any]:
-    prompt = [message for message in one.messages[:2] if message.role in ("system", "user")]
     turns = [
         {
             "action": turn.action,
@@ -139,7 +138,7 @@ def _told(one: Trajectory) -> Mapping[str, Any]:
     ]
     return {
         "task": f"{one.split}/{one.task_index}, seed {one.seed}",
-        "prompt": [(message.role, message.content) for message in prompt],
+        "prompt": [(message.role, message.content) for message in one.messages],
         "turns": turns,
         "reason": one.reason,
         "answer": one.answer,

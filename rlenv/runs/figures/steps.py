@@ -118,11 +118,13 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
 
     Args:
         since: steps after this one alone.
-        points: at most so many steps are kept: of every stretch those with the smallest and the largest success.
+        points: of each mode at most so many steps are kept: of every stretch of those in which it was played the ones
+            with its smallest and its largest success.
     """
     step = rows.numbers("step").astype(np.int64)
     wanted = np.ones(len(rows), dtype=bool) if since is None else step > since
     steps, found = np.unique(step[wanted]), {}
+    kept: set[int] = set()
     group = clusters(rows)
     for mode in MODES:
         chosen = np.nonzero(_is_mode(rows, mode) & wanted)[0]
@@ -136,11 +138,13 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
             found[f"{mode}/{name}"] = _means(rows.numbers(column)[chosen], at, len(steps), has_band=name == "reward")
         for name in rows.term_names:
             found[f"{mode}/term.{name}"] = _means(rows.term(name)[0][chosen], at, len(steps), has_band=False)
-    kept = kept_points(len(steps), points, next(iter(found.values()))["mean"] if found else [])
+        played, shares = np.unique(at).tolist(), found[f"{mode}/success"]["mean"]
+        kept |= {played[place] for place in kept_points(len(played), points, [shares[place] for place in played])}
+    shown = sorted(kept)
     thinned = {
-        name: {part: [values[place] for place in kept] for part, values in one.items()} for name, one in found.items()
+        name: {part: [values[place] for place in shown] for part, values in one.items()} for name, one in found.items()
     }
-    return [int(steps[place]) for place in kept], thinned
+    return [int(steps[place]) for place in shown], thinned
 
 
 def kept_points(count: int, most: int, values: list[float | int | None]) -> list[int]:

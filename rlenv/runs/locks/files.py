@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,28 +16,51 @@ from typing import Any, Final
 import orjson
 
 from rlenv._base.jsonable import plain
-from rlenv._base.paths import is_file
+from rlenv._base.paths import is_file, is_folder
 from rlenv.errors import RlenvError, SpecError
 from rlenv.language.functions import import_function
 from rlenv.language.loader import LoadedSpec, load_spec
 from rlenv.language.spec import Spec
+from rlenv.language.templates import compile_template
+from rlenv.runs.locks.imports import Imports, imported_by, imported_for
 from rlenv.secrets import LITERAL, redact_value
 from rlenv.tasks.rows import Tasks
 
-__all__ = ["Say", "canonical", "digest_of", "entry_files", "file_sha256", "kept", "rows_sha256", "tree_sha256"]
+__all__ = [
+    "PATH_KEYS",
+    "UNREADABLE",
+    "Say",
+    "canonical",
+    "digest_of",
+    "entry_files",
+    "file_sha256",
+    "installed_by",
+    "kept",
+    "path_sha256",
+    "rows_sha256",
+    "together",
+    "tree_sha256",
+]
 
 Say = Callable[[str], None]
 """Is told, in one line, what takes long before it begins."""
 
+UNREADABLE: Final = "unreadable"
+"""Stands for the digest of what could not be read: nobody knows whether two of them are equal."""
 _LARGE_BYTES: Final = 200_000_000
 _LARGE_ROWS: Final = 100_000
 _PIECE: Final = 1 << 20
 _MOST_PATH: Final = 512
 
-_TARGET: Final = re.compile(r"([^\s:]+):([A-Za-z_]\w*)")
 _FUNCTION_KEYS: Final = frozenset(("function", "factory", "python"))
-_PATH_KEYS: Final = frozenset(("path", "init", "copy_from"))
-"""Of resources: templates, filled in for every row by `rlenv.runs.locks.parts`."""
+PATH_KEYS: Final = ("path", "init", "copy_from")
+"""Of resources: templates; those that a row fills in are told by `rlenv.runs.locks.parts`."""
+_OUTPUT: Final = ("cache", "path")
+"""A file that the episodes themselves write; it changes with each of them, and they with none of it."""
+_LOGS: Final = ("-wal", ".wal")
+"""Of SQLite and of DuckDB."""
+_MAY_BE: Final = frozenset("./:")
+"""A word without any of these may well name a tool or a term."""
 
 _HIDDEN: Final = frozenset(("api_key", "authorization", "env", "headers", "password", "secret", "token"))
 _NOT_SHOWN: Final = "(not shown)"
@@ -106,11 +129,11 @@ def _without_secrets(value: Any, *, hides: bool, is_hidden: bool) -> Any:
 
 
 def file_sha256(path: Path, *, say: Say | None = None) -> str:
-    """SHA-256 (hexadecimal) of a file, read in pieces; "" where it cannot be read."""
+    """SHA-256 (hexadecimal) of a file, read in pieces; UNREADABLE where it cannot be read."""
     digest = hashlib.sha256()
     try:
         if not is_file(path):  # a pipe or a device would be read for ever
-            return ""
+            return UNREADABLE
         size = path.stat().st_size
         if say is not None and size > _LARGE_BYTES:
             say(f"hashing {path.name} ({size / 1e9:.1f} GB)")
@@ -118,22 +141,50 @@ def file_sha256(path: Path, *, say: Say | None = None) -> str:
             while piece := file.read(_PIECE):
                 digest.update(piece)
     except OSError:
-        return ""
+        return UNREADABLE
     return digest.hexdigest()
 
 
 def tree_sha256(folder: Path, *, say: Say | None = None, suffixes: tuple[str, ...] = ()) -> str:
     """SHA-256 (hexadecimal) over the names and contents of the files in a folder, with all below it.
 
+    Links are followed. UNREADABLE where a file or a folder cannot be read.
+
     Args:
         suffixes: only files that end in one of these; all where there are none.
     """
-    files = sorted(
-        (path.relative_to(folder).as_posix(), path)
-        for path in folder.rglob("*")
-        if is_file(path) and (not suffixes or path.name.endswith(suffixes))
-    )
-    return digest_of([[name, file_sha256(path, say=say)] for name, path in files])
+    found: dict[str, str] = {}
+    faults: list[OSError] = []
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, onerror=faults.append, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a circle of links
+            folders.clear()
+            continue
+        seen.add(real)
+        for path in (Path(place, name) for name in names if not suffixes or name.endswith(suffixes)):
+            if is_file(path):
+                found[path.relative_to(folder).as_posix()] = file_sha256(path, say=say)
+    return UNREADABLE if faults else together(found)
+
+
+def path_sha256(path: Path, *, say: Say | None = None) -> str:
+    """SHA-256 (hexadecimal) of a file or a folder, "" where there is neither.
+
+    What a database has written and not yet taken into its file stands in a log beside it, and counts with it.
+    """
+    if is_folder(path):
+        return tree_sha256(path, say=say)
+    if not is_file(path):
+        return ""
+    own = file_sha256(path, say=say)
+    logs = {end: log for end in _LOGS if is_file(log := path.with_name(path.name + end)) and log.stat().st_size}
+    return together({"": own, **{end: file_sha256(log) for end, log in logs.items()}}) if logs else own
+
+
+def together(files: Mapping[str, str]) -> str:
+    """One digest of many files' by name; UNREADABLE where one of them is."""
+    return UNREADABLE if UNREADABLE in files.values() else digest_of([list(one) for one in sorted(files.items())])
 
 
 def rows_sha256(rows: Tasks, *, on_row: Callable[[Mapping[str, Any]], None], name: str, say: Say | None) -> str:
@@ -179,26 +230,49 @@ def _stated(value: Any) -> Any:
     return str(value)
 
 
-def entry_files(loaded: LoadedSpec, path: str, entry: Any) -> dict[str, str]:
+def entry_files(loaded: LoadedSpec, path: str, entry: Any, *, say: Say | None = None) -> dict[str, str]:
     """The SHA-256 of every file that an entry of a spec names, by the words in which it names it.
 
-    Functions count by their file, and by the files beside it that this one imports; an agent's spec by its content and
-    its own files. Paths that rows fill in are not among them.
+    Functions and scripts count by their file and by the author's own files that this one imports (see
+    `rlenv.runs.locks.imports`); an agent's spec by its content and its own files. Paths that rows fill in are not among
+    them.
     """
     found: dict[str, str] = {}
+    for keys, text, base in _named(loaded, path, entry):
+        imports = _imports_of(keys, text, base)
+        if imports is not None:
+            _, where = _target(keys, text)
+            found |= _target_file(text, where, base) if where else {}
+            found |= {
+                f"{place} (imported by {where or text})": file_sha256(file, say=say)
+                for place, file in imports.files.items()
+            }
+        if keys[-1] in PATH_KEYS and path.startswith("resources."):
+            found |= {text: sha256} if (sha256 := path_sha256(base / text, say=say)) else {}
+        elif is_file(base / text):
+            found[text] = file_sha256(base / text, say=say)
+            if getattr(entry, "kind", "") == "agent" and keys == ("spec",):
+                found |= _nested(text, base / text, say)
+    return found
+
+
+def installed_by(loaded: LoadedSpec, path: str, entry: Any) -> set[str]:
+    """The first names of the installed modules that the functions and scripts of an entry import."""
+    found = (_imports_of(keys, text, base) for keys, text, base in _named(loaded, path, entry))
+    return {name for one in found if one is not None for name in one.installed}
+
+
+def _named(loaded: LoadedSpec, path: str, entry: Any) -> Iterator[tuple[tuple[str, ...], str, Path]]:
+    """The texts of an entry that may name a file, with their keys and the folder that they are relative to."""
     content = entry.model_dump(by_alias=True) if isinstance(entry, Spec) else entry
     for keys, text in _texts(content):
-        base = loaded.base_of(".".join((path, *keys)))
-        if keys[-1] in _PATH_KEYS and path.startswith("resources."):
-            continue
-        target = _TARGET.fullmatch(text)
-        if target is not None and (target[1].endswith(".py") or keys[-1] in _FUNCTION_KEYS):
-            found.update(_function_files(text, target[1], base))
-        elif len(text) <= _MOST_PATH and ("." in text or "/" in text) and "\n" not in text and is_file(base / text):
-            found[text] = file_sha256(base / text)
-            if getattr(entry, "kind", "") == "agent" and keys == ("spec",):
-                found.update(_nested(text, base / text))
-    return found
+        is_path = keys[-1] in PATH_KEYS and path.startswith("resources.")
+        if is_path:
+            template = compile_template(text)
+            text = template.text(vars=loaded.spec.vars) if template.is_constant else ""
+        may_be = len(text) <= _MOST_PATH and "\n" not in text and (is_path or not _MAY_BE.isdisjoint(text))
+        if text and may_be and keys[-2:] != _OUTPUT:
+            yield keys, text, loaded.base_of(".".join((path, *keys)))
 
 
 def _texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -212,72 +286,39 @@ def _texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
             yield from _texts(item, (*keys, str(index)))
 
 
-def _nested(written: str, path: Path) -> dict[str, str]:
+def _nested(written: str, path: Path, say: Say | None) -> dict[str, str]:
     """The content of an agent's spec, and the files that its entries name."""
     inner = load_spec(path)
     found = {f"{written} (content)": inner.digest}
     for group in ("tools", "resources", "rewards"):
         for name, entry in getattr(inner.spec, group).items():
-            for file, sha256 in entry_files(inner, f"{group}.{name}", entry).items():
+            for file, sha256 in entry_files(inner, f"{group}.{name}", entry, say=say).items():
                 found[f"{file} (of {written})"] = sha256
     return found
 
 
-def _function_files(target: str, where: str, base: Path) -> dict[str, str]:
+def _target(keys: tuple[str, ...], text: str) -> tuple[str, str]:
+    """The function and the file or module of `file.py:function` or `module:function`; both "" where it is neither."""
+    where, _, name = text.rpartition(":")
+    is_one = name.isidentifier() and (where.endswith(".py") or (keys[-1] in _FUNCTION_KEYS and " " not in where))
+    return (name, where) if is_one else ("", "")
+
+
+def _imports_of(keys: tuple[str, ...], text: str, base: Path) -> Imports | None:
+    """What a function or a script imports; None where a text names neither."""
+    name, where = _target(keys, text)
+    if where and not where.endswith(".py"):
+        return imported_for(where, names=(name,))
+    file = base / (where or text)
+    return imported_by(file) if file.suffix == ".py" and is_file(file) else None
+
+
+def _target_file(target: str, where: str, base: Path) -> dict[str, str]:
     if where.endswith(".py"):
-        file = base / where
-        beside = {f"{name} (beside {where})": file_sha256(path) for name, path in _neighbours(file).items()}
-        return {target: file_sha256(file), **beside} if is_file(file) else {}
+        return {target: file_sha256(base / where)}
     try:
         function = import_function(target, base=base)  # compiled already, so imported already
         source = inspect.getsourcefile(inspect.unwrap(function)) or getattr(sys.modules.get(where), "__file__", None)
     except (RlenvError, TypeError, ValueError):  # a callable object, or a compiled module
         source = getattr(sys.modules.get(where), "__file__", None)
     return {target: file_sha256(Path(source))} if source else {}
-
-
-def _neighbours(file: Path) -> dict[str, Path]:
-    """The files beside `file` that it imports, and those that these import, by their place in its folder.
-
-    They are read off the text: what was imported from there for other specs says nothing of this one.
-    """
-    folder = file.resolve().parent
-    found: dict[str, Path] = {}
-    waiting = [file.resolve()]
-    while waiting:
-        for name in _imported(waiting.pop()):
-            for path in _places(folder, name):
-                place = path.relative_to(folder).as_posix()
-                if place not in found and path != file.resolve():
-                    found[place] = path
-                    waiting.append(path)
-    return dict(sorted(found.items()))
-
-
-def _imported(path: Path) -> list[str]:
-    """The dotted names that a file imports; names that are imported from a module may be modules too."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return []
-    names: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            inside = f"{node.module}." if node.module else ""
-            names += [f"{inside}{alias.name}" for alias in node.names]
-    return names
-
-
-def _places(folder: Path, name: str) -> Iterator[Path]:
-    """The files below `folder` that importing `name` runs: each package on the way, and the module."""
-    place = folder
-    for part in name.split("."):
-        if is_file(place / f"{part}.py"):
-            yield place / f"{part}.py"
-            return
-        place /= part
-        if not is_file(place / "__init__.py"):
-            return
-        yield place / "__init__.py"

@@ -1,5 +1,7 @@
 """What made an episode, by content: equal locks, equal episodes as far as a seed and a server keep them.
 
+A digest of what could not be read says so, and two of these are never called equal.
+
     RUN/locks/HASH.json   a lock; HASH stands in every row of an episode that it made
 
 HASH is the first 12 digits of the SHA-256 of the file's JSON without `host` and `started`, with sorted keys, without
@@ -23,7 +25,7 @@ from rlenv._base.paths import read_file
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.locks import parts
-from rlenv.runs.locks.files import Say, canonical, kept
+from rlenv.runs.locks.files import UNREADABLE, Say, canonical, kept
 from rlenv.runs.locks.machine import Code, machine, packages
 
 __all__ = ["FOLDER", "SECTIONS", "Lock", "LockEntry", "diff", "entries", "lock_of", "locks_of", "read_lock"]
@@ -156,18 +158,18 @@ def lock_of(
 
 
 def _sections(environment: Environment, splits: Sequence[str], say: Say | None) -> dict[str, Any]:
-    data, resources = parts.data_and_resources(environment, splits, say=say)
+    data, resources, images = parts.data_and_files(environment, splits, say=say)
     return {
         "spec": parts.spec(environment),
         "data": data,
-        "prompts": parts.prompts(environment, splits),
-        "tools": parts.tools(environment),
+        "prompts": {**parts.prompts(environment, splits), "image_files": images},
+        "tools": parts.tools(environment, say=say),
         "resources": resources,
-        "user": parts.user(environment),
-        "rewards": parts.rewards(environment),
-        "dialect": parts.dialect(environment),
+        "user": parts.user(environment, say=say),
+        "rewards": parts.rewards(environment, say=say),
+        "dialect": parts.dialect(environment, say=say),
         "endpoints": parts.endpoints(environment),
-        "packages": packages(parts.plug_ins(environment)),
+        "packages": packages(parts.distributions(environment)),
     }
 
 
@@ -185,7 +187,10 @@ def entries(lock: Lock) -> dict[tuple[str, str], Any]:
 
 
 def diff(a: Lock, b: Lock) -> tuple[LockEntry, ...]:
-    """What differs in what is hashed, by section and key; () where the hashes are equal."""
+    """What differs in what is hashed, by section and key; () where the hashes are equal and everything could be read.
+
+    What could not be read on both sides is among them, with UNREADABLE (`rlenv.runs.locks.files`) as both values.
+    """
     mine, theirs = entries(a), entries(b)
     order = {section: index for index, section in enumerate(SECTIONS)}
     places = sorted(mine.keys() | theirs.keys(), key=lambda place: (order[place[0]], place[1]))
@@ -196,6 +201,8 @@ def diff(a: Lock, b: Lock) -> tuple[LockEntry, ...]:
 
 def _differ(place: tuple[str, str], a: Mapping[tuple[str, str], Any], b: Mapping[tuple[str, str], Any]) -> bool:
     # As they are hashed: to Python 1 and True are one.
+    if a.get(place) == b.get(place) == UNREADABLE:
+        return True
     return (place in a) is not (place in b) or canonical(a[place]) != canonical(b[place])
 
 

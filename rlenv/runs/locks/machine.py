@@ -14,12 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+import rlenv
 from rlenv._base.paths import is_file
 from rlenv.runs.locks.files import digest_of, file_sha256, tree_sha256
 
 __all__ = ["Code", "machine", "packages"]
 
-_PACKAGE: Final = Path(__file__).resolve().parent.parent
+_PACKAGE: Final = Path(rlenv.__file__).resolve().parent
 _CODE: Final = ("rlenv", "trainers/rlenv_verl")
 _TIMEOUT_S: Final = 10.0
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
@@ -65,13 +66,11 @@ class Code:
 
         Where no commit can be told, `code` is a digest over the package's files.
         """
-        from rlenv import __version__
-
         said = self._said()
         if said is None:
-            return {"version": __version__, "code": tree_sha256(self._root / "rlenv", suffixes=(".py",))}
+            return {"version": rlenv.__version__, "code": tree_sha256(self._root / "rlenv", suffixes=(".py",))}
         commit, changed = said
-        found: dict[str, Any] = {"version": __version__, "commit": commit}
+        found: dict[str, Any] = {"version": rlenv.__version__, "commit": commit}
         if changed:
             found["changes"] = digest_of([[name, file_sha256(self._root / name)] for name in sorted(changed)])
         return found

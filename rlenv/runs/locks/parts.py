@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import entry_points
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from rlenv._base.jsonable import plain
 from rlenv._base.paths import RefusedPath, finder, is_file, is_folder
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError
+from rlenv.images import listed
 from rlenv.language import kinds as registry
 from rlenv.language.dialect import DialectSpec
 from rlenv.language.loader import LoadedSpec
-from rlenv.language.spec import EndpointSpec, SamplingSpec
+from rlenv.language.spec import EndpointSpec, EnvSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
 from rlenv.resources.base import ResourceContext
 from rlenv.resources.sql.resource import SqlResource
 from rlenv.rewards.judge import JudgeMemberSpec, JudgeSpec
-from rlenv.runs.locks.files import Say, digest_of, entry_files, file_sha256, kept, rows_sha256, tree_sha256
+from rlenv.runs.locks.files import (
+    PATH_KEYS,
+    Say,
+    digest_of,
+    entry_files,
+    file_sha256,
+    installed_by,
+    kept,
+    path_sha256,
+    rows_sha256,
+    together,
+)
 from rlenv.secrets import names_in, resolve
 from rlenv.tasks.rows import Tasks
 
 __all__ = [
-    "data_and_resources",
+    "data_and_files",
     "dialect",
+    "distributions",
     "endpoints",
     "host_of",
     "limits",
-    "plug_ins",
     "prompts",
     "rewards",
     "spec",
@@ -44,7 +58,6 @@ __all__ = [
 
 _MOST_LISTED: Final = 50
 """More files of one resource than these stand in a lock as one digest."""
-_PATH_KEYS: Final = ("path", "init", "copy_from")
 
 
 def text_sha256(text: str) -> str:
@@ -73,35 +86,45 @@ def spec(environment: Environment) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """A path of a resource that rows fill in, and the files that they have named so far."""
+    """A template that names a file or several, mostly by what stands in rows, and those that it has named so far."""
 
     template: Template
     find: Callable[[str], Path]
     constants: Mapping[str, Any]
-    found: dict[str, str]
     say: Say | None
+    found: dict[str, str] = field(default_factory=dict)
 
     def row(self, row: Mapping[str, Any]) -> None:
         try:
-            written = self.template.text(task=row, vars=self.constants)
-            if written in self.found:
-                return
-            path = self.find(written)
+            for written in map(str, listed(self.template.value(task=row, vars=self.constants))):
+                if written not in self.found:
+                    sha256 = path_sha256(self.find(written), say=self.say)
+                    self.found.update({written: sha256} if sha256 else {})
         except (TemplateError, RefusedPath):
-            return  # the episode of such a row fails, and says so
-        if is_file(path):
-            self.found[written] = file_sha256(path, say=self.say)
-        elif is_folder(path):
-            self.found[written] = tree_sha256(path, say=self.say)
+            return  # the episode of such a row fails, and says so; or it reads a resource, and none is opened
+
+    def files(self) -> dict[str, str]:
+        return self.found if len(self.found) <= _MOST_LISTED else {f"{len(self.found)} files": together(self.found)}
 
 
-def data_and_resources(
+def data_and_files(
     environment: Environment, splits: Sequence[str], *, say: Say | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows of the splits, and the resources with the files that the spec or these rows name."""
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """The rows of the splits, the resources with the files that they or these rows name, and the prompt's images."""
     loaded = environment.loaded
-    filled = {name: list(_filled(loaded, name, entry, say)) for name, entry in environment.spec.resources.items()}
-    by_row = [one for found in filled.values() for one in found if "task" in one.template.names]
+    filled = {
+        name: [
+            _filled(loaded, f"resources.{name}.{key}", compile_template(value), say)
+            for key in PATH_KEYS
+            if isinstance(value := getattr(entry, key, None), str) and not compile_template(value).is_constant
+        ]
+        for name, entry in environment.spec.resources.items()
+    }
+    images = [
+        _filled(loaded, f"prompt.images.{index}", template, say)
+        for index, template in enumerate(environment.parts.images)
+    ]
+    by_row = [one for found in (*filled.values(), images) for one in found]
 
     def on_row(row: Mapping[str, Any]) -> None:
         for one in by_row:
@@ -120,26 +143,17 @@ def data_and_resources(
         data[split] = {"rows": len(rows), "sha256": sha256, **where}
     resources: dict[str, Any] = {}
     for name, entry in environment.spec.resources.items():
-        files = entry_files(loaded, f"resources.{name}", entry)
+        files = entry_files(loaded, f"resources.{name}", entry, say=say)
         for one in filled[name]:
-            if one not in by_row:
-                one.row({})
-            files |= one.found if len(one.found) <= _MOST_LISTED else {f"{len(one.found)} files": digest_of(one.found)}
+            files |= one.files()
         resources[name] = {"kind": entry.kind, "digest": digest_of(entry), "files": files}
-    return data, resources
+    return data, resources, {key: value for one in images for key, value in one.files().items()}
 
 
-def _filled(loaded: LoadedSpec, name: str, entry: Any, say: Say | None) -> list[_Filled]:
-    found = []
-    for key in _PATH_KEYS:
-        value = getattr(entry, key, None)
-        if isinstance(value, str):
-            template = compile_template(value)
-            constants = loaded.spec.vars
-            base = loaded.base_of(f"resources.{name}.{key}")
-            find = finder(template, base=base, roots=loaded.roots, vars=constants)
-            found.append(_Filled(template, find, constants, {}, say))
-    return found
+def _filled(loaded: LoadedSpec, key: str, template: Template, say: Say | None) -> _Filled:
+    constants = loaded.spec.vars
+    find = finder(template, base=loaded.base_of(key), roots=loaded.roots, vars=constants)
+    return _Filled(template, find, constants, say)
 
 
 def prompts(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
@@ -149,7 +163,9 @@ def prompts(environment: Environment, splits: Sequence[str]) -> dict[str, Any]:
     is no database, or the row does not fill it.
     """
     prompt, observation = environment.spec.prompt, environment.spec.observation
-    found: dict[str, Any] = {"user": text_sha256(prompt.user), "tools": digest_of(environment.tool_schemas)}
+    # In their own order, that of parameters too: the prompt shows it.
+    schemas = json.dumps(plain(environment.tool_schemas), separators=(",", ":"))
+    found: dict[str, Any] = {"user": text_sha256(prompt.user), "tools": text_sha256(schemas)}
     if prompt.system is not None:
         found["system"] = text_sha256(prompt.system)
     if prompt.images:
@@ -185,10 +201,10 @@ def _databases(environment: Environment, row: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def tools(environment: Environment) -> dict[str, Any]:
+def tools(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """Each tool that the model sees: what it is made of, its schema, its entry, the files of that, its server."""
     entries = environment.spec.tools
-    files = {name: entry_files(environment.loaded, f"tools.{name}", entry) for name, entry in entries.items()}
+    files = {name: entry_files(environment.loaded, f"tools.{name}", entry, say=say) for name, entry in entries.items()}
     return {
         name: {
             "kind": entries[tool.entry].kind,
@@ -202,11 +218,11 @@ def tools(environment: Environment) -> dict[str, Any]:
     }
 
 
-def rewards(environment: Environment) -> dict[str, Any]:
+def rewards(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """Each term: its weight, its entry, the files of that, and of a judge the models, their prompts and sampling."""
     found: dict[str, Any] = {}
     for name, entry in environment.spec.rewards.items():
-        files = entry_files(environment.loaded, f"rewards.{name}", entry)
+        files = entry_files(environment.loaded, f"rewards.{name}", entry, say=say)
         found[name] = {"kind": entry.kind, "weight": entry.weight, "digest": digest_of(entry), "files": files}
         if rule := getattr(entry, "rule", None):
             found[name]["rule"] = rule
@@ -235,24 +251,25 @@ def _over(below: SamplingSpec, above: SamplingSpec) -> dict[str, Any]:
     return found
 
 
-def user(environment: Environment) -> dict[str, Any]:
+def user(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """The simulated user: its entry, the files of that, and the model that plays it; empty without one."""
     entry = environment.spec.user
     if entry is None:
         return {}
-    found = {"kind": entry.kind, "digest": digest_of(entry), "files": entry_files(environment.loaded, "user", entry)}
+    files = entry_files(environment.loaded, "user", entry, say=say)
+    found = {"kind": entry.kind, "digest": digest_of(entry), "files": files}
     endpoint = environment.spec.endpoints.get(getattr(entry, "endpoint", ""))
     return found if endpoint is None else {**found, "model": endpoint.model}
 
 
-def dialect(environment: Environment) -> dict[str, Any]:
+def dialect(environment: Environment, *, say: Say | None) -> dict[str, Any]:
     """The dialect's name, its whole row, and the chat template that the spec gives it."""
     given, made = environment.spec.dialect, environment.parts.dialect
     row = getattr(made, "spec", None)
     found: dict[str, Any] = {"name": given if isinstance(given, str) else "inline"}
     found["digest"] = digest_of(row) if row is not None else None
     if isinstance(given, DialectSpec):
-        found |= {"entry": digest_of(given), "files": entry_files(environment.loaded, "dialect", given)}
+        found |= {"entry": digest_of(given), "files": entry_files(environment.loaded, "dialect", given, say=say)}
     return found
 
 
@@ -335,8 +352,8 @@ def _tokenizer_sha256(bound: Any) -> str:
     return text_sha256(bound.backend_tokenizer.to_str())
 
 
-def plug_ins(environment: Environment) -> set[str]:
-    """The distributions that bring kinds of this spec which rlenv does not have itself."""
+def distributions(environment: Environment) -> set[str]:
+    """The distributions that bring kinds of this spec, and those that its functions and scripts import."""
     spec = environment.spec
     used: list[tuple[registry.Group, str]] = [("tools", entry.kind) for entry in spec.tools.values()]
     used += [("resources", entry.kind) for entry in spec.resources.values()]
@@ -350,4 +367,16 @@ def plug_ins(environment: Environment) -> set[str]:
         if name and name not in registry.BUILT_IN[group]
         for point in entry_points(group=f"rlenv.{group}", name=name)
     ]
-    return {point.dist.name for point in points if point.dist is not None}
+    found = {point.dist.name for point in points if point.dist is not None}
+    imported = {name for path, entry in _entries(spec) for name in installed_by(environment.loaded, path, entry)}
+    by_module = packages_distributions() if imported else {}
+    return found.union(*(by_module.get(name, ()) for name in imported))
+
+
+def _entries(spec: EnvSpec) -> Iterator[tuple[str, Any]]:
+    """What may name functions and scripts, with its key."""
+    for group in ("tools", "resources", "rewards"):
+        for name, entry in getattr(spec, group).items():
+            yield f"{group}.{name}", entry
+    if spec.user is not None:
+        yield "user", spec.user

@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from rlenv._base.bounded import cut_end
 from rlenv.concurrency.lanes import Answer, Asked, Lane, Slot
-from rlenv.errors import CassetteError
-from rlenv.runs.tapes.tape import Entry, Reel, TapeWriter, canonical, content_of
+from rlenv.errors import CassetteError, UsageError
+from rlenv.runs.tapes.reel import Key, Reel
+from rlenv.runs.tapes.tape import Entry, TapeWriter, canonical, content_of
 from rlenv.secrets import redact_value
 
 __all__ = ["Player", "Recorder"]
@@ -51,6 +52,11 @@ class Recorder:
             self._writer.put(entry)
         self._waiting.clear()
 
+    @property
+    def lost(self) -> int:
+        """How many entries could not be written."""
+        return self._writer.lost if self._writer is not None else 0
+
     def lane(self) -> Lane:
         """The root of an episode that begins."""
         return Lane(self, secrets.token_hex(8))
@@ -68,7 +74,7 @@ class Recorder:
 
     def look(self, lane: Lane, asked: Asked) -> Slot:
         """An empty place: whoever asks has to ask."""
-        content = content_of(asked.kind, asked.content)
+        content = _content(asked)
         ordinal = _next(self._counts, lane, content)
         return Slot(lane, asked, content, ordinal, time.time())
 
@@ -122,6 +128,10 @@ class Player:
         all_tools: tools of this process are answered too, in place of being run.
         recorder: keeps what is asked in spite of the tape: of a `by_content` player what the tape has not.
         copies: it keeps what the tape answers as well.
+        sleep: waits before each answer for as many seconds as it took when it was recorded; None gives it at once.
+
+    Attributes:
+        missed_locks: by the episode that missed, the lock of the entry that was nearest, "" where none is known.
     """
 
     def __init__(
@@ -133,8 +143,10 @@ class Player:
         all_tools: bool = False,
         recorder: Recorder | None = None,
         copies: bool = False,
+        sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
-        self._reel = reel
+        self.missed_locks: dict[str, str] = {}
+        self._reel, self._sleep = reel, sleep
         self._by_content, self._live, self._all_tools = by_content, live, all_tools
         self._recorder, self._copies = recorder, copies
         self._counts: dict[str, Counter[tuple[str, str]]] = {}
@@ -164,20 +176,23 @@ class Player:
             CassetteError: the tape has none; with the nearest request of the lane and the first difference from it.
         """
         to_keep = self._recorder.look(lane, asked) if self._recorder is not None else None
-        content = to_keep.content if to_keep is not None else content_of(asked.kind, asked.content)
+        content = to_keep.content if to_keep is not None else _content(asked)
         ordinal = _next(self._counts, lane, content)
         slot = to_keep or Slot(lane, asked, content, ordinal, time.time())
         if lane.is_live or (asked.is_local and not self._all_tools):
             return slot
-        entry = self._found(lane, asked, content, ordinal)
-        if entry is not None:
-            answer = _answer(entry, asked)
-            if self._recorder is not None and self._copies:
-                self._recorder.keep(slot, answer)
-            return replace(slot, answer=answer)
-        if self._recorder is not None:
-            return slot
-        message = self._miss(lane, asked, content, ordinal)
+        try:
+            key = self._found(lane, asked, content, ordinal)
+            if key is not None:
+                answer = _answer(self._reel.entry(key), asked)
+                if self._recorder is not None and self._copies:
+                    self._recorder.keep(slot, answer)
+                return replace(slot, answer=answer, sleep=self._sleep)
+            if self._recorder is not None:
+                return slot
+            message = self._miss(lane, asked, content, ordinal)
+        except (UsageError, ValueError) as error:  # ValueError: of JSON
+            message = f"{lane.place or 'compiling'}: the tape cannot be read: {error}"
         self._missed.setdefault(lane.episode, message)
         raise CassetteError(message)
 
@@ -187,11 +202,11 @@ class Player:
         if self._recorder is not None and (self._copies or is_missing):
             self._recorder.keep(slot, answer)
 
-    def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Entry | None:
+    def _found(self, lane: Lane, asked: Asked, content: str, ordinal: int) -> Key | None:
         own = self._reel.lanes.get(lane.episode, {}).get(lane.place, ())
-        for entry in own:
-            if entry.content == content and entry.ordinal == ordinal:
-                return entry
+        for key in own:
+            if key.content == content and key.ordinal == ordinal:
+                return key
         if not (asked.is_shared or (self._by_content and asked.kind != "tool")):
             return None
         # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
@@ -209,21 +224,23 @@ class Player:
         if equal := sum(one.content == content for one in near):
             return f"{what}: it was made {equal} times, and now {ordinal + 1}"
         new = _shown(asked.content)
-        compared = [(one, [*islice(_differences(json.loads(one.request), new), _COUNTED)]) for one in near]
+        read = [self._reel.entry(one) for one in near[:_COMPARED]]
+        compared = [(one, [*islice(_differences(json.loads(one.request), new), _COUNTED)]) for one in read]
         nearest, told = min(compared, key=lambda pair: len(pair[1]))
         which = f"the nearest, request {nearest.ordinal} of {nearest.place}, differs"
+        self.missed_locks.setdefault(lane.episode, nearest.lock)
         if not told:
             return f"{what}; {which} beyond what is kept of its texts"
         path, old, now = told[0]
         return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
 
-    def _near(self, lane: Lane, asked: Asked) -> Sequence[Entry]:
+    def _near(self, lane: Lane, asked: Asked) -> Sequence[Key]:
         """What was asked at the same place; where nothing was, what was asked of the same one."""
         places = self._reel.lanes.get(lane.episode, {})
         if found := places.get(lane.place):
             return found
         episodes = self._reel.lanes.values() if self._by_content else [places]
-        listed = (one for held in episodes for entries in held.values() for one in entries)
+        listed = (one for held in episodes for keys in held.values() for one in keys)
         return [*islice((one for one in listed if (one.kind, one.name) == (asked.kind, asked.name)), _COMPARED)]
 
 
@@ -240,7 +257,12 @@ def _answer(entry: Entry, asked: Asked) -> Answer:
     if asked.echo and entry.echo:
         response = response.replace(entry.echo, asked.echo)
     outcome: Any = entry.outcome
-    return Answer(outcome, json.loads(response), entry.reason)
+    return Answer(outcome, json.loads(response), entry.reason, entry.seconds)
+
+
+def _content(asked: Asked) -> str:
+    """What a request is known by: without secrets, so that whoever replays it needs none."""
+    return content_of(asked.kind, redact_value(asked.content))
 
 
 def _shown(content: Any) -> Any:

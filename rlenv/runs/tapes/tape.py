@@ -9,11 +9,10 @@ in the protocol of `rlenv.runs.journal` and `rlenv.runs.parts`. An entry of the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +20,13 @@ from typing import Any, Final
 import orjson
 
 from rlenv.errors import MissingExtra, UsageError
-from rlenv.runs.journal import KINDS, Journal, loads, path_of, segments, whole_lines
-from rlenv.runs.parts import arrow, rows_table, write_part
+from rlenv.runs.columns import arrow, rows_table
+from rlenv.runs.journal import KINDS, Journal, loads, path_of, whole_lines
+from rlenv.runs.parts import told, write_part
 from rlenv.runs.writer import Syncing, writer_name
 from rlenv.secrets import logger
 
-__all__ = ["COLUMNS", "Entry", "Reel", "TapeWriter", "canonical", "content_of", "has_tape"]
+__all__ = ["COLUMNS", "Entry", "TapeWriter", "canonical", "content_of", "has_tape"]
 
 COLUMNS: Final[Mapping[str, str]] = {
     "episode": "string",
@@ -102,6 +102,7 @@ class TapeWriter:
         self._tape, self._lock = run / "tape", lock
         self._name, self._number = writer_name(), 0
         self._sealing: ThreadPoolExecutor | None = None
+        self._seals: list[Future[None]] = []
         (self._tape / "journal").mkdir(parents=True, exist_ok=True)
         self._journal = self._opened()
         self._syncing = Syncing()
@@ -132,14 +133,14 @@ class TapeWriter:
         if done.size:
             if self._sealing is None:  # it takes a second or two, and those who ask do not wait for it
                 self._sealing = ThreadPoolExecutor(1, thread_name_prefix="rlenv-tape")
-            self._sealing.submit(self._seal, done.segment)
+            self._seals.append(self._sealing.submit(self._seal, done.segment))
 
     def _seal(self, segment: str) -> None:
         try:
             _seal(self._tape, segment)
         except MissingExtra:
             pass  # a journal is read as well
-        except OSError as error:
+        except (OSError, UsageError) as error:
             _log.warning("%s: the segment %s stays a journal: %s", self._tape, segment, error)
 
     def close(self) -> None:
@@ -149,64 +150,16 @@ class TapeWriter:
         self._journal.close()
         if self._sealing is not None:
             self._sealing.shutdown(wait=True)
+        for one in self._seals:
+            one.result()  # what no disk and no entry brings about is a bug
 
 
 def _seal(tape: Path, segment: str) -> None:
     pa = arrow()
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()])
-    rows = [loads(line) for line in whole_lines(path_of(tape, segment, "rows"))]
-    write_part(rows_table(rows, schema), tape / f"{segment}.parquet", row_group_size=256)
+    journal = path_of(tape, segment, "rows")
+    with told(journal):
+        table = rows_table([loads(line) for line in whole_lines(journal)], schema)
+    write_part(table, tape / f"{segment}.parquet", row_group_size=256)
     for kind in KINDS:
         path_of(tape, segment, kind).unlink(missing_ok=True)
-
-
-@dataclass(slots=True)
-class Reel:
-    """The entries of a tape: by the episode's id and place, in the order of ordinals, and by content."""
-
-    lanes: dict[str, dict[str, list[Entry]]] = field(default_factory=dict)
-    contents: dict[str, list[Entry]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: str | Path) -> Reel:
-        """The tape of a run, while it is written too.
-
-        Raises:
-            UsageError: it was not recorded.
-            MissingExtra: it is sealed, and pyarrow is not installed.
-        """
-        tape = Path(run) / "tape"
-        if not tape.is_dir():
-            raise UsageError(f"{run} has no tape", hint="record one with: rlenv eval SPEC --record -o DIR")
-        entries = [Entry(**row) for row in _rows(tape)]
-        ids = {entry.episode: entry.name for entry in entries if entry.kind == "episode"}
-        reel = cls({id: {} for id in ids.values()})
-        for entry in sorted(entries, key=lambda one: (one.started, one.ordinal)):
-            if entry.kind == "episode":
-                continue
-            reel.contents.setdefault(entry.content, []).append(entry)
-            episode = ids.get(entry.episode, entry.episode)
-            reel.lanes.setdefault(episode, {}).setdefault(entry.place, []).append(entry)
-        return reel
-
-
-def _rows(tape: Path) -> list[dict[str, Any]]:
-    # Journals are listed before parts: one that is sealed in between is seen in both, and its part counts.
-    open_ones = segments(tape)
-    sealed = {path.stem: path for path in sorted(tape.glob("*.parquet"))}
-    rows: list[dict[str, Any]] = []
-    for path in sealed.values():
-        arrow()
-        import pyarrow.parquet as pq
-
-        rows += pq.ParquetFile(path).read(use_threads=False).to_pylist()
-    for segment in sorted(open_ones - set(sealed)):
-        try:
-            rows += [loads(line) for line in whole_lines(path_of(tape, segment, "rows"))]
-        except FileNotFoundError:
-            with contextlib.suppress(FileNotFoundError):
-                arrow()
-                import pyarrow.parquet as pq
-
-                rows += pq.ParquetFile(tape / f"{segment}.parquet").read(use_threads=False).to_pylist()
-    return rows

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import SpecError
-from rlenv.runs.locks.files import digest_of, file_sha256, kept, rows_sha256, tree_sha256
+from rlenv.runs.locks.files import UNREADABLE, digest_of, file_sha256, kept, rows_sha256, together, tree_sha256
 from rlenv.tasks.rows import Tasks
 
 
@@ -66,7 +66,7 @@ def test_a_large_file_is_told_and_read_in_pieces(tmp_path: Path) -> None:
     said: list[str] = []
     assert len(file_sha256(tmp_path / "large.bin", say=said.append)) == 64
     assert said == ["hashing large.bin (0.2 GB)"]
-    assert file_sha256(tmp_path / "none") == ""
+    assert file_sha256(tmp_path / "none") == UNREADABLE
 
 
 def test_a_folder_counts_by_names_and_contents(tmp_path: Path) -> None:
@@ -78,6 +78,18 @@ def test_a_folder_counts_by_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "b" / "deep" / "x.txt").rename(tmp_path / "b" / "deep" / "y.txt")
     assert tree_sha256(tmp_path / "b") != before
     assert tree_sha256(tmp_path / "b", suffixes=(".py",)) == digest_of([])
+
+
+def test_a_folder_counts_with_what_its_links_lead_to_and_is_unreadable_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "beside")
+    (tmp_path / "a" / "circle").symlink_to(tmp_path / "a")
+    before = tree_sha256(tmp_path / "a")
+    (tmp_path / "beside" / "x.txt").write_text("1")
+    assert tree_sha256(tmp_path / "a") not in (before, UNREADABLE)
+    assert tree_sha256(tmp_path / "none") == UNREADABLE
+    assert together({"a": "1", "b": UNREADABLE}) == UNREADABLE
 
 
 def test_what_is_kept_holds_no_nulls_and_shows_nothing_under_a_key_of_secrets() -> None:
@@ -125,4 +137,4 @@ def test_beside_a_variable_no_secret_is_kept() -> None:
 
 def test_what_is_no_file_has_no_digest(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert file_sha256(tmp_path / "pipe") == file_sha256(Path("/dev/zero")) == ""
+    assert file_sha256(tmp_path / "pipe") == file_sha256(Path("/dev/zero")) == UNREADABLE

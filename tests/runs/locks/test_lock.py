@@ -24,7 +24,8 @@ from rlenv.episodes.rollout import Job, rollout
 from rlenv.errors import UsageError
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.runs.folder import KeptRun, RunInfo, open_run
-from rlenv.runs.locks.lock import SECTIONS, Lock, diff, lock_of, locks_of, read_lock
+from rlenv.runs.locks.files import UNREADABLE
+from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, lock_of, locks_of, read_lock
 from rlenv.runs.schema import Facts
 from rlenv.tokens.load import LoadedTokenizer
 from rlenv.tools._mcp.listing import ListedTool, Listing, write_pin
@@ -125,8 +126,8 @@ def fill(name: str) -> Callable[[Path], None]:
     [
         (edit("rows.jsonl", '"answer": 3', '"answer": 4'), {"data: train.sha256"}),
         (edit("tools.py", "'Adds.'", "'Adds.'  # two"), {"tools: add.files.tools.py:add", "tools: add.digest"}),
-        (edit("helpers.py", "a + b", "b + a"), {"tools: add.files.helpers.py (beside tools.py)"}),
-        (edit("deeper.py", "1", "2"), {"tools: add.files.deeper.py (beside tools.py)"}),
+        (edit("helpers.py", "a + b", "b + a"), {"tools: add.files.helpers.py (imported by tools.py)"}),
+        (edit("deeper.py", "1", "2"), {"tools: add.files.deeper.py (imported by tools.py)"}),
         (edit("resources.py", "1", "2"), {"resources: made.files.resources.py:make"}),
         (fill("two"), {"resources: db.files.two.sqlite"}),
         (edit("users.py", "None", "'more'"), {"user: files.users.py:reply"}),
@@ -267,6 +268,59 @@ def test_a_pinned_server_is_named_with_its_tools(folder: Path) -> None:
     assert differences(lock, pinned("1.0", "Looks on.")) == {
         "tools: look.pin", "tools: look.schema", "prompts: tools", file,
     }  # fmt: skip
+
+
+def test_a_script_of_a_server_counts_with_what_it_imports_and_a_cache_does_not(folder: Path) -> None:
+    cache = "idempotent: true, cache: {scope: disk, path: cache.sqlite}"
+    entry = f"tools:\n  run: {{kind: command, argv: [python, run.py], {cache}}}"
+    edit("base.yaml", "tools:", entry)(folder)
+    (folder / "run.py").write_text("import deeper\n")
+    before = locked(folder)
+    (folder / "cache.sqlite").write_text("results")
+    assert differences(before, locked(folder)) == set()
+    edit("deeper.py", "1", "2")(folder)
+    assert "tools: run.files.deeper.py (imported by run.py)" in differences(before, locked(folder))
+
+
+def test_what_a_function_imports_of_the_installed_counts_by_its_version(folder: Path) -> None:
+    before = locked(folder)
+    edit("deeper.py", "SIGN", "import hypothesis\nSIGN")(folder)
+    found = differences(before, locked(folder))
+    assert {"packages: hypothesis", "tools: add.files.deeper.py (imported by tools.py)"} <= found
+
+
+def test_what_a_database_has_in_its_log_alone_counts(folder: Path) -> None:
+    before = locked(folder)
+    connection = sqlite3.connect(folder / "two.sqlite")
+    connection.execute("PRAGMA journal_mode=wal")
+    held = locked(folder)
+    connection.execute("INSERT INTO t VALUES (1)")
+    connection.commit()
+    assert differences(held, locked(folder)) == {"resources: db.files.two.sqlite"}
+    assert before.hash12 != held.hash12
+    connection.close()
+
+
+def test_the_images_of_every_row_count(folder: Path) -> None:
+    edit("base.yaml", "  user: ", "  images: ['pictures/{{ task.db }}.png']\n  user: ")(folder)
+    (folder / "pictures").mkdir()
+    for name in ("one", "two"):
+        (folder / "pictures" / f"{name}.png").write_bytes(b"\x89PNG")
+    before = locked(folder)
+    (folder / "pictures" / "two.png").write_bytes(b"\x89PNG other")
+    assert differences(before, locked(folder)) == {"prompts: image_files.pictures/two.png"}
+
+
+def test_the_order_of_parameters_counts_since_the_prompt_shows_it(folder: Path) -> None:
+    tool = {"kind": "command", "argv": ["echo"]}
+    a, b = ({"tools.say": {**tool, "parameters": {x: "string?", y: "string?"}}} for x, y in ("xy", "yx"))
+    assert differences(locked(folder, set=a), locked(folder, set=b)) == {"prompts: tools"}
+
+
+def test_what_cannot_be_read_is_never_called_equal(folder: Path) -> None:
+    held = {"db": {"files": {"db.sqlite": UNREADABLE, "other.sqlite": "1"}}}
+    a, b = (with_section(Lock(), "resources", held) for _ in range(2))
+    assert diff(a, b) == (LockEntry("resources", "db.files.db.sqlite", UNREADABLE, UNREADABLE),)
 
 
 # What does not

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import rlenv
 from rlenv.runs.locks.machine import Code, machine, packages
 
 
@@ -38,6 +39,12 @@ def test_a_clean_checkout_is_its_commit_whatever_lies_beside_the_code(
     (checkout / "notes.txt").write_text("new\n")
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook
     assert Code(checkout).section() == before
+
+
+def test_a_lock_says_the_code_of_the_package_that_makes_it() -> None:
+    own = Path(rlenv.__file__).resolve().parents[1]
+    assert Code().section() == Code(own).section()
+    assert (own / "rlenv" / "runs" / "locks" / "machine.py").is_file()
 
 
 def test_code_that_differs_from_the_commit_counts_by_its_content(checkout: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shutil
@@ -17,12 +18,18 @@ import pytest
 from aiohttp import web
 
 from rlenv.cli.main import main
+from rlenv.concurrency.lanes import Lane, entered, offline
+from rlenv.episodes.environment import load
 from rlenv.language.shipped import shipped
 from rlenv.messages import Message, ToolCall
-from rlenv.runs.recorded import recorded
-from rlenv.runs.tapes.tape import Reel
+from rlenv.runs.locks.lock import locks_of
+from rlenv.runs.recorded import recorded, with_ids
+from rlenv.runs.replay import Replayed, replay
+from rlenv.runs.tapes.cassettes import Player
+from rlenv.runs.tapes.reel import Reel
 from rlenv.testing.endpoint import FakeEndpoint, Reply
 from tests.support.beside import served, site
+from tests.support.sealed import sealed
 
 ROOT = Path(__file__).resolve().parents[3]
 GONE = "http://127.0.0.1:9"
@@ -89,26 +96,6 @@ def http_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-SEALED = """
-import sys
-
-def look(event, args):
-    if event in ("socket.connect", "subprocess.Popen"):
-        print(event, file=sys.stderr)
-
-sys.addaudithook(look)
-from rlenv.cli.main import main
-main(sys.argv[1:])
-"""
-
-
-def sealed(*argv: str) -> str:
-    """What a command, in a process of its own, opens to the outside: the names of audit events."""
-    ran = subprocess.run([sys.executable, "-c", SEALED, *argv], capture_output=True, text=True, timeout=100, check=True)
-    assert "episodes came out" in ran.stdout
-    return ran.stderr
-
-
 def same(capsys: pytest.CaptureFixture[str], run_folder: Path, *argv: str, episodes: int) -> None:
     """Asserts that a replay one by one and one eight at once come out as the recorded run."""
     for many in ("1", "8"):
@@ -141,8 +128,8 @@ def test_a_replay_connects_to_nobody_and_starts_nothing(tmp_path: Path) -> None:
     with answering() as address:  # it is there all the time
         path = spec(tmp_path, HTTP.replace("URL", address))
         assert main(["eval", path, "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
-        assert sealed("replay", str(tmp_path / "run")) == ""
-        assert "socket.connect" in sealed("replay", str(tmp_path / "run"), "--no-tape")
+        assert sealed("replay", str(tmp_path / "run")).opened == []
+        assert "socket.connect" in sealed("replay", str(tmp_path / "run"), "--no-tape").opened
 
 
 def test_where_there_is_no_tape_or_none_is_wanted_the_server_is_asked(
@@ -301,7 +288,7 @@ def test_an_mcp_spec_replays_without_its_program(tmp_path: Path, capsys: pytest.
     # In a process of its own: in this one the tools would be known from having been listed.
     subprocess.run(argv, check=True, capture_output=True, timeout=100)
     (tmp_path / "lab.py").unlink()
-    assert sealed("replay", str(tmp_path / "run")) == ""
+    assert sealed("replay", str(tmp_path / "run")).opened == []
     same(capsys, tmp_path / "run", episodes=4)
 
 
@@ -390,10 +377,12 @@ def test_a_user_and_a_model_tool_replay_with_their_endpoint_gone(
     code, found = run(capsys, "replay", str(tmp_path / "run"), *url, *prompt)
     assert code == 1
     (message,) = found["different"][0]["differences"]
-    assert message == (
+    assert message.startswith(
         "turn 1 call 0: the tape has no answer to this request of chat 'writer'; the nearest, "
         "request 0 of turn 1 call 0, differs at $.messages[0].content: 'Improve one' before, 'Mend one' now"
     )
+    assert "; since lock " in message
+    assert " these differ: tools improve." in message
 
 
 def test_an_agent_replays_with_what_it_was_told_at_each_of_its_turns(
@@ -409,7 +398,7 @@ def test_an_agent_replays_with_what_it_was_told_at_each_of_its_turns(
     with served(FakeEndpoint(play.writer)) as server:
         monkeypatch.setenv("RESEARCH_URL", server.base_url)
         assert run(capsys, "eval", path, "--record", "-o", str(tmp_path / "run"))[0] == 0
-    monkeypatch.setenv("RESEARCH_URL", f"{GONE}/v1")
+    monkeypatch.delenv("RESEARCH_URL")
     reel = Reel.of(tmp_path / "run")
     same(capsys, tmp_path / "run", episodes=len(recorded(tmp_path / "run")))
     places = {place for episode in reel.lanes.values() for place in episode}
@@ -458,3 +447,129 @@ def test_the_shipped_environments_replay_identically(
     assert run(capsys, *argv)[0] == 0
     same(capsys, tmp_path / "run", episodes=6)
     same(capsys, tmp_path / "run", "--all-tools", episodes=6)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_a_shipped_environment_that_has_changed_is_told_by_episode_turn_and_term(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = str(tmp_path / "run")
+    assert run(capsys, "eval", name, "--policy", "oracle", "-n", "2", "-k", "2", "--record", "-o", out)[0] == 0
+    ran = sealed("replay", out)
+    assert (ran.code, ran.out) == (0, "4 of 4 episodes came out the same, 0 differently\n")
+    assert "socket.connect" not in ran.opened
+    (tool, *_) = load(name).parts.tools
+    first = with_ids(out, None)[0][0]
+    for change, where in (
+        (f"prompt.system=Call {tool} once.", "  prompt: "),
+        (f"tools.{tool}.faults={{error: 1}}", "  turn 0, observation: "),
+        ("limits.turns=1", "  turns: "),
+    ):
+        argv = ["replay", out, "--set", change]
+        said = []
+        for many in ("1", "8"):
+            assert main([*argv, "--concurrency", many]) == 1
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1]
+        lines = said[0].splitlines()
+        assert lines[0].startswith(f"episode {first}, ")
+        assert lines[1].startswith(where), lines
+        assert lines[-1] == "0 of 4 episodes came out the same, 4 differently"
+    assert "  reward correct: 1.0 before, 0.0 now" in lines
+
+
+KEYED = f"""{TASKS}
+endpoints:
+  writer: {{base_url: URL/v1, model: "${{env:TAPED_MODEL}}", api_key: "${{env:TAPED_KEY}}"}}
+tools:
+  ask:
+    kind: http
+    url: "URL/{{{{ args.what }}}}"
+    headers: {{X-Key: "${{env:TAPED_KEY}}"}}
+    parameters: {{what: string}}
+  improve:
+    kind: model
+    endpoint: writer
+    prompt: "My key is ${{env:TAPED_KEY}}: {{{{ args.text }}}}"
+    parameters: {{text: string}}
+rewards: {{correct: {{kind: rule, rule: exact_match, expect: "{{{{ task.answer }}}}"}}}}
+oracle:
+  - call: {{ask: {{what: "{{{{ task.question }}}}"}}}}
+  - call: {{improve: {{text: one}}}}
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+
+
+def test_a_replay_needs_no_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"TAPED_KEY": "hunter2-hunter2", "TAPED_MODEL": "writer-model-of-mine"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    with answering() as address, served(FakeEndpoint(lambda body: "I keep hunter2-hunter2.")) as server:
+        path = spec(tmp_path, KEYED.replace("URL/v1", server.base_url).replace("URL", address))
+        assert run(capsys, "eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run"))[0] == 0
+    for name in names:
+        monkeypatch.delenv(name)
+    same(capsys, tmp_path / "run", episodes=4)
+    code, found = run(capsys, "eval", path, "--tape", str(tmp_path / "run"))
+    assert (code, found["invalid"]) == (0, 0)
+    code, said = run(capsys, "replay", str(tmp_path / "run"), "--live", "ask")
+    assert code == 1
+    assert "the environment variable TAPED_KEY is not set" in said
+
+
+def test_every_entry_names_the_lock_of_its_run(http_run: Path, tmp_path: Path) -> None:
+    (lock,) = locks_of(http_run)
+    reel = Reel.of(http_run)
+    assert {reel.entry(key).lock for keys in reel.contents.values() for key in keys} == {lock}
+    with answering(100) as address:  # what it lacks is asked and added, under a lock of its own
+        more = [
+            "--set",
+            f"vars.server={address}",
+            "--set",
+            'oracle=[{"call": {"ask": {"what": "three"}}}, {"say": ""}]',
+        ]
+        assert main(["eval", str(tmp_path / "env.yaml"), *more, "--tape", str(http_run), "--record", "--json"]) == 0
+    reel = Reel.of(http_run)
+    found = {reel.entry(key).lock for keys in reel.contents.values() for key in keys}
+    assert len(found) == 2
+    assert found == set(locks_of(http_run))
+
+
+def test_what_changed_since_a_tape_was_recorded_is_told_where_it_lacks_an_answer(
+    http_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (lock,) = locks_of(http_run)
+    more = 'tools.ask.parameters={"what": "string", "more": "string?"}'
+    assert main(["eval", str(tmp_path / "env.yaml"), "--set", more, "--tape", str(http_run), "--json"]) == 1
+    said = capsys.readouterr().err
+    assert f"{http_run} lacks what is asked: since lock {lock} these differ: tools ask." in said
+
+
+def times(found: list[Replayed]) -> list[float]:
+    """How long each call took in a replay, by its results."""
+    episodes = [one.again for one in found if one.again is not None]
+    return [result.seconds for one in episodes for turn in one.turns for result in turn.results]
+
+
+def test_answers_take_as_long_as_they_did_where_that_is_asked_for(http_run: Path) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def replayed(player: Player) -> list[Replayed]:
+        ids, kept = zip(*with_ids(str(http_run), None), strict=True)
+        with offline(), entered(Lane(player, "")):
+            async with load(http_run.parent / "env.yaml") as environment:
+                return await replay(environment, kept, lane=lambda index: player.lane(ids[index]))
+
+    reel = Reel.of(http_run)
+    found = asyncio.run(replayed(Player(reel, sleep=sleep)))
+    assert not any(one.differences for one in found)
+    entries = [reel.entry(key) for keys in reel.contents.values() for key in keys]
+    assert sorted(slept) == sorted(one.seconds for one in entries)
+    assert all(slept)
+    assert sorted(times(found)) == sorted(slept)
+    assert set(times(asyncio.run(replayed(Player(reel))))) == {0.0}

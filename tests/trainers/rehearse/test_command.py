@@ -11,6 +11,7 @@ import yaml
 
 from rlenv.cli.console import Console
 from rlenv.errors import UsageError
+from rlenv.runs.locks.lock import locks_of
 from rlenv_verl.rehearse.command import rehearse
 from rlenv_verl.rehearse.replaced import overlay, replaced_keys
 from rlenv_verl.run.launch import Ending
@@ -45,6 +46,9 @@ def test_a_preset_keeps_all_that_is_not_replaced(tmp_path: Path, verl: Any) -> N
     (loop,) = yaml.safe_load((out / "agent_loop.yaml").read_text())
     assert loop["_target_"] == "rlenv_verl.rehearse.loop.RehearsalLoop"
     assert loop["turn_tokens"] == 2048
+
+    (attempt,) = plan.run.attempts
+    assert locks_of(out)[attempt.lock].policy["model"] == "model"
 
     report = json.loads((out / "rehearsal.json").read_text())
     assert report["is_ok"] is False

@@ -98,6 +98,8 @@ class SftRun:
         if fields.pop("kind", None) != "sft":
             raise UsageError(f"{folder} holds no run of `rlenv sft`", hint="give the folder that -o named")
         version = fields.pop("version", None)
+        if version is None and "format" in fields:
+            raise UsageError(f"the run in {folder} ended before it was prepared", hint="start it again")
         if version not in _READ:
             raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
         if version > 1:

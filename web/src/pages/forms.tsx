@@ -108,6 +108,7 @@ export function ToolForms({
     texts = (field: FormField) => given[field.name] ?? written(entry?.[field.name], field);
   const choose = (next: string) => {
     setChosen(next);
+    setName("");
     setGiven({});
     setFault(undefined);
     heading.current?.focus();
@@ -129,6 +130,19 @@ export function ToolForms({
       setName("");
       setChosen(to);
       say(isNew ? `${to} is added.` : `${to} is changed.`);
+    } catch (error) {
+      setFault(error as Refusal);
+    }
+  };
+  const move = async (how: "rename" | "delete") => {
+    try {
+      const body = { path, text, group: GROUP, name: chosen, ...(how === "rename" ? { to: name.trim() } : {}) },
+        made = await post<{ text: string; left: string[] }>(`/api/language/${how}`, body);
+      if (!onText(made.text, text)) throw new Refusal("The text has changed meanwhile. Do it once more.", 0);
+      choose(how === "rename" ? name.trim() : "");
+      setName("");
+      say(`${chosen} is ${how}d.`);
+      if (made.left.length) setFault(new Refusal(`${chosen} is still named in ${made.left.join(", ")}.`, 0));
     } catch (error) {
       setFault(error as Refusal);
     }
@@ -215,6 +229,22 @@ export function ToolForms({
         <button class="primary" disabled={!fields.length}>
           {isNew ? "Add" : "Change"}
         </button>{" "}
+        {!isNew && (
+          <>
+            <input
+              aria-label="New name"
+              placeholder={chosen}
+              value={name}
+              onInput={event => setName(event.currentTarget.value)}
+            />{" "}
+            <button type="button" disabled={!name.trim()} onClick={() => void move("rename")}>
+              Rename
+            </button>{" "}
+            <button type="button" onClick={() => void move("delete")}>
+              Delete
+            </button>{" "}
+          </>
+        )}
         <span class="dim">writes into the text; nothing is saved yet</span>
       </div>
     </form>

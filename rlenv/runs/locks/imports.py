@@ -1,0 +1,195 @@
+"""Which files of an author's own Python would import, read off their text; nothing is run.
+
+What lies beside a spec's file is found by the rules that run it (`rlenv._base.neighbours`), and a module on Python's
+own path that was not installed by that path. What was installed counts by its version, and its name is told here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlenv._base.neighbours import find_below, is_meant_beside
+
+__all__ = ["Imports", "imported_by", "imported_for"]
+
+_OURS: Final = frozenset(("rlenv", "rlenv_verl"))
+_INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
+_CALLS: Final = frozenset(("import_module", "__import__"))
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """`files` by their place below the folder that they are imported from, in the order of these places.
+
+    `installed` are the first names of what was installed; rlenv and Python's own are not among them.
+    """
+
+    files: dict[str, Path]
+    installed: frozenset[str]
+
+
+def imported_by(file: Path) -> Imports:
+    """What a file of a spec imports, and what that imports; `file` itself is not told.
+
+    A name that is imported from a package may be a file of it and is taken for one. Both sides of a condition count.
+    """
+    file = file.resolve()
+    walk = _Walk(file.parent)
+    walk.follow([(file, _Home(file.parent, file.parent))])
+    return walk.told(without=file)
+
+
+def imported_for(name: str, *, folder: Path | None = None, names: Sequence[str] = ()) -> Imports:
+    """What importing the module `name` runs, as `from name import names` would.
+
+    Args:
+        folder: where its files are looked for before Python's own path.
+    """
+    walk = _Walk(folder.resolve() if folder is not None else None)
+    walk.follow(walk.absolute(_Import(0, name, tuple(names)), own=""))
+    return walk.told()
+
+
+@dataclass(frozen=True, slots=True)
+class _Import:
+    level: int
+    name: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a file was imported from, and the folder above which its relative imports cannot go."""
+
+    folder: Path
+    top: Path
+
+
+_Found = tuple[Path, _Home]
+
+
+class _Walk:
+    def __init__(self, beside: Path | None) -> None:
+        self._beside = beside
+        self._files: dict[Path, str] = {}
+        self._installed: set[str] = set()
+
+    def told(self, *, without: Path | None = None) -> Imports:
+        files = {place: path for path, place in self._files.items() if path != without}
+        return Imports(dict(sorted(files.items())), frozenset(self._installed))
+
+    def follow(self, found: Iterable[_Found]) -> None:
+        waiting = list(found)
+        while waiting:
+            file, home = waiting.pop()
+            if file not in self._files:
+                self._files[file] = file.relative_to(home.folder).as_posix()
+                for one in _imports(file):
+                    waiting += self._relative(one, file, home) if one.level else self._absolute(one, file, home)
+
+    def _relative(self, one: _Import, file: Path, home: _Home) -> Iterator[_Found]:
+        folder = file.parent
+        for _ in range(one.level - 1):
+            folder = folder.parent
+        if folder.is_relative_to(home.top):  # else Python refuses it
+            yield from _below([str(folder)], one, home)
+
+    def _absolute(self, one: _Import, file: Path, home: _Home) -> Iterator[_Found]:
+        if home.folder != self._beside:
+            return self.absolute(one, own=None)
+        parts = file.relative_to(home.folder).with_suffix("").parts
+        return self.absolute(one, own=parts[0] if parts[1:] in ((), ("__init__",)) else "")
+
+    def absolute(self, one: _Import, *, own: str | None) -> Iterator[_Found]:
+        """What an absolute import runs.
+
+        Args:
+            own: the first name of the importing file, which does not mean itself; None where it does not look beside.
+        """
+        top = one.name.partition(".")[0]
+        if own is not None and self._beside is not None and is_meant_beside(top, folder=self._beside, own=own):
+            yield from _below([str(self._beside)], one, _Home(self._beside, self._beside))
+        elif top not in sys.stdlib_module_names and top not in _OURS:
+            for place in _places(top):
+                if _INSTALLED.isdisjoint(place.parts):
+                    yield from _below([str(place.parent)], one, _Home(place.parent, place.parent / top))
+                else:
+                    self._installed.add(top)
+
+
+def _places(top: str) -> list[Path]:
+    """The file or the folders of a module on Python's path, which may be imported already."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):  # it was made by hand, or its finder is not well
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(place) for place in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.has_location and spec.origin else []
+
+
+def _below(folders: Sequence[str], one: _Import, home: _Home) -> Iterator[_Found]:
+    """The files that importing `one` from these folders runs: each package on the way, the module, and its names."""
+    file = None
+    for part in one.name.split(".") if one.name else ():
+        spec = find_below(part, folders)
+        if spec is None:
+            return
+        file = Path(spec.origin) if spec.has_location and spec.origin else None
+        if file is not None:
+            yield file, home
+        folders = list(spec.submodule_search_locations or ())
+    names = [*one.names, *(_listed(file) if file is not None and "*" in one.names else ())]
+    for name in names if folders else ():
+        spec = find_below(name, folders)
+        if spec is not None and spec.has_location and spec.origin:
+            yield Path(spec.origin), home
+
+
+def _tree(file: Path) -> ast.AST:
+    try:
+        return ast.parse(file.read_bytes()) if file.suffix == ".py" else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _imports(file: Path) -> Iterator[_Import]:
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.Import):
+            yield from (_Import(0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield _Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
+        elif isinstance(node, ast.Call) and node.args and _called(node.func) in _CALLS:
+            given = getattr(node.args[0], "value", None)
+            if isinstance(given, str) and (name := given.lstrip(".")):
+                yield _Import(len(given) - len(name), name)
+
+
+def _called(function: ast.AST) -> Any:
+    return getattr(function, "attr", getattr(function, "id", None))
+
+
+def _listed(file: Path) -> list[str]:
+    """The names in a package's `__all__`, as far as they are written out: a star imports the modules among them."""
+    lists = [
+        node.value
+        for node in ast.walk(_tree(file))
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and "__all__" in map(_called, _set(node))
+    ]
+    return [one.value for held in lists if held for one in ast.walk(held) if _is_text(one)]  # type: ignore[attr-defined]
+
+
+def _set(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
