@@ -9,11 +9,10 @@ from rlenv._base.fast_records import quick
 from rlenv.episodes.tools import EpisodeTools
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
-from rlenv.rewards import places
 from rlenv.rewards.answer import Answer
 from rlenv.rewards.base import RewardContext
 from rlenv.rewards.measure import TurnResults
-from rlenv.trajectory import RewardBreakdown, Turn, Where
+from rlenv.trajectory import RewardBreakdown, Turn
 
 if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
@@ -63,12 +62,11 @@ class EpisodeReward:
         """
         limit_s = self._environment.spec.limits.reward_s
         found = self._answer(turns)
-        answer = None if found is None else found.text
-        context = self._context(messages, turns, answer=answer, reason=reason, at=_at(found, messages, turns))
+        context = self._context(messages, turns, found=found, reason=reason)
         if self.scorer.has_turn_terms and len(self._turns) < len(turns):
             self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
         reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
-        return answer, reward, success
+        return context.answer, reward, success
 
     def _answer(self, turns: Sequence[Turn]) -> Answer | None:
         if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
@@ -80,32 +78,19 @@ class EpisodeReward:
         messages: Sequence[Message],
         turns: Sequence[Turn],
         *,
-        answer: str | None = None,
+        found: Answer | None = None,
         reason: str = "",
-        at: Where = (),
     ) -> RewardContext:
         return _context(
             self._tools.task,
             messages,
             turns,
-            answer,
+            None if found is None else found.text,
             self._tools.resources,
             self._environment.spec.vars,
             self._tools.run_for_reward,
             reason,
             self._environment.scope,
             self._tools.seed,
-            at,
+            found,
         )
-
-
-def _at(answer: Answer | None, messages: Sequence[Message], turns: Sequence[Turn]) -> Where:
-    """Where the answer of the last turn stands."""
-    if answer is None:
-        return ()
-    message = places.message_of(messages, turns, len(turns) - 1)
-    if answer.call >= 0:
-        return places.of_call(turns[-1], answer.call, message=message)
-    if answer.start < 0:
-        return ()
-    return places.of_content(turns[-1], message=message, start=answer.start, end=answer.end)

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from rlenv._base.fast_records import quick
 from rlenv.errors import UsageError, under
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
@@ -42,6 +43,9 @@ class Answer:
     start: int = field(default=-1, compare=False)
     end: int = field(default=-1, compare=False)
     call: int = field(default=-1, compare=False)
+
+
+_answer = quick(Answer)
 
 
 def is_explicit(spec: AnswerSpec) -> bool:
@@ -115,7 +119,7 @@ def _bare(text: str, start: int) -> Answer:
     bare = text.lstrip()
     start += len(text) - len(bare)
     bare = bare.rstrip()
-    return Answer(bare, start, start + len(bare))
+    return _answer(bare, start, start + len(bare))
 
 
 def _place(spec: AnswerSpec, action: ParsedAction) -> tuple[int, int] | None:
@@ -183,7 +187,7 @@ def _matched(text: str, source: str) -> Answer | None:
         return None
     start = begin + match.start(group)
     # Halves of a surrogate pair beside each other are one character to the pattern, and all behind them is moved.
-    return _bare(found, start) if text.startswith(found, start) else Answer(found.strip())
+    return _bare(found, start) if text.startswith(found, start) else _answer(found.strip())
 
 
 def _last_number(text: str) -> tuple[int, int] | None:
@@ -208,7 +212,7 @@ def _submitted(action: ParsedAction, spec: AnswerSpec) -> Answer | None:
             value = next(iter(arguments.values()))
         else:
             return None
-        return Answer(value.strip() if isinstance(value, str) else _as_json(value), call=index)
+        return _answer(value.strip() if isinstance(value, str) else _as_json(value), call=index)
     return None
 
 

@@ -11,6 +11,7 @@ from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
 from rlenv.rewards import places
+from rlenv.rewards.answer import Answer
 from rlenv.tools.base import Tool
 from rlenv.trajectory import Trajectory, Turn, Where
 
@@ -52,13 +53,24 @@ class RewardContext:
     shared: Callable[[], Scope] = Scope
     """What is kept as long as the environment (an endpoint's connections, say) and closed with it."""
     seed: int = 0
-    answer_at: Where = ()
-    """Where `answer` stands: its text in the last action, or the call that gave it; () where that is not known."""
+    found: Answer | None = None
+    """`answer` with its place in the last action, as it was read there."""
 
     @property
     def final_text(self) -> str:
         """What the policy wrote last, outside thinking and calls ("" before the first turn)."""
         return self.turns[-1].parsed.content if self.turns else ""
+
+    @property
+    def answer_at(self) -> Where:
+        """Where `answer` stands: its text in the last action, or the call that gave it; () where that is not known."""
+        found = self.found
+        if found is None or not self.turns:
+            return ()
+        last = len(self.turns) - 1
+        if found.call >= 0:
+            return self.where_call(last, found.call)
+        return self.where_final(found.start, found.end) if found.start >= 0 else ()
 
     def where_final(self, start: int = 0, end: int | None = None) -> Where:
         """Where the characters `start` to `end` (exclusive; None for all that follow) of `final_text` stand."""

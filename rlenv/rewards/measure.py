@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from math import isfinite, nan
 from numbers import Real
 from types import TracebackType
@@ -16,7 +17,7 @@ from rlenv.rewards.base import Measured, RewardContext
 from rlenv.rewards.places import checked
 from rlenv.rewards.plan import Planned
 from rlenv.secrets import redact_within
-from rlenv.trajectory import Measurement, TermResult, Trajectory
+from rlenv.trajectory import Measurement, TermResult, Trajectory, Where
 
 __all__ = ["Running", "TurnResults", "measure", "measure_async", "measure_group", "over_turns"]
 
@@ -88,11 +89,12 @@ def of_value(planned: Planned, measured: Measured, begun: float, of: RewardConte
     value, evidence = measured.value, measured.evidence
     if not isinstance(evidence, str):
         raise RewardError(f"gave evidence that is no text but a {type(evidence).__name__}")
-    where = measured.where
+    where: Where | Callable[[], Where] = measured.where
     if where:
-        where = checked(where, of.messages, of.turns)[:_MOST_PLACES]
+        where = checked(measured.where, of.messages, of.turns)[:_MOST_PLACES]
     elif planned.term.where is not None and evidence and isinstance(of, RewardContext):
-        where = planned.term.where(of)
+        # Nothing of an episode that has ended changes any more, and few places are ever looked at.
+        where = partial(planned.term.where, of) if of.reason else planned.term.where(of)
     measurement: Measurement = {
         "evidence": evidence,
         "seconds": _clock() - begun,
