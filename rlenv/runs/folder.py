@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
+from rlenv.runs.claim import Claim
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -49,6 +50,9 @@ _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
+_RESUMED: Final = ("eval", "train")
+"""Kinds whose commands go on with a run."""
+_STILL: Final = "stop it first, or name another folder"
 _log = logger("rlenv.runs.folder")
 
 
@@ -220,7 +224,8 @@ class KeptRun:
         overwrite: remove the run that is in the folder.
 
     Raises:
-        UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written.
+        UsageError: the folder holds a run already, or one that is still written, or none and one was to be resumed, or
+            one of other rows or rewards (`rlenv.runs.locks.resumed`); or it cannot be written.
     """
 
     def __init__(
@@ -236,35 +241,81 @@ class KeptRun:
     ) -> None:
         self.path = Path(folder)
         self.lost = 0
-        before = read_info(self.path)
-        has_run = is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+        try:
+            if not resume:
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._claim = Claim(self.path) if self.path.is_dir() else None
+        except BlockingIOError as error:
+            raise UsageError(f"the run in {folder} is still running", hint=_STILL) from error
+        except OSError as error:
+            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+        try:
+            # Read under the claim: of two that begin in the same instant, the second sees the first one's attempt.
+            before = read_info(self.path)
+            self._check(before, info, lock, resume=resume, overwrite=overwrite)
+            self._begin(before if resume else None, info, lock, from_step=from_step, overwrite=overwrite, keep=keep)
+        except BaseException:
+            self._release()
+            raise
+
+    def _check(
+        self, before: RunInfo | None, info: RunInfo, lock: Lock | None, *, resume: bool, overwrite: bool
+    ) -> None:
+        folder, has_run = self.path, self._has_run()
         if not has_run and before is not None:  # of supervised training, say: what is in the folder is not ours
             raise UsageError(f"{folder} holds what another command wrote", hint="name another folder")
-        if has_run and overwrite and before is not None and before.state == "running":
-            raise UsageError(f"the run in {folder} is still running", hint="stop it first, or name another folder")
+        if before is not None and before.state == "running" and (overwrite or (resume and self._may_be_live(before))):
+            raise UsageError(f"the run in {folder} is still running", hint=_STILL)
         if resume and before is not None and before.kind != info.kind:
-            raise UsageError(
-                f"{folder} holds a run of kind {before.kind}", hint=f"`rlenv {before.kind}` goes on with it"
-            )
+            goes_on = before.kind in _RESUMED
+            hint = f"`rlenv {before.kind}` goes on with it" if goes_on else "name another folder, or add --overwrite"
+            raise UsageError(f"{folder} holds a run of kind {before.kind}", hint=hint)
         if has_run and not (resume or overwrite):
             hint = "name another folder, go on with it (--resume), or add --overwrite"
             raise UsageError(f"{folder} holds a run already", hint=hint)
         if resume and not (has_run and before is not None):
             raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
-        attempts = before.attempts if before is not None and resume else ()
+        if resume and before is not None and lock is not None:
+            from rlenv.runs.locks.resumed import check_resumed  # which knows environments
+
+            check_resumed(folder, before.attempts[-1].lock if before.attempts else "", lock)
+
+    def _has_run(self) -> bool:
+        return is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+
+    def _may_be_live(self, before: RunInfo) -> bool:
+        """Whether another attempt may be writing. Whoever has a claim that is sure knows that none is, whatever number
+        its process had: a container gives the same ones again."""
+        is_here = bool(before.attempts) and before.attempts[-1].host == socket.gethostname()
+        return is_here and not (self._claim is not None and self._claim.is_sure)
+
+    def _begin(
+        self,
+        before: RunInfo | None,
+        info: RunInfo,
+        lock: Lock | None,
+        *,
+        from_step: int,
+        overwrite: bool,
+        keep: KeepPolicy | None,
+    ) -> None:
+        attempts = before.attempts if before is not None else ()
         hash12 = lock.hash12 if lock is not None else ""
         attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
-            if overwrite and has_run and not resume:
+            if overwrite and before is None and self._has_run():
                 clear(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
             if lock is not None:
                 lock.write(self.path)
             write_info(self.path, self.info)
             self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
         except OSError as error:
-            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+            raise UsageError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     def __enter__(self) -> KeptRun:
         return self
@@ -315,3 +366,4 @@ class KeptRun:
             write_info(self.path, self.info)
         except OSError as error:
             self._failed(error)
+        self._release()
