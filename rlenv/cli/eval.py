@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rlenv._base.figures import figure
 from rlenv.cli.cassettes import Tapes, add_record, add_tape
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
@@ -208,9 +209,9 @@ def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Traj
         why = invalid_lines(trajectories)
     rate = summary.success_rate
     if args.min_success is not None and (rate is None or rate < args.min_success):
-        problems.append(f"success {_number(rate)} is below {args.min_success}")
+        problems.append(f"success {figure(rate)} is below {args.min_success}")
     if args.max_success is not None and rate is not None and rate > args.max_success:
-        problems.append(f"success {_number(rate)} is above {args.max_success}")
+        problems.append(f"success {figure(rate)} is above {args.max_success}")
     for problem in problems:
         write_error(f"rlenv eval: {problem}\n")
     for line in why:
@@ -218,12 +219,8 @@ def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Traj
     return 1 if problems else 0
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def _interval(found: tuple[float, float] | None) -> str:
-    return "" if found is None else f"95 % interval {found[0]:.3f} to {found[1]:.3f}"
+    return "" if found is None else f"95 % interval {figure(found[0])} to {figure(found[1])}"
 
 
 def _show(
@@ -235,23 +232,23 @@ def _show(
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("reward", _number(summary.reward_mean), _interval(summary.reward_interval))
+    table.add_row("reward", figure(summary.reward_mean), _interval(summary.reward_interval))
     for name, mean in summary.terms.items():
         notes = [f"weight {environment.spec.rewards[name].weight:g}"]
         notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
         notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
-        table.add_row(f"  {escape(name)}", _number(mean), ", ".join(notes))
-    table.add_row("success", _number(summary.success_rate), _interval(summary.success_interval))
+        table.add_row(f"  {escape(name)}", figure(mean), ", ".join(notes))
+    table.add_row("success", figure(summary.success_rate), _interval(summary.success_interval))
     for name, group in summary.groups.items():
         notes = [f"{group.episodes} episodes"] + ([f"invalid {group.invalid}"] if group.invalid else [])
-        table.add_row(f"  {escape(name)}", _number(group.success_rate), ", ".join(notes))
+        table.add_row(f"  {escape(name)}", figure(group.success_rate), ", ".join(notes))
     if len(summary.groups) > 1:
         note = f"each of {len(summary.groups)} groups counts alike"
-        table.add_row("  mean of these", _number(summary.groups_success_mean), note)
+        table.add_row("  mean of these", figure(summary.groups_success_mean), note)
     for k, passed in summary.pass_at_k.items():
         note = f"{passed.tasks} tasks"
         note += f"; {passed.left_out} with fewer than {k} valid samples left out" if passed.left_out else ""
-        table.add_row(f"pass@{k}", _number(passed.value), note)
+        table.add_row(f"pass@{k}", figure(passed.value), note)
     table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")
     calls = f"an episode; {summary.calls_failed} failed, {summary.calls_malformed} malformed"
     table.add_row("calls", f"{summary.calls_mean:.2f}", calls)
@@ -273,6 +270,6 @@ def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory]
     looked.sort(key=lambda pair: (pair[1].reward.total is None, pair[1].reward.total or 0.0))
     for id, one in looked[:_WORST]:
         total = one.reward.total
-        what = f"reward {total:.3f}" if total is not None else "invalid"
+        what = f"reward {figure(total)}" if total is not None else "invalid"
         command = f"rlenv view {shlex.quote(out or '')} {id}"
         console.print(f"{what}  {one.split}/{one.task_index} seed {one.seed}  {command}", markup=False, soft_wrap=True)

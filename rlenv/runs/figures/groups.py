@@ -68,6 +68,7 @@ def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) 
     return [{"step": int(steps[place]), "mean": means[place], "n": int(sizes[place])} for place in kept]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def spread(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Mean and standard deviation (of the population) of the valid rewards; None where none is valid."""
     known = [reward for reward in rewards if reward is not None]
