@@ -43,6 +43,8 @@ _COMMANDS = {
     "lsp": ("rlenv.cli.lsp", "serve editors: faults, completion, hovers and an outline of specs"),
 }
 
+_PIPE_CLOSED = 128 + 13
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 fine, 1 faults found or a bar missed, 2 wrong usage."""
@@ -94,6 +96,7 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
     logger("asyncio")  # what nobody waits for is told by it
     try:
         code = int(run())
+        sys.stdout.flush()  # while it can be told that nobody reads
         sys.excepthook = hook
         return code
     except SystemExit as error:
@@ -107,9 +110,10 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
             raise
         return max(code for code in told if code is not None)
     except BrokenPipeError:
-        # The reader of a pipe went away (`| head`); Python would complain once more when it flushes at exit.
+        # The reader of a pipe went away (`| head`); Python would complain once more as it flushes at exit. The code is
+        # a shell's for SIGPIPE: what a command would have told by its own is not known to be fine.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _PIPE_CLOSED
     except (Exception, KeyboardInterrupt) as error:
         told_code = _tell(error)
         if told_code is None:

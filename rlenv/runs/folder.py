@@ -326,7 +326,7 @@ class KeptRun:
         if error is None:
             state: State = "ended"
         else:
-            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit, BrokenPipeError)) else "failed"
         self.close(state)
 
     def append(self, trajectory: Trajectory, facts: Facts) -> str:
