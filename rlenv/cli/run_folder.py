@@ -10,6 +10,7 @@ from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command, kept_settings
 from rlenv.runs.folder import KeptRun, RunInfo, read_info
 from rlenv.runs.locks.lock import FOLDER, Lock
 
@@ -50,11 +51,11 @@ def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock |
     """
     info = RunInfo(
         kind=args.command,
-        command=("rlenv", *sys.argv[1:]),
+        command=kept_command(("rlenv", *sys.argv[1:])),
         spec=str(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
-        facts={**facts, "set": overrides(getattr(args, "set", []))},
+        facts={**facts, "set": kept_settings(overrides(getattr(args, "set", [])))},
     )
     is_resumed = getattr(args, "resume", False)
     before = read_info(args.out) if is_resumed else None
