@@ -82,7 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     run = importlib.import_module(_COMMANDS[args.command][0]).run
-    return _guard(lambda: run(args))
+    return _guard(lambda: run(_checked(args)))
+
+
+def _checked(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, whose `-o` is no run's own file: for all commands here, as each would forget it."""
+    out = getattr(args, "out", None) or getattr(args, "output", None)
+    if isinstance(out, (str, os.PathLike)) and os.fspath(out):
+        from rlenv.runs.folder import check_out
+
+        check_out(out)
+    return args
 
 
 def _guard(run: object, *, may_exit: bool = False) -> int:

@@ -35,7 +35,19 @@ from rlenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from rlenv.runs.locks.lock import Lock  # whose module knows environments; readers of runs need none
 
-__all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
+__all__ = [
+    "Attempt",
+    "KeptRun",
+    "Kind",
+    "RunInfo",
+    "State",
+    "check_out",
+    "clear",
+    "is_run",
+    "open_run",
+    "read_info",
+    "write_info",
+]
 
 Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
 """Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
@@ -50,6 +62,7 @@ _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
+_OWN: Final = (*_FOLDERS, "run.json", "summary.json", "stop", *_OLD)
 _RESUMED: Final = ("eval", "train")
 """Kinds whose commands go on with a run."""
 _STILL: Final = "stop it first, or name another folder"
@@ -210,6 +223,19 @@ def clear(folder: Path) -> None:
             shutil.rmtree(path)
     for name in ("summary.json", *_OLD, "run.json"):
         (folder / name).unlink(missing_ok=True)
+
+
+def check_out(path: str | Path) -> None:
+    """Refuses what `-o` names where that is a run's own file, or lies among its own files.
+
+    Raises:
+        UsageError: it does.
+    """
+    place = Path(os.path.abspath(path)).parent.resolve() / Path(path).name
+    for folder in place.parents:
+        first = place.relative_to(folder).parts[0]
+        if first in _OWN and (is_run(folder) or read_info(folder) is not None):
+            raise UsageError(f"{path} is among the run's own files in {folder}", hint="name another file or folder")
 
 
 class KeptRun:
