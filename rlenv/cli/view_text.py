@@ -40,6 +40,8 @@ def show(args: argparse.Namespace) -> int:
         UsageError: there is no such run, file, line or episode, or the query is none.
     """
     names, ids = args.runs, args.ids
+    if len(names) > 1 and (missing := [one for one in names if not Path(one).exists()]):
+        raise UsageError(f"there is no run at {missing[0]}", hint="`rlenv runs list` shows those below this folder")
     if len(names) > 1:
         raise UsageError("the terminal shows one run at a time", hint="leave --text out to open them in the browser")
     name = names[0] if names else "."
