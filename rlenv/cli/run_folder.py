@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -52,7 +53,7 @@ def kept_run(args: argparse.Namespace, environment: Environment, *, lock: Lock |
     info = RunInfo(
         kind=args.command,
         command=kept_command(("rlenv", *sys.argv[1:])),
-        spec=str(environment.loaded.path),
+        spec=os.path.abspath(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
         facts={**facts, "set": kept_settings(overrides(getattr(args, "set", [])))},
