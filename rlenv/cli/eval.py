@@ -98,13 +98,19 @@ def run(args: argparse.Namespace) -> int:
         **record.plain(summary),
     }
     if out is not None:
+        figures["not_kept"] = out.lost
         out.write_summary(json.dumps(figures, indent=2) + "\n")
+        figures["not_kept"] = out.lost  # the summary may be what does not fit
     if args.json:
         write_json(figures)
     else:
-        _show(Console(), environment, args.policy, split, summary, args.out)
+        _show(Console(), environment, args.policy, split, summary)
         _show_worst(Console(highlight=False), kept.ids, trajectories, args.out)
-    return _verdict(args, summary, trajectories)
+        if out is not None:
+            lost = f"; {out.lost} writes failed, and what they held is not kept" if out.lost else ""
+            Console().print(f"episodes and summary in {args.out}; rlenv view {args.out} shows them{lost}", markup=False)
+    code = _verdict(args, summary, trajectories)
+    return 1 if out is not None and out.lost else code
 
 
 def _kept_run(args: argparse.Namespace, environment: Environment, split: str) -> KeptRun:
@@ -223,9 +229,7 @@ def _interval(found: tuple[float, float] | None) -> str:
     return "" if found is None else f"95 % interval {figure(found[0])} to {figure(found[1])}"
 
 
-def _show(
-    console: Console, environment: Environment, policy: str, split: str, summary: Summary, out: str | None
-) -> None:
+def _show(console: Console, environment: Environment, policy: str, split: str, summary: Summary) -> None:
     title = f"{environment.id} · {policy} · {split} · {summary.episodes} episodes in {summary.seconds:.1f} s"
     console.print(escape(title), soft_wrap=True, highlight=False)
     table = Table(show_header=False)
@@ -260,8 +264,6 @@ def _show(
         times = " / ".join(f"{value * 1000:.2f}" for value in (latency.p50_s, latency.p90_s, latency.p99_s))
         table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
-    if out:
-        console.print(f"episodes and summary in {out}; rlenv view {out} shows them")
 
 
 def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory], out: str | None) -> None:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         for line in invalid_lines(after):
             write_error(f"  {line}\n")
         return 1
-    return 0
+    return 1 if out is not None and out.lost else 0
 
 
 def _show(console: Console, name: str, found: Difference) -> None:

@@ -378,7 +378,7 @@ class KeptRun:
         self.lost += 1
 
     def write_summary(self, text: str) -> None:
-        """The figures, as JSON text."""
+        """The figures, as JSON text; what could not be kept until now belongs into them."""
         try:
             (self.path / "summary.json").write_text(text, encoding="utf-8")
         except OSError as error:
