@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlenv.cli.terminal import show_traceback, write, write_error
 from rlenv.errors import RlenvError, SpecError
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _checked(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments, whose `-o` is no run's own file: for all commands here, as each would forget it."""
     out = getattr(args, "out", None) or getattr(args, "output", None)
-    if isinstance(out, (str, os.PathLike)) and os.fspath(out):
+    if isinstance(out, (str, Path)) and str(out):
         from rlenv.runs.folder import check_out
 
         check_out(out)

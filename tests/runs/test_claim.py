@@ -31,9 +31,9 @@ def test_nobody_goes_on_with_a_run_that_is_written_and_anybody_once_its_process_
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"begun\n"
-        for how in ({"resume": True}, {"overwrite": True}, {}):
+        for resume, overwrite in ((True, False), (False, True), (False, False)):
             with pytest.raises(UsageError, match="is still running"):
-                KeptRun(tmp_path, RunInfo("eval"), **how)
+                KeptRun(tmp_path, RunInfo("eval"), resume=resume, overwrite=overwrite)
         other.send_signal(signal.SIGKILL)
     with KeptRun(tmp_path, RunInfo("eval"), resume=True) as run:
         assert [one.number for one in run.info.attempts] == [0, 1]
