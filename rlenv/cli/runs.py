@@ -173,7 +173,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    paths = [_run_at(name) for name in args.runs]
+    paths = list({Path(name).resolve(): _run_at(name) for name in args.runs}.values())  # one that is named twice once
     for path in paths:
         info = read_info(path)
         if info is not None and info.state == "running":

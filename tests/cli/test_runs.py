@@ -134,3 +134,12 @@ def test_no_command_writes_among_a_runs_own_files(
     assert "is among the run's own files" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert main(["report", "RUN", "-o", "RUN/report.html"]) == 0
+
+
+def test_a_run_that_is_named_twice_is_removed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    with KeptRun(run, RunInfo("eval")) as kept:
+        kept.append(episode(0), Facts())
+    assert main(["runs", "rm", str(run), f"{tmp_path}/./run", "--yes"]) == 0
+    assert capsys.readouterr().out.count("removed the run") == 1
+    assert not run.exists()
