@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
                 tapes.ended(id)
                 if id:
                     console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
-    return 0
+    return 1 if out is not None and out.lost else 0
 
 
 def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Lock:

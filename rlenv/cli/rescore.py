@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
@@ -77,30 +78,24 @@ def run(args: argparse.Namespace) -> int:
         for line in invalid_lines(after):
             write_error(f"  {line}\n")
         return 1
-    return 0
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return 1 if out is not None and out.lost else 0
 
 
 def _show(console: Console, name: str, found: Difference) -> None:
     changed = f"{len(found.changes)} changed" if found.changes else "none changed"
     console.print(escape(f"{name} · {found.episodes} episodes, {changed}"), soft_wrap=True)
     table = Table("", "before", "after")
-    table.add_row("reward", *map(_number, found.reward))
+    table.add_row("reward", *map(figure, found.reward))
     for term, pair in found.terms.items():
-        table.add_row(f"  {escape(term)}", *map(_number, pair))
-    table.add_row("success", *map(_number, found.success))
+        table.add_row(f"  {escape(term)}", *map(figure, pair))
+    table.add_row("success", *map(figure, found.success))
     table.add_row("invalid", *map(str, found.invalid))
     console.print(table)
     console.print(f"success gained {found.gained}, lost {found.lost}, not known any more {found.unknown}")
     for change in found.changes[:_LISTED]:
-        terms = ", ".join(
-            f"{escape(term)} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items()
-        )
+        terms = ", ".join(f"{escape(term)} {figure(old)} → {figure(new)}" for term, (old, new) in change.terms.items())
         place = escape(f"{change.split}/{change.task_index} seed {change.seed}")
-        totals = f"{_number(change.before)} → {_number(change.after)}"
+        totals = f"{figure(change.before)} → {figure(change.after)}"
         console.print(f"{place}: {totals}  [dim]{terms}[/dim]", soft_wrap=True)
         if change.after is None and change.error:
             console.print(f"  [dim]{escape(change.error[:_SHOWN_CHARS])}[/dim]", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command, kept_settings
 from rlenv.runs.folder import STOP, KeptRun, RunInfo, read_info
 from rlenv.runs.locks.lock import FOLDER, Lock
 
@@ -63,11 +65,11 @@ def kept_run(
     """
     info = RunInfo(
         kind=args.command,
-        command=("rlenv", *sys.argv[1:]),
-        spec=str(environment.loaded.path),
+        command=kept_command(("rlenv", *sys.argv[1:])),
+        spec=os.path.abspath(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
-        facts={**facts, "set": overrides(getattr(args, "set", []))},
+        facts={**facts, "set": kept_settings(overrides(getattr(args, "set", [])))},
     )
     is_resumed = getattr(args, "resume", False)
     before = read_info(args.out) if is_resumed else None

@@ -25,6 +25,7 @@ from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
 from rlenv.runs.blobs import clear_blobs
+from rlenv.runs.claim import Claim
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -42,6 +43,7 @@ __all__ = [
     "Kind",
     "RunInfo",
     "State",
+    "check_out",
     "clear",
     "is_run",
     "open_run",
@@ -64,6 +66,10 @@ _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
+_OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", "stop", *_OLD)
+_RESUMED: Final = ("eval", "train")
+"""Kinds whose commands go on with a run."""
+_STILL: Final = "stop it first, or name another folder"
 _log = logger("rlenv.runs.folder")
 
 
@@ -224,6 +230,19 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def check_out(path: str | Path) -> None:
+    """Refuses what `-o` names where that is a run's own file, or lies among its own files.
+
+    Raises:
+        UsageError: it does.
+    """
+    place = Path(os.path.abspath(path)).parent.resolve() / Path(path).name
+    for folder in place.parents:
+        first = place.relative_to(folder).parts[0]
+        if first in _OWN and (is_run(folder) or read_info(folder) is not None):
+            raise UsageError(f"{path} is among the run's own files in {folder}", hint="name another file or folder")
+
+
 class KeptRun:
     """The run that a command keeps: begun, written to as episodes end, and closed with what has become of it.
 
@@ -236,8 +255,9 @@ class KeptRun:
         overwrite: remove the run that is in the folder.
 
     Raises:
-        UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written; or
-            `resume` and `overwrite` are both asked for.
+        UsageError: the folder holds a run already, or one that is still written, or none and one was to be resumed, or
+            one of other rows or rewards (`rlenv.runs.locks.resumed`); or it cannot be written; or `resume` and
+            `overwrite` are both asked for.
     """
 
     def __init__(
@@ -255,36 +275,82 @@ class KeptRun:
             raise UsageError("a run is either gone on with or replaced", hint="leave out resume or overwrite")
         self.path = Path(folder)
         self.lost = 0
-        before = read_info(self.path)
-        has_run = is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+        try:
+            if not resume:
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._claim = Claim(self.path) if self.path.is_dir() else None
+        except BlockingIOError as error:
+            raise UsageError(f"the run in {folder} is still running", hint=_STILL) from error
+        except OSError as error:
+            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+        try:
+            # Read under the claim: of two that begin in the same instant, the second sees the first one's attempt.
+            before = read_info(self.path)
+            self._check(before, info, lock, resume=resume, overwrite=overwrite)
+            self._begin(before if resume else None, info, lock, from_step=from_step, overwrite=overwrite, keep=keep)
+        except BaseException:
+            self._release()
+            raise
+
+    def _check(
+        self, before: RunInfo | None, info: RunInfo, lock: Lock | None, *, resume: bool, overwrite: bool
+    ) -> None:
+        folder, has_run = self.path, self._has_run()
         if not has_run and before is not None:  # of supervised training, say: what is in the folder is not ours
             raise UsageError(f"{folder} holds what another command wrote", hint="name another folder")
-        if has_run and overwrite and before is not None and before.state == "running":
-            raise UsageError(f"the run in {folder} is still running", hint="stop it first, or name another folder")
+        if before is not None and before.state == "running" and (overwrite or (resume and self._may_be_live(before))):
+            raise UsageError(f"the run in {folder} is still running", hint=_STILL)
         if resume and before is not None and before.kind != info.kind:
-            raise UsageError(
-                f"{folder} holds a run of kind {before.kind}", hint=f"`rlenv {before.kind}` goes on with it"
-            )
+            goes_on = before.kind in _RESUMED
+            hint = f"`rlenv {before.kind}` goes on with it" if goes_on else "name another folder, or add --overwrite"
+            raise UsageError(f"{folder} holds a run of kind {before.kind}", hint=hint)
         if has_run and not (resume or overwrite):
             hint = "name another folder, go on with it (--resume), or add --overwrite"
             raise UsageError(f"{folder} holds a run already", hint=hint)
         if resume and not (has_run and before is not None):
             raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
-        attempts = before.attempts if before is not None and resume else ()
+        if resume and before is not None and lock is not None:
+            from rlenv.runs.locks.resumed import check_resumed  # which knows environments
+
+            check_resumed(folder, before.attempts[-1].lock if before.attempts else "", lock)
+
+    def _has_run(self) -> bool:
+        return is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+
+    def _may_be_live(self, before: RunInfo) -> bool:
+        """Whether another attempt may be writing. Whoever has a claim that is sure knows that none is, whatever number
+        its process had: a container gives the same ones again."""
+        is_here = bool(before.attempts) and before.attempts[-1].host == socket.gethostname()
+        return is_here and not (self._claim is not None and self._claim.is_sure)
+
+    def _begin(
+        self,
+        before: RunInfo | None,
+        info: RunInfo,
+        lock: Lock | None,
+        *,
+        from_step: int,
+        overwrite: bool,
+        keep: KeepPolicy | None,
+    ) -> None:
+        attempts = before.attempts if before is not None else ()
         hash12 = lock.hash12 if lock is not None else ""
         attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
-            if overwrite and has_run:
+            if overwrite and before is None and self._has_run():
                 clear(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
             (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
             if lock is not None:
                 lock.write(self.path)
             write_info(self.path, self.info)
             self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
         except OSError as error:
-            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+            raise UsageError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     def __enter__(self) -> KeptRun:
         return self
@@ -295,7 +361,7 @@ class KeptRun:
         if error is None:
             state: State = "ended"
         else:
-            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit, BrokenPipeError)) else "failed"
         self.close(state)
 
     def append(self, trajectory: Trajectory, facts: Facts) -> str:
@@ -321,7 +387,7 @@ class KeptRun:
         self.lost += 1
 
     def write_summary(self, text: str) -> None:
-        """The figures, as JSON text."""
+        """The figures, as JSON text; what could not be kept until now belongs into them."""
         try:
             (self.path / "summary.json").write_text(text, encoding="utf-8")
         except OSError as error:
@@ -335,3 +401,4 @@ class KeptRun:
             write_info(self.path, self.info)
         except OSError as error:
             self._failed(error)
+        self._release()

@@ -15,6 +15,7 @@ from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
 from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.rollout import together
 from rlenv.rewards.group_terms import score_groups
+from rlenv.runs.summary import mean
 from rlenv.trajectory import TERMINATIONS, Trajectory, Turn
 
 __all__ = ["Change", "Difference", "compare", "rescore"]
@@ -153,14 +154,14 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
             changes.append(Change(index, old.split, old.task_index, old.seed, *totals, terms, error))
     return Difference(
         len(before),
-        (_mean([one.reward.total for one in before]), _mean([one.reward.total for one in after])),
+        (mean([one.reward.total for one in before]), mean([one.reward.total for one in after])),
         (_rate(before), _rate(after)),
         (sum(one.reward.total is None for one in before), sum(one.reward.total is None for one in after)),
         sum(new.success is True and not old.success for old, new in zip(before, after, strict=True)),
         sum(old.success is True and new.success is False for old, new in zip(before, after, strict=True)),
         sum(old.success is not None and new.success is None for old, new in zip(before, after, strict=True)),
         {
-            name: (_mean([_value(one, name) for one in before]), _mean([_value(one, name) for one in after]))
+            name: (mean([_value(one, name) for one in before]), mean([_value(one, name) for one in after]))
             for name in names
         },
         tuple(changes),
@@ -178,10 +179,5 @@ def _same(one: float | None, other: float | None) -> bool:
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
 def _rate(trajectories: Sequence[Trajectory]) -> float | None:
-    return _mean([None if one.success is None else float(one.success) for one in trajectories])
+    return mean([None if one.success is None else float(one.success) for one in trajectories])

@@ -76,6 +76,7 @@ def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) 
     return [{"step": int(steps[place]), "mean": means[place], "n": int(sizes[place])} for place in kept]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def spread(rewards: NDArray[np.float64]) -> tuple[float | None, float | None]:
     """Mean and standard deviation (of the population) of the rewards that are numbers; None where none is."""
     known = rewards[~np.isnan(rewards)]

@@ -87,6 +87,7 @@ def mcnemar(fixed: int, broken: int) -> float:
     return min(1.0, p)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def paired_change(
     a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64], *, draws: int = _DRAWS
 ) -> Change:

@@ -53,6 +53,7 @@ def _entry(rows: Snapshot, why: str, place: int) -> dict[str, Any]:
     return {"why": why, **row}
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def widest_groups(rows: Snapshot, places: NDArray[np.int64], *, most: int = _EACH) -> list[dict[str, Any]]:
     """The groups, of those that have rows at some places, whose rewards differ most: from the widest one on."""
     if not len(places):

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlenv import __version__
 from rlenv._base.bounded import cut_middle
+from rlenv._base.figures import figure
 from rlenv._base.visible import visible
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.charts import Line, line_chart
@@ -57,7 +58,7 @@ def report(runs: Sequence[Path], *, title: str, episodes: int = 6) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"safe_text": _text, "number": _number, "percent": _percent, "seconds": _seconds}
+    environment.filters |= {"safe_text": _text, "number": figure, "percent": _percent, "seconds": _seconds}
     return environment.get_template("report.html").render(
         title=title, runs=made, changes=changes, version=__version__, made=datetime.now(UTC).strftime("%Y-%m-%d")
     )
@@ -158,10 +159,6 @@ def _change(a: _Read, b: _Read) -> Mapping[str, Any]:
 
 def _text(text: object) -> str:
     return visible(cut_middle(str(text), _LONGEST))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _percent(value: float | None) -> str:

@@ -21,6 +21,7 @@ _ERRORS: Final = 10
 _LISTED: Final = 20
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Each term of `Snapshot.term_names` over the rows at some places: its weight, the mean of its valid values, how
     often it was invalid or skipped, its mean by step, and the most frequent errors."""
@@ -68,6 +69,7 @@ def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[s
     return [{"error": [*said, None][codes[one]], "count": int(counts[one])} for one in ordered]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def scatter(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """How many episodes have which reward (the middle of one of up to 40 bins) with success, without, or unknown."""
     reward, success = rows.numbers("reward")[places], rows.numbers("success")[places]

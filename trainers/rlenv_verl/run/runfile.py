@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command
 from rlenv.runs.folder import State
 from rlenv.runs.locks.lock import Lock
-from rlenv.secrets import redact_value
 from rlenv_verl.run.attempts import STOP, Attempt, attempts_of, begin_attempt, write_run
 from rlenv_verl.run.datasets import Mode
 
@@ -137,7 +137,7 @@ class Run:
         variables = own.pop("environment")
         common = {
             "kind": "eval" if self.validation_only else "train",
-            "command": redact_value(list(self.command)),
+            "command": list(kept_command(self.command)),
             "spec": ", ".join(spec.source for spec in self.specs),
             "environment": ", ".join(spec.id for spec in self.specs),
             "policy": self.model,

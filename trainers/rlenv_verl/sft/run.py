@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command
 from rlenv.runs.folder import State
-from rlenv.secrets import redact_value
 from rlenv_verl.export.checkpoints import Checkpoint
 from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 
@@ -78,7 +78,7 @@ class SftRun:
         variables = own.pop("environment")
         common = {
             "kind": "sft",
-            "command": redact_value(list(self.command)),
+            "command": list(kept_command(self.command)),
             "spec": ", ".join(self.specs),
             "environment": ", ".join(self.environments),
             "policy": self.model,
