@@ -292,6 +292,20 @@ def test_an_mcp_spec_replays_without_its_program(tmp_path: Path, capsys: pytest.
     same(capsys, tmp_path / "run", episodes=4)
 
 
+def test_pinned_tools_are_those_of_the_tape_once_the_pin_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mcp")
+    shutil.copy(ROOT / "tests" / "tools" / "servers" / "lab.py", tmp_path / "lab.py")
+    path = spec(tmp_path, MCP.replace("PYTHON", sys.executable).replace("include:", "pin: pin.json, include:"))
+    assert main(["tools", path, "--pin"]) == 0
+    assert main(["eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
+    (tmp_path / "lab.py").unlink()
+    same(capsys, tmp_path / "run", episodes=4)
+    (tmp_path / "pin.json").unlink()
+    same(capsys, tmp_path / "run", episodes=4)
+
+
 JUDGE = f"""{TASKS}
 endpoints: {{writer: {{base_url: "URL", model: m, retries: 0}}}}
 rewards:
