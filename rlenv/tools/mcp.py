@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,16 @@ _SHOWN_DIFFERENCES = 5
 
 class McpSpec(ToolSpec):
     """Brings the tools of an MCP server."""
+
+    aside: ClassVar[Mapping[str, str]] = {
+        **ToolSpec.aside,
+        "headers": "they hold keys, and say who asks",
+        "transport": "it is how the server is reached",
+        "start_timeout_s": "no server is started",
+        "include": "tools are chosen again; a call of one that is not there fails",
+        "exclude": "tools are chosen again; a call of one that is not there fails",
+        "pin": "a call is known by the parameters of its tool, pinned or not",
+    }
 
     kind: Literal["mcp"]
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
