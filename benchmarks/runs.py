@@ -2,8 +2,8 @@
 
     python benchmarks/runs.py [--episodes 4000] [--kills 200] [--folder DIR]
 
-An episode has about 48 kB of text and 13,000 tokens with log-probabilities. CPU is of the whole process that writes:
-the record as JSON, the journals, and sealing them into Parquet in its thread. It is set beside the same process that
+An episode has a record of 78 kB and 13,000 tokens with log-probabilities. CPU is of the whole process that writes: the
+record as JSON, the journals, and sealing them into Parquet in its thread. It is set beside the same process that
 makes the episodes and keeps none. Each kill is of four writers at once, at a random moment, while a reader polls; then
 the folder is opened anew, what was acknowledged is looked for, and what was open is packed.
 """
@@ -37,7 +37,7 @@ _WORDS = [f"word{number:04d}" for number in range(4_000)]
 
 
 def episode(number: int, *, turns: int = 4, chars: int = 3_900) -> Trajectory:
-    """An episode whose record takes about 48 kB."""
+    """An episode whose record takes about 78 kB: its texts stand in turns and messages."""
     drawn = random.Random(number)
 
     def text(size: int) -> str:

@@ -31,7 +31,8 @@ import numpy as np
 import pyarrow as pa
 
 from rlenv.messages import Message, Observation, ParsedAction, ToolCall, ToolResult
-from rlenv.runs.parts import part_of, row_schema, rows_table, write_part
+from rlenv.runs.columns import row_schema, rows_table
+from rlenv.runs.parts import part_of, write_part
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, Tokens, row_of
 from rlenv.runs.writer import RunWriter

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlenv._base.jsonable import UNRECORDED
 from rlenv._base.reasons import Whose
 
 __all__ = [
@@ -76,6 +77,10 @@ class ParsedAction:
     `content` is what stands outside thinking and calls. `thinking` is the text of thinking blocks, closed or not.
     `calls` are in the order of the text. `is_cut` is true where a call or a thinking block was left open.
     `leniencies` names each use of a leniency that the dialect allows, in order; empty in a strict reading.
+
+    `content_at` are the parts of the action's text that `content` is made of, in order, each with its first character
+    and the one behind its last: joined, without white space around the whole, they are the content. () where the
+    reader does not say. It is no part of a record, since the text can be read again.
     """
 
     content: str
@@ -83,6 +88,7 @@ class ParsedAction:
     calls: tuple[ToolCall | MalformedCall, ...] = ()
     is_cut: bool = False
     leniencies: tuple[str, ...] = ()
+    content_at: tuple[tuple[int, int], ...] = field(default=(), compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True, slots=True)

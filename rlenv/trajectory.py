@@ -9,11 +9,12 @@ was written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 from rlenv._base.fast_records import quick
+from rlenv._base.jsonable import SPARSE
 from rlenv.messages import Message, Observation, ParsedAction, ToolResult
 from rlenv.secrets import redact, redact_ends, redact_value, redact_within
 
@@ -28,6 +29,7 @@ __all__ = [
     "TermResult",
     "Trajectory",
     "Turn",
+    "Where",
 ]
 
 EVIDENCE_CHARS: Final = 1024
@@ -35,6 +37,13 @@ EVIDENCE_CHARS: Final = 1024
 
 TERMINATIONS: Final = ("answer", "final_message", "user")
 """The reasons of episodes whose task ended."""
+
+Where = tuple[tuple[int, int, int], ...]
+"""Places in an episode's messages: the message's number, its first character and the one behind its last.
+
+Messages are numbered from 0 as they were said: those of `Trajectory.messages`, then of each turn its `action` and the
+messages of its `observation`. Characters are code points of the message's text as it is recorded.
+"""
 
 Status = Literal["valid", "invalid", "skipped"]
 _NOTHING: Final = Observation()
@@ -47,6 +56,7 @@ class Measurement(TypedDict, total=False):
     seconds: float
     turn_values: tuple[float | None, ...]
     details: Mapping[str, Any]
+    where: Where | Callable[[], Where]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,9 @@ class TermResult:
     `value` is the term's value, None unless `status` is `valid`. For a term measured at every turn, `turn_values`
     holds one entry a turn (None where the turn gave nothing to measure) and `value` is their mean, or their sum
     where the spec says so. `evidence` is the text that the value was read from, cut to a bounded length. `error`
-    says why a term is invalid or skipped ("" for a valid one). `seconds` is wall time.
+    says why a term is invalid or skipped ("" for a valid one). `seconds` is wall time. `where` are the places that the
+    value was read from, () where the term does not say, as in records of older versions; the text there may be longer
+    than `evidence`, and may have had secrets that `evidence` has not.
     """
 
     name: str
@@ -68,6 +80,7 @@ class TermResult:
     seconds: float = 0.0
     turn_values: tuple[float | None, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    where: Where = field(default=(), metadata=SPARSE)
 
     @staticmethod
     def valid(name: str, *, value: float, weight: float, **measurement: Unpack[Measurement]) -> TermResult:
@@ -85,7 +98,31 @@ class TermResult:
         return _result(name, "skipped", None, weight, redact_ends(why, EVIDENCE_CHARS), **measurement)
 
 
-_made_result = quick(TermResult)
+class _Where:
+    """The slot of `TermResult.where`, which may be filled by a function: it is asked once, when somebody looks.
+
+    To place what an answer says takes a tenth of the time that scoring it does, and a loop that keeps no record never
+    looks.
+    """
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, result: TermResult | None, owner: type) -> Any:
+        if result is None:
+            return self
+        found = self._slot.__get__(result)
+        if type(found) is not tuple:
+            found = tuple(found())
+            self._slot.__set__(result, found)
+        return found
+
+    def __set__(self, result: TermResult, where: Where | Callable[[], Where]) -> None:
+        self._slot.__set__(result, where)
+
+
+_made_result: Callable[..., TermResult] = quick(TermResult)
+TermResult.where = _Where(vars(TermResult)["where"])  # type: ignore[misc, assignment]
 
 
 def _result(
@@ -99,13 +136,14 @@ def _result(
     seconds: float = 0.0,
     turn_values: tuple[float | None, ...] = (),
     details: Mapping[str, Any] | None = None,
+    where: Where | Callable[[], Where] = (),
 ) -> TermResult:
     # Redacted before it is cut: a half of a secret is no longer found.
     shown = redact_within(evidence, EVIDENCE_CHARS)
     if len(evidence) > EVIDENCE_CHARS:
         shown = shown[: EVIDENCE_CHARS - 1] + "…"
     kept = redact_value(details) if details else {}
-    return _made_result(name, status, value, weight, shown, error, seconds, turn_values, kept)
+    return _made_result(name, status, value, weight, shown, error, seconds, turn_values, kept, where)
 
 
 @dataclass(frozen=True, slots=True)

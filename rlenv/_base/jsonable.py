@@ -5,16 +5,35 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from rlenv._base.bounded import encodable
 
-__all__ = ["plain", "sendable"]
+__all__ = ["SPARSE", "UNRECORDED", "fields_of", "plain", "sendable"]
+
+UNRECORDED: Final = {"recorded": "never"}
+"""Metadata of a dataclass's field that no record holds."""
+SPARSE: Final = {"recorded": "where it holds something"}
+"""Metadata of a field that a record leaves out where it is empty, so that one without it is written as it was read."""
 
 _MAX_DEPTH = 200
 """Far below what a reader or a writer of JSON follows, and above what any dialect lets a policy write."""
 _MAX_BITS = 13_000
 """Python writes and reads integers of at most 4,300 digits."""
+
+
+@cache
+def _recorded(record: Any) -> tuple[tuple[str, bool], ...]:
+    """The names of the fields that a record holds, and whether each is left out where it is empty."""
+    kept = [field for field in dataclasses.fields(record) if field.metadata.get("recorded") != UNRECORDED["recorded"]]
+    return tuple((field.name, field.metadata.get("recorded") == SPARSE["recorded"]) for field in kept)
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass's instance as a record holds them, with their values as they are."""
+    kind: Any = type(record)
+    return {name: value for name, sparse in _recorded(kind) if (value := getattr(record, name)) or not sparse}
 
 
 def plain(value: Any) -> Any:
@@ -36,7 +55,7 @@ def _plain(value: Any, depth: int) -> Any:
         return "… (nested too deep) …"
     depth += 1
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name), depth) for field in dataclasses.fields(value)}
+        return {name: _plain(item, depth) for name, item in fields_of(value).items()}
     if isinstance(value, Mapping):
         return {str(key): _plain(item, depth) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

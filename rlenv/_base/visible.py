@@ -8,11 +8,11 @@ from typing import Final
 __all__ = ["visible"]
 
 # What a terminal obeys or reorders by: C0 but tab and newline, DEL, C1 (ECMA-48), the bidirectional controls (Unicode
-# UAX #9, section 2), the separators that some take for newlines, tag characters, which are never shown, and lone
-# surrogates, which cannot be written at all.
+# UAX #9, section 2) and all other format characters (Cf) that have no glyph of their own: what nobody sees can hide in
+# a word. So are the separators that some take for newlines, and lone surrogates, which cannot be written at all.
 _ACTING: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb"
-    "\U000e0000-\U000e007f\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f\ud800-\udfff]"
 )
 
 

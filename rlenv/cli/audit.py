@@ -13,6 +13,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv._base.figures import figure
 from rlenv.audit.judge import JudgeReport, audit_judge, read_anchors
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.run import Progress, audit
@@ -138,33 +139,29 @@ def _show_judge(console: Console, report: JudgeReport) -> None:
     rows |= {f"bias by {name}": estimate for name, estimate in report.bias.items()}
     rows |= {"drift": report.drift} if report.drift is not None else {}
     for name, estimate in rows.items():
-        interval = f"{_number(estimate.low)} to {_number(estimate.high)}"
-        table.add_row(name, _number(estimate.value), interval)
+        interval = f"{figure(estimate.low)} to {figure(estimate.high)}"
+        table.add_row(name, figure(estimate.value), interval)
     console.print(table)
     for finding in report.findings:
         console.print(f"[red]{escape(finding)}[/red]")
     console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def _show(console: Console, report: Report) -> None:
     tasks = ", ".join(f"{count} of {split}" for split, count in report.tasks.items())
-    title = f"{report.environment} · the oracle on {tasks}: {_number(report.oracle_reward)}"
+    title = f"{report.environment} · the oracle on {tasks}: {figure(report.oracle_reward)}"
     console.print(escape(title), soft_wrap=True)
     table = Table("a policy that", "reward", "of the oracle", "at most")
     for attack in report.attacks:
-        worst = "–" if attack.worst is None else f"{attack.worst:.3f} (task {attack.worst_task})"
-        table.add_row(escape(attack.does), _number(attack.reward), _number(attack.share), worst)
+        worst = "–" if attack.worst is None else f"{figure(attack.worst)} (task {attack.worst_task})"
+        table.add_row(escape(attack.does), figure(attack.reward), figure(attack.share), worst)
     console.print(table)
     if report.no_signal is not None:
         console.print(f"all answers alike on {report.no_signal:.0%} of tasks")
     if (faults := report.faults) is not None:
         console.print(
-            f"oracle with {faults.share:.0%} of calls failing: reward {_number(faults.reward)}, "
-            f"success {_number(faults.success)}, invalid {faults.invalid} of {faults.episodes}"
+            f"oracle with {faults.share:.0%} of calls failing: reward {figure(faults.reward)}, "
+            f"success {figure(faults.success)}, invalid {faults.invalid} of {faults.episodes}"
             + (f", given up {faults.gave_up}" if faults.gave_up else "")
         )
     for note in report.notes:

@@ -39,6 +39,10 @@ class Console(rich.console.Console):
             lines = [visible(line) for line in text.split("\n")]
             yield Segment("\n".join(lines), style, None)
 
+    def on_broken_pipe(self) -> None:
+        """The reader went away (`| head`), which `rlenv.cli.main` ends on; rich would end the program by itself."""
+        raise BrokenPipeError
+
     def render_str(self, text: str, **options: Any) -> Text:
         """`text` with its markup, or as it stands where that is broken."""
         try:

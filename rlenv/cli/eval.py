@@ -13,12 +13,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rlenv._base.figures import figure
 from rlenv.cli.cassettes import Tapes, add_record, add_tape
 from rlenv.cli.console import Console
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(tapes.running(out, lock, environment))
         begun = time.monotonic()
         kept = _Kept(args, jobs, out)
-        trajectories = asyncio.run(_play(environment, args, jobs, kept, tapes))
+        trajectories = asyncio.run(stoppable(_play(environment, args, jobs, kept, tapes), out))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
     figures = {
@@ -97,13 +98,19 @@ def run(args: argparse.Namespace) -> int:
         **record.plain(summary),
     }
     if out is not None:
+        figures["not_kept"] = out.lost
         out.write_summary(json.dumps(figures, indent=2) + "\n")
+        figures["not_kept"] = out.lost  # the summary may be what does not fit
     if args.json:
         write_json(figures)
     else:
-        _show(Console(), environment, args.policy, split, summary, args.out)
+        _show(Console(), environment, args.policy, split, summary)
         _show_worst(Console(highlight=False), kept.ids, trajectories, args.out)
-    return _verdict(args, summary, trajectories)
+        if out is not None:
+            lost = f"; {out.lost} writes failed, and what they held is not kept" if out.lost else ""
+            Console().print(f"episodes and summary in {args.out}; rlenv view {args.out} shows them{lost}", markup=False)
+    code = _verdict(args, summary, trajectories)
+    return 1 if out is not None and out.lost else code
 
 
 def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Lock:
@@ -207,9 +214,9 @@ def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Traj
         why = invalid_lines(trajectories)
     rate = summary.success_rate
     if args.min_success is not None and (rate is None or rate < args.min_success):
-        problems.append(f"success {_number(rate)} is below {args.min_success}")
+        problems.append(f"success {figure(rate)} is below {args.min_success}")
     if args.max_success is not None and rate is not None and rate > args.max_success:
-        problems.append(f"success {_number(rate)} is above {args.max_success}")
+        problems.append(f"success {figure(rate)} is above {args.max_success}")
     for problem in problems:
         write_error(f"rlenv eval: {problem}\n")
     for line in why:
@@ -217,40 +224,34 @@ def _verdict(args: argparse.Namespace, summary: Summary, trajectories: list[Traj
     return 1 if problems else 0
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def _interval(found: tuple[float, float] | None) -> str:
-    return "" if found is None else f"95 % interval {found[0]:.3f} to {found[1]:.3f}"
+    return "" if found is None else f"95 % interval {figure(found[0])} to {figure(found[1])}"
 
 
-def _show(
-    console: Console, environment: Environment, policy: str, split: str, summary: Summary, out: str | None
-) -> None:
+def _show(console: Console, environment: Environment, policy: str, split: str, summary: Summary) -> None:
     title = f"{environment.id} · {policy} · {split} · {summary.episodes} episodes in {summary.seconds:.1f} s"
     console.print(escape(title), soft_wrap=True, highlight=False)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("reward", _number(summary.reward_mean), _interval(summary.reward_interval))
+    table.add_row("reward", figure(summary.reward_mean), _interval(summary.reward_interval))
     for name, mean in summary.terms.items():
         notes = [f"weight {environment.spec.rewards[name].weight:g}"]
         notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
         notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
-        table.add_row(f"  {escape(name)}", _number(mean), ", ".join(notes))
-    table.add_row("success", _number(summary.success_rate), _interval(summary.success_interval))
+        table.add_row(f"  {escape(name)}", figure(mean), ", ".join(notes))
+    table.add_row("success", figure(summary.success_rate), _interval(summary.success_interval))
     for name, group in summary.groups.items():
         notes = [f"{group.episodes} episodes"] + ([f"invalid {group.invalid}"] if group.invalid else [])
-        table.add_row(f"  {escape(name)}", _number(group.success_rate), ", ".join(notes))
+        table.add_row(f"  {escape(name)}", figure(group.success_rate), ", ".join(notes))
     if len(summary.groups) > 1:
         note = f"each of {len(summary.groups)} groups counts alike"
-        table.add_row("  mean of these", _number(summary.groups_success_mean), note)
+        table.add_row("  mean of these", figure(summary.groups_success_mean), note)
     for k, passed in summary.pass_at_k.items():
         note = f"{passed.tasks} tasks"
         note += f"; {passed.left_out} with fewer than {k} valid samples left out" if passed.left_out else ""
-        table.add_row(f"pass@{k}", _number(passed.value), note)
+        table.add_row(f"pass@{k}", figure(passed.value), note)
     table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")
     calls = f"an episode; {summary.calls_failed} failed, {summary.calls_malformed} malformed"
     table.add_row("calls", f"{summary.calls_mean:.2f}", calls)
@@ -262,8 +263,6 @@ def _show(
         times = " / ".join(f"{value * 1000:.2f}" for value in (latency.p50_s, latency.p90_s, latency.p99_s))
         table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
-    if out:
-        console.print(f"episodes and summary in {out}; rlenv view {out} shows them")
 
 
 def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory], out: str | None) -> None:
@@ -272,6 +271,6 @@ def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory]
     looked.sort(key=lambda pair: (pair[1].reward.total is None, pair[1].reward.total or 0.0))
     for id, one in looked[:_WORST]:
         total = one.reward.total
-        what = f"reward {total:.3f}" if total is not None else "invalid"
+        what = f"reward {figure(total)}" if total is not None else "invalid"
         command = f"rlenv view {shlex.quote(out or '')} {id}"
         console.print(f"{what}  {one.split}/{one.task_index} seed {one.seed}  {command}", markup=False, soft_wrap=True)

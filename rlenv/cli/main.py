@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlenv.cli.terminal import show_traceback, write, write_error
 from rlenv.errors import RlenvError, SpecError
@@ -42,6 +43,8 @@ _COMMANDS = {
     "schema": ("rlenv.cli.schema", "write the JSON Schema that editors complete specs with"),
     "lsp": ("rlenv.cli.lsp", "serve editors: faults, completion, hovers and an outline of specs"),
 }
+
+_PIPE_CLOSED = 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     run = importlib.import_module(_COMMANDS[args.command][0]).run
-    return _guard(lambda: run(args))
+    return _guard(lambda: run(_checked(args)))
+
+
+def _checked(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, whose `-o` is no run's own file: for all commands here, as each would forget it."""
+    out = getattr(args, "out", None) or getattr(args, "output", None)
+    if isinstance(out, (str, Path)) and str(out):
+        from rlenv.runs.folder import check_out
+
+        check_out(out)
+    return args
 
 
 def _guard(run: object, *, may_exit: bool = False) -> int:
@@ -94,6 +107,7 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
     logger("asyncio")  # what nobody waits for is told by it
     try:
         code = int(run())
+        sys.stdout.flush()  # while it can be told that nobody reads
         sys.excepthook = hook
         return code
     except SystemExit as error:
@@ -107,9 +121,10 @@ def _guard(run: object, *, may_exit: bool = False) -> int:
             raise
         return max(code for code in told if code is not None)
     except BrokenPipeError:
-        # The reader of a pipe went away (`| head`); Python would complain once more when it flushes at exit.
+        # The reader of a pipe went away (`| head`); Python would complain once more as it flushes at exit. The code is
+        # a shell's for SIGPIPE: what a command would have told by its own is not known to be fine.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _PIPE_CLOSED
     except (Exception, KeyboardInterrupt) as error:
         told_code = _tell(error)
         if told_code is None:

@@ -16,7 +16,7 @@ from rlenv.cli.cassettes import Tapes, add_record
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
-from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
 from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(kept_run(args, environment, lock=lock, split=split, task=args.task)) if lock else None
         stack.enter_context(tapes.running(out, lock, environment))
         with entered(tapes.lane(0) if tapes.lane is not None else None):
-            trajectory = asyncio.run(_play(args, environment, console))
+            trajectory = asyncio.run(stoppable(_play(args, environment, console), out))
             if out is not None:
                 mode: Mode = "greedy" if args.temperature == 0 else "sampled"
                 id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
                 tapes.ended(id)
                 if id:
                     console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)
-    return 0
+    return 1 if out is not None and out.lost else 0
 
 
 def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Lock:

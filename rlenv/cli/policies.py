@@ -79,7 +79,7 @@ def check_options(args: argparse.Namespace) -> None:
     """Refuse what the named policy would not look at: who gives `--temperature 1` believes that it was sampled.
 
     Raises:
-        UsageError: with the options that are another policy's.
+        UsageError: with the options that are another policy's, or with credentials in two places.
     """
     kind = str(args.policy).partition(":")[0]
     if kind not in _KINDS:
@@ -93,6 +93,13 @@ def check_options(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"{option} is for --policy {whose}", hint=f"--policy {kind} does nothing with it: leave it out"
             )
+    if kind == "openai" and args.base_url:
+        from rlenv.endpoints.client import TWO_LOGINS, two_logins
+
+        variable = args.api_key_env or _DEFAULTS["api_key_env"]
+        if two_logins(args.base_url, {"Authorization": ""} if os.environ.get(variable) else {}):
+            hint = f"leave one out: {variable} is set, and --api-key-env names another variable"
+            raise UsageError(f"--base-url: {TWO_LOGINS}", hint=hint)
 
 
 def make_policy(args: argparse.Namespace, environment: Environment) -> Policy:

@@ -12,11 +12,12 @@ from pathlib import Path
 from rlenv._base.nearest import did_you_mean
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of
-from rlenv.cli.terminal import write, write_json
+from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.folder import read_info
+from rlenv.runs.locks.lock import FOLDER, read_lock
 from rlenv.runs.recorded import whole_groups, with_ids
 from rlenv.runs.replay import Replayed, replay
 from rlenv.runs.tapes.cassettes import Player
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         spec, own = (args.spec, {}) if args.spec else _spec_of(args.file)
         environment = environment_of(before, spec=spec, set={**own, **overrides(args.set)})
         _check_live(args.live, environment)
+        _say_what_is_taken(args, environment)
 
         async def main() -> list[Replayed]:
             lane = None if player is None else lambda index: player.lane(episodes[index][0])
@@ -126,9 +128,23 @@ def _explained(
 def _spec_of(run: str) -> tuple[str | None, dict[str, str]]:
     """The spec that a run's folder names, where it is still there, and what was set over it."""
     info = read_info(run)
-    if info is None or not info.spec or not Path(info.spec).is_file():
+    if info is None or not info.spec:
+        return None, {}
+    if not Path(info.spec).is_file():
+        write_error(f"rlenv: {info.spec}, which the run names, is not there: --spec names another\n")
         return None, {}
     return info.spec, dict(info.facts.get("set", {}))
+
+
+def _say_what_is_taken(args: argparse.Namespace, environment: Environment) -> None:
+    """Says where the spec that is taken is not the one that the run's lock knows."""
+    info = read_info(args.file)
+    if info is None or not info.attempts:
+        return
+    taken = environment.loaded.path
+    path = Path(args.file) / FOLDER / f"{info.attempts[-1].lock}.json"
+    if path.is_file() and read_lock(path).spec.get("digest") != environment.loaded.digest:
+        write_error(f"rlenv: {taken} is not what the run was made of: rlenv lock diff {args.file} {taken}\n")
 
 
 def _check_live(names: list[str], environment: Environment) -> None:

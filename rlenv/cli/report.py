@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from pathlib import Path
 
 from rlenv.cli.terminal import write
@@ -35,10 +37,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{out} is a link that leads nowhere", hint="name another file, or remove the link")
     if out.exists() and not args.overwrite:
         raise UsageError(f"{out} exists already", hint="name another file, or add --overwrite")
+    if out.exists() and not out.is_file():  # a device, say, whose name a file would take
+        raise UsageError(f"{out} is no file", hint="name another")
     text = report([Path(name) for name in args.runs], title=args.title, episodes=args.episodes)
-    try:
-        out.write_text(text, encoding="utf-8", errors="replace")
+    place = out.resolve()  # a link stays what it is
+    beside = place.with_name(f"{place.name}.{os.getpid()}.part")
+    try:  # the old one stays whole until the new one is
+        beside.write_text(text, encoding="utf-8", errors="replace")
+        os.replace(beside, place)
     except OSError as error:
         raise UsageError(f"{error.filename or out} cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
     write(f"{out}: {len(args.runs)} runs, {len(text) / 1e3:.0f} kB\n")
     return 0

@@ -10,17 +10,18 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, told
+from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
 from rlenv.runs import files as record
 from rlenv.runs.locks.lock import lock_of
-from rlenv.runs.recorded import recorded
+from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import Difference, compare, rescore
 from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
@@ -50,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     check_folder_options(args)
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
-    before = recorded(args.run)
+    source = with_facts(args.run)
+    before = [trajectory for _, trajectory in source]
     environment = load(args.spec, set=overrides(args.set))
 
     async def main() -> list[Trajectory]:
@@ -61,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
     lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=told) if args.out else None
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(kept_run(args, environment, lock=lock)) if args.out else None
-        after = asyncio.run(main())
+        after = asyncio.run(stoppable(main(), out))
         if out is not None:
-            for one in after:
-                out.append(one, Facts(sample=one.seed % SEEDS))
+            for (facts, _), one in zip(source, after, strict=True):
+                out.append(one, facts or Facts(sample=one.seed % SEEDS))
     found = compare(before, after)
     if args.json:
         write_json(record.plain(found))
@@ -76,30 +78,24 @@ def run(args: argparse.Namespace) -> int:
         for line in invalid_lines(after):
             write_error(f"  {line}\n")
         return 1
-    return 0
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return 1 if out is not None and out.lost else 0
 
 
 def _show(console: Console, name: str, found: Difference) -> None:
     changed = f"{len(found.changes)} changed" if found.changes else "none changed"
     console.print(escape(f"{name} · {found.episodes} episodes, {changed}"), soft_wrap=True)
     table = Table("", "before", "after")
-    table.add_row("reward", *map(_number, found.reward))
+    table.add_row("reward", *map(figure, found.reward))
     for term, pair in found.terms.items():
-        table.add_row(f"  {escape(term)}", *map(_number, pair))
-    table.add_row("success", *map(_number, found.success))
+        table.add_row(f"  {escape(term)}", *map(figure, pair))
+    table.add_row("success", *map(figure, found.success))
     table.add_row("invalid", *map(str, found.invalid))
     console.print(table)
     console.print(f"success gained {found.gained}, lost {found.lost}, not known any more {found.unknown}")
     for change in found.changes[:_LISTED]:
-        terms = ", ".join(
-            f"{escape(term)} {_number(old)} → {_number(new)}" for term, (old, new) in change.terms.items()
-        )
+        terms = ", ".join(f"{escape(term)} {figure(old)} → {figure(new)}" for term, (old, new) in change.terms.items())
         place = escape(f"{change.split}/{change.task_index} seed {change.seed}")
-        totals = f"{_number(change.before)} → {_number(change.after)}"
+        totals = f"{figure(change.before)} → {figure(change.after)}"
         console.print(f"{place}: {totals}  [dim]{terms}[/dim]", soft_wrap=True)
         if change.after is None and change.error:
             console.print(f"  [dim]{escape(change.error[:_SHOWN_CHARS])}[/dim]", soft_wrap=True)

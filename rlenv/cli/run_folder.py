@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from rlenv.cli.options import overrides
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.folder import KeptRun, RunInfo, read_info
+from rlenv.runs.command import kept_command, kept_settings
+from rlenv.runs.folder import STOP, KeptRun, RunInfo, read_info
 from rlenv.runs.locks.lock import FOLDER, Lock
 
-__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "told"]
+__all__ = ["add_overwrite", "add_resume", "check_folder_options", "kept_run", "stoppable", "told"]
+
+_EACH_S: Final = 1.0
+_T = TypeVar("_T")
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +38,10 @@ def check_folder_options(args: argparse.Namespace) -> None:
     """Refuses what is about the run in a folder where no folder is named.
 
     Raises:
-        UsageError: with such an option and without -o.
+        UsageError: with such an option and without -o, or with two that ask for opposites.
     """
+    if getattr(args, "overwrite", False) and getattr(args, "resume", False):
+        raise UsageError("--resume goes on with the run that --overwrite would replace", hint="leave one of them out")
     for name in ("overwrite", "resume"):
         if getattr(args, name, False) and not args.out:
             raise UsageError(f"--{name} is about the run in the folder of -o, and none is named", hint="add -o DIR")
@@ -57,11 +65,11 @@ def kept_run(
     """
     info = RunInfo(
         kind=args.command,
-        command=("rlenv", *sys.argv[1:]),
-        spec=str(environment.loaded.path),
+        command=kept_command(("rlenv", *sys.argv[1:])),
+        spec=os.path.abspath(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),
-        facts={**facts, "set": overrides(getattr(args, "set", []))},
+        facts={**facts, "set": kept_settings(overrides(getattr(args, "set", [])))},
     )
     is_resumed = getattr(args, "resume", False)
     before = read_info(args.out) if is_resumed else None
@@ -76,3 +84,21 @@ def kept_run(
     finally:
         if kept.lost:
             write_error(f"{kept.path}: {kept.lost} writes failed, and what they held of the run is not kept\n")
+
+
+async def stoppable(work: Coroutine[Any, Any, _T], out: KeptRun | None) -> _T:
+    """What `work` returns; it is cancelled once somebody makes the file `stop` in the run's folder.
+
+    Raises:
+        KeyboardInterrupt: it was: the command ends as it does for Ctrl-C.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((task,), timeout=_EACH_S))[0]:
+            if out is not None and (out.path / STOP).exists():
+                write_error(f"{out.path / STOP} asks for the end\n")
+                raise KeyboardInterrupt
+        return task.result()
+    finally:  # Ctrl-C itself cancels this one: what is played ends before the run is closed
+        task.cancel()
+        await asyncio.wait((task,))

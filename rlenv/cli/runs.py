@@ -13,15 +13,16 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import UsageError
 from rlenv.runs import files
+from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.figures.steps import Columns, Listed, Overview, overview
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
 from rlenv.runs.pack import pack
-from rlenv.runs.reader import RunReader
 from rlenv.runs.recorded import in_order
-from rlenv.runs.summary import wilson
 
 __all__ = ["add_arguments", "find_runs", "run"]
 
@@ -56,24 +57,19 @@ class _Figures:
 
     path: Path
     info: RunInfo | None
-    episodes: int
-    step: int
-    valid: int
-    successes: int
-    invalid: int
+    said: Overview
 
     @staticmethod
     def of(path: Path) -> _Figures:
         reader = open_run(path)
-        rows = _rows(reader)
-        valid = [row["success"] for row in rows if row["success"] is not None]
-        step = max((row["step"] for row in rows), default=0)
-        invalid = sum(row["reward"] is None for row in rows)
-        return _Figures(path, read_info(path), len(rows), step, len(valid), sum(valid), invalid)
+        try:
+            rows: Columns = Snapshot(reader)
+        except UsageError:  # pyarrow is not installed: all rows are in journals; what came later is not looked at
+            rows = Listed([row for row in reader.rows() if reader.counts(row)])
+        return _Figures(path, read_info(path), overview(rows))
 
     def as_dict(self) -> dict[str, Any]:
-        info = self.info
-        low, high = wilson(self.successes, self.valid)
+        info, said = self.info, self.said
         last = info.attempts[-1] if info and info.attempts else None
         return {
             "path": str(self.path),
@@ -85,24 +81,12 @@ class _Figures:
             "attempts": len(info.attempts) if info else 0,
             "started": last.started if last else None,
             "lock": last.lock if last else None,
-            "episodes": self.episodes,
-            "step": self.step,
-            "invalid": self.invalid,
-            "success": self.successes / self.valid if self.valid else None,
-            "success_interval": [low, high] if self.valid else None,
+            "episodes": said.episodes,
+            "step": said.step,
+            "invalid": said.invalid,
+            "success": said.success,
+            "success_interval": None if said.success is None else [said.success_low, said.success_high],
         }
-
-
-def _rows(reader: RunReader) -> Sequence[dict[str, Any]]:
-    """The flat rows that count, with what came later, by columns where pyarrow is there."""
-    try:
-        rows: list[dict[str, Any]] = reader.table.select(_LISTED).to_pylist()
-    except UsageError:  # pyarrow is not installed: every row is in a journal, and what came later is not looked at
-        rows = [row for row in reader.rows() if reader.counts(row)]
-    return rows
-
-
-_LISTED = ["step", "success", "reward"]
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
@@ -139,9 +123,11 @@ def _list(args: argparse.Namespace) -> int:
     table = Table("run", "kind", "environment", "policy", "state", "step", "episodes", "success", "invalid")
     for one in found:
         told = one.as_dict()
-        success = "–" if told["success"] is None else f"{told['success']:.3f}"
+        success = figure(told["success"])
         words = [str(told[name] or "–") for name in ("path", "kind", "environment", "policy", "state")]
-        table.add_row(*map(escape, words), str(one.step), str(one.episodes), success, str(one.invalid))
+        table.add_row(
+            *map(escape, words), *(str(told[name]) for name in ("step", "episodes")), success, str(told["invalid"])
+        )
     Console(highlight=False).print(table) if found else write("no runs\n")
     return 0 if found else 1
 
@@ -187,18 +173,21 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    paths = [_run_at(name) for name in args.runs]
+    paths = list({Path(name).resolve(): _run_at(name) for name in args.runs}.values())  # one that is named twice once
     for path in paths:
         info = read_info(path)
         if info is not None and info.state == "running":
             raise UsageError(f"{path} is still running", hint="stop it first")
     for path in paths:
         size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+        if args.yes:  # said once it is so: a folder may not let its files go
+            try:
+                clear(path)
+                if not path.is_symlink() and not any(path.iterdir()):
+                    path.rmdir()
+            except OSError as error:
+                raise UsageError(f"{error.filename or path} cannot be removed: {error.strerror or error}") from error
         write(f"{'removed' if args.yes else 'would remove'} the run in {path}, {size / 1e6:.1f} MB\n")
-        if args.yes:
-            clear(path)
-            if not path.is_symlink() and not any(path.iterdir()):
-                path.rmdir()
     if not args.yes:
         write("nothing is removed without --yes\n")
     return 0

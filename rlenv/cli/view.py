@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import webbrowser
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_ANY: Final = ("0.0.0.0", "::")
+_TEXT: Final = ("line", "failed", "wrong", "n", "full")
+_WEB: Final = ("host", "port", "allow_host", "no_open", "read_only")
+_PICK: Final = ("where", "sort", "line", "failed", "wrong", "n")
+"""Options that pick episodes of a run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("-n", type=int, metavar="N", help="at most N episodes (5)")
     text.add_argument("--full", action="store_true", help="do not cut long texts")
     web = parser.add_argument_group("in the browser")
-    web.add_argument("--host", default="127.0.0.1", help="127.0.0.1 by default; another makes it open to a network")
-    web.add_argument("--port", type=int, default=8765, help="8765 by default, or the next free one; 0 takes any")
+    web.add_argument("--host", help="127.0.0.1 by default; another makes it open to a network, see --allow-host too")
+    web.add_argument("--port", type=int, help="8765 by default, or the next free one; 0 takes any")
     web.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a name that it may be called by: a proxy's",
+        help="a name or address that it may be called by beside that of --host: a proxy's, or this machine's",
     )
     web.add_argument("--no-open", action="store_true", help="print the address and do not open a browser")
     web.add_argument("--read-only", action="store_true", help="without what writes, runs or stops something")
@@ -69,15 +75,28 @@ def run(args: argparse.Namespace) -> int:
     args.ids = [name for name in args.names if not _is_path(name)]
     if args.ids and not args.runs:
         args.runs, args.ids = args.names, []  # told as paths that are not there
-    asked = args.text or args.line is not None or args.failed or args.wrong or args.full or args.n is not None
     is_file = len(args.runs) == 1 and not Path(args.runs[0]).is_dir()
-    if not args.web and (asked or is_file):
-        from rlenv.cli.view_text import show
+    is_web = args.web or not (args.text or is_file or _given(args, _TEXT))
+    if other := _given(args, _TEXT if is_web else _WEB):
+        where, hint = ("terminal", "leave --web out") if is_web else ("browser", "add --web, or leave it out")
+        raise UsageError(f"{other[0]} is for the {where}", hint=hint)
+    if args.ids and (other := _given(args, _PICK)):
+        raise UsageError(f"{other[0]} picks episodes, and {args.ids[0]} is named already", hint="leave one of them out")
+    if args.line is not None and (other := _given(args, ("sort", "n"))):
+        raise UsageError(f"{other[0]} is for a list, and --line is one episode", hint="leave one of them out")
+    if args.n is not None and args.n < 1:
+        raise UsageError("-n is at least 1")
+    if is_web:
+        return _serve(args)
+    from rlenv.cli.view_text import show
 
-        return show(args)
-    if args.web and asked:
-        raise UsageError("--line, --failed, --wrong, --full and -n are the terminal's", hint="leave --web out")
-    return _serve(args)
+    return show(args)
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Of some options those that were given."""
+    given = [name for name in names if (value := getattr(args, name)) or (value == 0 and value is not False)]
+    return ["-n" if name == "n" else f"--{name.replace('_', '-')}" for name in given]
 
 
 def _is_path(name: str) -> bool:
@@ -86,11 +105,14 @@ def _is_path(name: str) -> bool:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from rlenv.runs.parts import arrow
+    from rlenv.runs.columns import arrow
     from rlenv.web.shelf import Shelf
 
-    if not 0 <= args.port <= 65_535:
+    host, wanted = args.host or "127.0.0.1", 8765 if args.port is None else args.port
+    if not 0 <= wanted <= 65_535:
         raise UsageError("--port is 0 to 65535")
+    if len(args.ids) > 1:
+        raise UsageError("the browser begins with one episode", hint="name one, or add --text")
     arrow()
     roots = [Path(name) for name in args.runs or ["."]]
     for root in roots:
@@ -100,16 +122,23 @@ def _serve(args: argparse.Namespace) -> int:
     found = shelf.found()
     if not found and args.read_only:
         raise UsageError(f"there is no run below {', '.join(map(str, roots))}", hint="`rlenv eval … -o RUN` makes one")
+    if len(found) != 1 and (other := args.ids or _given(args, _PICK)):
+        raise UsageError(f"{other[0]} is of one run, and there are {len(found)}", hint="name the run")
     if len(found) == 1:
         # Its rows are read while the server is made: both take a second where there are a million of them.
         threading.Thread(target=_warm, args=(shelf, found[0]), name="rlenv-warm", daemon=True).start()
     from rlenv.web.app import application, serve
     from rlenv.web.guard import Guard
 
-    if args.host not in _LOOPBACK:
-        write_error(f"rlenv: {args.host} is open to its network: whoever has the link sees and runs what you can\n")
-    own = () if args.host in ("0.0.0.0", "::", *_LOOPBACK) else (args.host.lower(),)
-    guard = Guard(hosts=(*own, *(name.lower() for name in args.allow_host)))
+    if host not in _LOOPBACK:
+        write_error(f"rlenv: {host} is open to its network: whoever has the link sees and runs what you can\n")
+    if host in _ANY and not args.allow_host:
+        said = (
+            "rlenv: it answers to the names of this machine's loopback alone: add --allow-host NAME for each name or "
+        )
+        write_error(f"{said}address that others call it by\n")
+    own = () if host in (*_ANY, *_LOOPBACK) else (host,)
+    guard = Guard(hosts=tuple(_in_url(name.lower()) for name in (*own, *args.allow_host)))
     app = application(shelf, guard=guard, read_only=args.read_only)
     place = _place(args, found)
 
@@ -118,10 +147,15 @@ def _serve(args: argparse.Namespace) -> int:
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, stopped.set)
         ready = _Ready(guard, place, is_opened=not args.no_open)
-        await serve(app, host=args.host, port=port, stopped=stopped, on_ready=ready)
+        await serve(app, host=host, port=port, stopped=stopped, on_ready=ready)
 
-    asyncio.run(main(_free(args.host, args.port)))
+    asyncio.run(main(_free(host, wanted)))
     return 0
+
+
+def _in_url(host: str) -> str:
+    """A name or an address as requests name it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _warm(shelf: Shelf, key: str) -> None:
@@ -171,7 +205,7 @@ class _Ready:
         self._guard, self._place, self._is_opened = guard, place, is_opened
 
     def __call__(self, host: str, port: int) -> None:
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        shown = "127.0.0.1" if host in _ANY else _in_url(host)
         sign = "&" if "?" in self._place else "?"
         base = f"http://{shown}:{port}{self._place}{sign}token="
         write(f"{base}{self._guard.token}\n")

@@ -17,7 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlenv._base.bounded import cut_end
+from rlenv._base.figures import figure
 from rlenv.cli.console import Console
+from rlenv.cli.terminal import write_error
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.messages import ToolCall
 from rlenv.runs.figures.query import ordered, parse
@@ -39,6 +41,8 @@ def show(args: argparse.Namespace) -> int:
         UsageError: there is no such run, file, line or episode, or the query is none.
     """
     names, ids = args.runs, args.ids
+    if len(names) > 1 and (missing := [one for one in names if not Path(one).exists()]):
+        raise UsageError(f"there is no run at {missing[0]}", hint="`rlenv runs list` shows those below this folder")
     if len(names) > 1:
         raise UsageError("the terminal shows one run at a time", hint="leave --text out to open them in the browser")
     name = names[0] if names else "."
@@ -133,6 +137,10 @@ def _opened(name: str) -> Episodes:
     if is_run(name):
         return open_run(name)
     found = LinesReader(file_of(Path(name)))
+    while not found.is_at_end:
+        found.refresh()
+    if found.rest:
+        write_error(f"rlenv: {found.run}: the last line is not whole; it is left out\n")
     if not len(found.table):
         raise UsageError(f"{found.run} holds no trajectory")
     return found
@@ -141,8 +149,6 @@ def _opened(name: str) -> Episodes:
 def _episode(name: str, trajectory: Trajectory, *, most: int | None) -> RenderableType:
     parts: list[RenderableType] = []
     for message in trajectory.messages:
-        if message.role not in ("system", "user"):
-            break  # what follows the prompt stands with its turn
         parts.append(_box(message.content, title=message.role, style="dim", most=most))
     for turn in trajectory.turns:
         parts += _turn(turn, most=most)
@@ -178,11 +184,11 @@ def _end(trajectory: Trajectory) -> Table:
         "term", "value", "", title=escape(f"{how}: {trajectory.reason}"), title_justify="left", show_header=False
     )
     for name, term in trajectory.reward.terms.items():
-        value = "–" if term.value is None else f"{term.value:.3f}"
+        value = figure(term.value)
         note = term.error or term.evidence or ""
         table.add_row(escape(name), f"{term.status} {value}", escape(cut_end(note, 100)))
     total = trajectory.reward.total
-    table.add_row("reward", "invalid" if total is None else f"{total:.3f}", f"success {trajectory.success}")
+    table.add_row("reward", "invalid" if total is None else figure(total), f"success {trajectory.success}")
     table.add_row("answer", escape(cut_end(str(trajectory.answer), 100)), f"{trajectory.seconds:.2f} s")
     if trajectory.failure is not None:
         table.add_row("failure", escape(trajectory.failure.reason), escape(trajectory.failure.message[:300]))

@@ -112,10 +112,10 @@ class TextDialect:
                 return None
         place = find(call_open, at)
         if place < 0:
-            return parsed_action(text[at:].strip(), thinking)
+            return parsed_action(text[at:].strip(), thinking, (), False, (), ((at, len(text)),))
         size, tail = len(call_open), len(call_close)
         calls: list[ToolCall | MalformedCall] = []
-        content: list[str] = []
+        content: list[tuple[int, int]] = []
         while place >= 0:
             end = find(call_close, place)
             if end < 0:
@@ -124,15 +124,20 @@ class TextDialect:
             if type(read) is not tuple:
                 return None
             if place > at:
-                content.append(text[at:place])
+                content.append((at, place))
             at = end + tail
             calls.append(tool_call(read[0], read[1], None, place, at))
             place = find(call_open, at)
         if at < len(text):
             if calls and is_beginning(text[at:].strip(), (call_open,)):
                 return None
-            content.append(text[at:])
-        return parsed_action("".join(content).strip(), thinking, tuple(calls))
+            content.append((at, len(text)))
+        if len(content) == 1:  # most messages: joining takes longer
+            start, end = content[0]
+            said = text[start:end].strip()
+        else:
+            said = "".join([text[start:end] for start, end in content]).strip()
+        return parsed_action(said, thinking, tuple(calls), False, (), tuple(content))
 
     def _reads_back(self, text: str, call: ToolCall) -> bool:
         """Whether `text` is read as `call`, and as nothing else."""

@@ -43,7 +43,8 @@ class Scan:
         self._tools = tools
         self._length = self._horizon = len(text)
         """Where the next mark of thinking stands that counts, the text's end without any."""
-        self._content: list[str] = []
+        self._content: list[tuple[int, int]] = []
+        """Where its parts stand in the text."""
         self._thinking: list[str] = []
         self._calls: list[Call] = []
         self._is_start = grammar.has_bare
@@ -60,7 +61,7 @@ class Scan:
         if grammar.think_open:
             self._next_open, self._next_close = find(grammar.think_open, at), find(grammar.think_close, at)
         if max(self._next_open, self._next_close, *self._places) < 0 and not at and not grammar.has_bare:
-            return parsed_action(text.strip())
+            return parsed_action(text.strip(), "", (), False, (), ((0, length),))
         self._find_mark()
         self._find_thinking()
         while self._at < length:
@@ -129,7 +130,7 @@ class Scan:
         find, at, start, place = text.find, self._at, self._horizon, self._place
         opened, closed = grammar.think_open, grammar.think_close
         while True:
-            content.append(text[at:start])
+            content.append((at, start))
             begin = start + len(opened)
             end = find(closed, begin)
             self._thinking.append(text[begin:end] if end >= 0 else text[begin:])
@@ -143,7 +144,7 @@ class Scan:
         self._find_thinking()
         if grammar.has_bare:
             blank = self._blank
-            while blank < len(content) and not content[blank].strip():
+            while blank < len(content) and not self._said(content[blank]):
                 blank += 1
             self._blank, self._is_start = blank, blank >= len(content)
 
@@ -172,7 +173,7 @@ class Scan:
         """Reads the calls that the mark at `place` opens, or the mark itself: of a section, say, or as text."""
         text, grammar = self._text, self._grammar
         begin = place + len(mark)
-        self._content.append(text[self._at : place])
+        self._content.append((self._at, place))
         reading = self._reading = self._reading or Reading(text, self._tools, grammar.lenient)
         form = grammar.form_at(mark, text, begin) if grammar.forms[mark] else None
         if form is None:
@@ -223,7 +224,7 @@ class Scan:
             self._in_section = False
             self._end_section(begin)
         elif mark not in grammar.dropped and self._at == begin and not is_cut:
-            self._content.append(mark)
+            self._content.append((place, begin))
 
     def _end_section(self, end: int) -> bool:
         """Ends the open section, if there is one: without a call in it, it is a malformed one, and its content none."""
@@ -241,15 +242,19 @@ class Scan:
         return True
 
     def _end(self) -> ParsedAction:
-        rest, calls, content = self._text[self._at :], self._calls, self._content
-        if calls and rest:
-            bare = rest.strip()
-            if bare and is_beginning(bare, self._grammar.marks) and not any(map(str.strip, content[self._behind :])):
-                rest, self._is_cut = "", True  # only a mark of the next call, or of the section's end, that was cut
+        text, calls, content = self._text, self._calls, self._content
+        rest = (self._at, self._length)
+        is_mark = bool(calls) and is_beginning(self._said(rest), self._grammar.marks)
+        if is_mark and not any(map(self._said, content[self._behind :])):
+            rest, self._is_cut = (0, 0), True  # only a mark of the next call, or of the section's end, that was cut
         content.append(rest)
         is_cut = self._end_section(self._length) or self._is_cut
         used = tuple(self._reading.used) if self._reading is not None else ()
-        return parsed_action("".join(content).strip(), "\n".join(self._thinking).strip(), tuple(calls), is_cut, used)
+        said = "".join([text[start:end] for start, end in content]).strip()
+        return parsed_action(said, "\n".join(self._thinking).strip(), tuple(calls), is_cut, used, tuple(content))
+
+    def _said(self, part: tuple[int, int]) -> str:
+        return self._text[part[0] : part[1]].strip()
 
 
 def _checked(text: str, call: Call) -> Call:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from rlenv._base.json_limits import TooMuchJson, check_json
 from rlenv.concurrency.lanes import Asked, check_going_out, here
@@ -58,9 +59,25 @@ class Endpoint:
     retries: int = 3
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
 
+    def __post_init__(self) -> None:
+        if two_logins(self.base_url, self.headers):
+            raise UsageError(TWO_LOGINS, key="base_url", hint="leave one of the two out")
+
     async def client(self, scope: Scope) -> Client:
         """The client that all who share `scope` share."""
         return await scope.get(("endpoint", self), lambda: aclosing(Client(self)))
+
+
+TWO_LOGINS: Final = "the address holds a user and a password, and a key is sent as Authorization too"
+
+
+def two_logins(address: str, headers: Mapping[str, str]) -> bool:
+    """Whether an address holds credentials beside a header that does: a request has one Authorization."""
+    try:
+        has_user = "@" in urlsplit(address).netloc
+    except ValueError:
+        return False
+    return has_user and any(name.lower() == "authorization" for name in headers)
 
 
 def compile_endpoint(name: str, spec: EndpointSpec) -> Endpoint:

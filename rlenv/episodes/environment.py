@@ -276,7 +276,9 @@ class Environment:
         # Structured calls win over text that looks like a call: the server has already split the two.
         calls = tuple(map(_sound, action.tool_calls))
         text = dialect.render_action(replace(action, tool_calls=calls))
-        return text, ParsedAction(read.content, read.thinking, calls, read.is_cut)
+        # Where the family writes calls in front, the content stands elsewhere than where it was read.
+        places = read.content_at if text.startswith(content) else ()
+        return text, ParsedAction(read.content, read.thinking, calls, read.is_cut, (), places)
 
     async def open_resource(self, resource: Resource, context: ResourceContext, stack: AsyncExitStack) -> Any:
         """The handle of a resource, entered on `stack` or, for scope `process`, once for the environment."""

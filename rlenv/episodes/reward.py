@@ -9,6 +9,7 @@ from rlenv._base.fast_records import quick
 from rlenv.episodes.tools import EpisodeTools
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
+from rlenv.rewards.answer import Answer
 from rlenv.rewards.base import RewardContext
 from rlenv.rewards.measure import TurnResults
 from rlenv.trajectory import RewardBreakdown, Turn
@@ -60,31 +61,36 @@ class EpisodeReward:
             InvalidReward: a term with `on_invalid: raise` could not be measured.
         """
         limit_s = self._environment.spec.limits.reward_s
-        answer = self._answer(turns)
-        context = self._context(messages, turns, answer=answer, reason=reason)
+        found = self._answer(turns)
+        context = self._context(messages, turns, found=found, reason=reason)
         if self.scorer.has_turn_terms and len(self._turns) < len(turns):
             self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
         reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
-        return answer, reward, success
+        return context.answer, reward, success
 
-    def _answer(self, turns: Sequence[Turn]) -> str | None:
+    def _answer(self, turns: Sequence[Turn]) -> Answer | None:
         if not turns or (turns[-1].parsed.calls and not self._environment.answer_is_explicit):
             return None
-        found = answers.extract(self._environment.spec.answer, turns[-1].parsed)
-        return None if found is None else found.text
+        return answers.extract(self._environment.spec.answer, turns[-1].parsed)
 
     def _context(
-        self, messages: Sequence[Message], turns: Sequence[Turn], *, answer: str | None = None, reason: str = ""
+        self,
+        messages: Sequence[Message],
+        turns: Sequence[Turn],
+        *,
+        found: Answer | None = None,
+        reason: str = "",
     ) -> RewardContext:
         return _context(
             self._tools.task,
             messages,
             turns,
-            answer,
+            None if found is None else found.text,
             self._tools.resources,
             self._environment.spec.vars,
             self._tools.run_for_reward,
             reason,
             self._environment.scope,
             self._tools.seed,
+            found,
         )

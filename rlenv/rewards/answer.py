@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from rlenv._base.fast_records import quick
 from rlenv.errors import UsageError, under
 from rlenv.language.spec import AnswerSpec
 from rlenv.messages import MalformedCall, ParsedAction, ToolCall
@@ -32,9 +33,19 @@ _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy gave as its answer: `text`, without white space around it; "" where it marked nothing."""
+    """What the policy gave as its answer: `text`, without white space around it; "" where it marked nothing.
+
+    `start` and `end` (exclusive) are its place in the action's content; -1 where it came in a call, which `call` then
+    counts from 0 (-1 elsewhere).
+    """
 
     text: str
+    start: int = field(default=-1, compare=False)
+    end: int = field(default=-1, compare=False)
+    call: int = field(default=-1, compare=False)
+
+
+_answer = quick(Answer)
 
 
 def is_explicit(spec: AnswerSpec) -> bool:
@@ -89,58 +100,72 @@ def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
             return None
     if action.is_cut and action.calls and spec.from_ != "tool":
         return None
-    text = _read(spec, action)
-    return None if text is None else Answer(text)
+    return _read(spec, action)
 
 
-def _read(spec: AnswerSpec, action: ParsedAction) -> str | None:
+def _read(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
+    if spec.from_ == "tool":
+        return _submitted(action, spec)
+    if spec.from_ == "regex":
+        if spec.pattern is None:
+            raise UsageError("from is regex but there is no pattern", key="answer.pattern")
+        return _matched(action.content, spec.pattern)
+    found = _place(spec, action)
+    return None if found is None else _bare(action.content[found[0] : found[1]], found[0])
+
+
+def _bare(text: str, start: int) -> Answer:
+    """The answer that stands at `start` of the content, white space around it included."""
+    bare = text.lstrip()
+    start += len(text) - len(bare)
+    bare = bare.rstrip()
+    return _answer(bare, start, start + len(bare))
+
+
+def _place(spec: AnswerSpec, action: ParsedAction) -> tuple[int, int] | None:
+    """Where the answer stands in the content, white space around it included."""
+    content = action.content
     match spec.from_:
         case "tag":
-            return _tagged(action.content, spec.tag)
+            return _tagged(content, spec.tag)
         case "boxed":
-            return _boxed(action.content)
-        case "regex":
-            if spec.pattern is None:
-                raise UsageError("from is regex but there is no pattern", key="answer.pattern")
-            return _matched(action.content, spec.pattern)
-        case "tool":
-            return _submitted(action, spec)
+            return _boxed(content)
         case "last_number":
-            return _last_number(action.content) if _is_final(action) else None
+            return _last_number(content) if _is_final(action) else None
         case "final_message":
-            return (action.content.strip() or None) if _is_final(action) else None
+            return (0, len(content)) if content.strip() and _is_final(action) else None
+    return None
 
 
 def _is_final(action: ParsedAction) -> bool:
     return not action.calls and not action.is_cut
 
 
-def _tagged(text: str, tag: str) -> str | None:
+def _tagged(text: str, tag: str) -> tuple[int, int] | None:
     opening, closing = f"<{tag}>", f"</{tag}>"
     # Tags pair from the left, as in the pattern `<answer>(.*?)</answer>` of verl and Search-R1, so that an opening
     # tag inside an answer is part of the answer there and here.
     end = text.rfind(closing)
     if end < 0:
         return None
-    found: str | None = None
+    found: tuple[int, int] | None = None
     position = 0
     while (start := text.find(opening, position, end)) >= 0:
         start += len(opening)
         stop = text.find(closing, start)
         if stop < 0:
             break
-        found = text[start:stop]
+        found = start, stop
         position = stop + len(closing)
-    return None if found is None else found.strip()
+    return found
 
 
-def _boxed(text: str) -> str | None:
+def _boxed(text: str) -> tuple[int, int] | None:
     if "\\boxed" not in text:
         return None
     open_braces: list[int] = []  # where a box's content starts; -1 for any other brace
     best_start = best_end = -1
-    text = text[-_SEARCHED_CHARS:]
-    for token in _BRACES.finditer(text):
+    for token in _BRACES.finditer(text, max(len(text) - _SEARCHED_CHARS, 0)):
         symbol = token[0]
         if symbol == "}":
             start = open_braces.pop() if open_braces else -1
@@ -150,27 +175,32 @@ def _boxed(text: str) -> str | None:
             open_braces.append(-1)
         elif len(symbol) > 2:
             open_braces.append(token.end())
-    return None if best_start < 0 else text[best_start:best_end].strip()
+    return None if best_start < 0 else (best_start, best_end)
 
 
-def _matched(text: str, source: str) -> str | None:
+def _matched(text: str, source: str) -> Answer | None:
     pattern = compile_pattern(source)
-    match = pattern.last(text)
-    if match is None:
+    match, begin = pattern.last_at(text)
+    group = 1 if pattern.groups else 0
+    found = None if match is None else match[group]
+    if match is None or found is None:
         return None
-    found = match[1] if pattern.groups else match[0]
-    return None if found is None else found.strip()
+    start = begin + match.start(group)
+    # Halves of a surrogate pair beside each other are one character to the pattern, and all behind them is moved.
+    return _bare(found, start) if text.startswith(found, start) else _answer(found.strip())
 
 
-def _last_number(text: str) -> str | None:
-    last: str | None = None
-    for token in _NUMBER.finditer(text[-_SEARCHED_CHARS:]):
-        last = token[0]
+def _last_number(text: str) -> tuple[int, int] | None:
+    last: tuple[int, int] | None = None
+    begin = max(len(text) - _SEARCHED_CHARS, 0)
+    for token in _NUMBER.finditer(text[begin:]):  # cut off, so that nothing before it is looked back at
+        last = begin + token.start(), begin + token.end()
     return last
 
 
-def _submitted(action: ParsedAction, spec: AnswerSpec) -> str | None:
-    for call in reversed(action.calls):
+def _submitted(action: ParsedAction, spec: AnswerSpec) -> Answer | None:
+    for index in range(len(action.calls) - 1, -1, -1):
+        call = action.calls[index]
         if not isinstance(call, ToolCall) or call.name != spec.tool:
             continue
         arguments = call.arguments
@@ -182,7 +212,7 @@ def _submitted(action: ParsedAction, spec: AnswerSpec) -> str | None:
             value = next(iter(arguments.values()))
         else:
             return None
-        return value.strip() if isinstance(value, str) else _as_json(value)
+        return _answer(value.strip() if isinstance(value, str) else _as_json(value), call=index)
     return None
 
 

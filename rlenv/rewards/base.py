@@ -10,8 +10,10 @@ from rlenv.concurrency.scope import Scope
 from rlenv.language.kinds import CompileContext
 from rlenv.language.spec import AnswerSpec, RewardSpec
 from rlenv.messages import Message, ToolResult
+from rlenv.rewards import places
+from rlenv.rewards.answer import Answer
 from rlenv.tools.base import Tool
-from rlenv.trajectory import Trajectory, Turn
+from rlenv.trajectory import Trajectory, Turn, Where
 
 __all__ = ["Measured", "RewardContext", "Term", "TermCompileContext", "TermFactory"]
 
@@ -21,12 +23,14 @@ class Measured:
     """A term's value with the text it was read from.
 
     `value` is None where there was nothing to measure (a turn without calls, say): the term is skipped, not zero.
-    A value that is not finite makes the term invalid.
+    A value that is not finite makes the term invalid. `where` are the places that it was read from, where they are not
+    those of `Term.where`; the numbers of messages and the units are those of `rlenv.trajectory.Where`.
     """
 
     value: float | None
     evidence: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    where: Where = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,41 @@ class RewardContext:
     shared: Callable[[], Scope] = Scope
     """What is kept as long as the environment (an endpoint's connections, say) and closed with it."""
     seed: int = 0
+    found: Answer | None = None
+    """`answer` with its place in the last action, as it was read there."""
 
     @property
     def final_text(self) -> str:
         """What the policy wrote last, outside thinking and calls ("" before the first turn)."""
         return self.turns[-1].parsed.content if self.turns else ""
+
+    @property
+    def answer_at(self) -> Where:
+        """Where `answer` stands: its text in the last action, or the call that gave it; () where that is not known."""
+        found = self.found
+        if found is None or not self.turns:
+            return ()
+        last = len(self.turns) - 1
+        if found.call >= 0:
+            return self.where_call(last, found.call)
+        return self.where_final(found.start, found.end) if found.start >= 0 else ()
+
+    def where_final(self, start: int = 0, end: int | None = None) -> Where:
+        """Where the characters `start` to `end` (exclusive; None for all that follow) of `final_text` stand."""
+        if not self.turns:
+            return ()
+        return places.of_content(self.turns[-1], message=self._message(len(self.turns) - 1), start=start, end=end)
+
+    def where_call(self, turn: int, index: int) -> Where:
+        """Where a call stands in the action of a turn, both counted from 0; the whole action for one given as data."""
+        return places.of_call(self.turns[turn], index, message=self._message(turn))
+
+    def where_result(self, turn: int, index: int) -> Where:
+        """The message that shows the result of a call, as a whole; () where none does."""
+        return places.of_result(self.turns[turn], index, message=self._message(turn))
+
+    def _message(self, turn: int) -> int:
+        return places.message_of(self.messages, self.turns, turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +108,8 @@ class Term:
     measure_group: Callable[[Sequence[Trajectory]], Sequence[Measured]] | None = None
     reads: tuple[str, ...] = ()
     """The other terms whose values `measure_group` reads."""
+    where: Callable[[RewardContext], Where] | None = None
+    """Where the evidence stands of what the term measured, if its `Measured` does not say."""
     check_gold: Callable[[RewardContext], None] | None = None
     """Reads the task's gold values, in any time, while a spec is validated; raises RewardError where one cannot be
     compared with. Without it a quick term's `measure` is asked instead."""

@@ -31,6 +31,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.messages import Message
+from rlenv.rewards import places
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.fence import Fence, Material, transcript
 from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
@@ -189,7 +190,9 @@ class _Judge:
             ],
         }
         reason = found[0][0].verdict.reason
-        return Measured((raw - low) / (high - low), reason, details)
+        shown = self.members[0].names
+        where = places.of_quotes(reason, context.messages, context.turns, all_turns="transcript" in shown)
+        return Measured((raw - low) / (high - low), reason, details, where)
 
     async def _ask(
         self, index: int, member: _Member, context: RewardContext, material: Mapping[str, Material]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from math import isfinite, nan
 from numbers import Real
 from types import TracebackType
@@ -13,14 +14,16 @@ from typing import Any
 from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.language.functions import failure as failure_of
 from rlenv.rewards.base import Measured, RewardContext
+from rlenv.rewards.places import checked
 from rlenv.rewards.plan import Planned
 from rlenv.secrets import redact_within
-from rlenv.trajectory import Measurement, TermResult, Trajectory
+from rlenv.trajectory import Measurement, TermResult, Trajectory, Where
 
 __all__ = ["Running", "TurnResults", "measure", "measure_async", "measure_group", "over_turns"]
 
 _CANCEL_GRACE_S = 1.0
 _SHOWN_CHARS = 80
+_MOST_PLACES = 64
 _WAITS = "it is measured once all answers to the task are there"
 _clock = time.perf_counter
 
@@ -34,7 +37,7 @@ def measure(planned: Planned, context: RewardContext) -> TermResult:
         return TermResult.skipped(planned.name, why=_WAITS, weight=planned.weight)
     begun = _clock()
     try:
-        return of_value(planned, planned.term.measure(context), begun)
+        return of_value(planned, planned.term.measure(context), begun, context)
     except Exception as error:  # an author's function may raise anything; the term is invalid and says so
         return of_error(planned, error, begun)
 
@@ -48,7 +51,7 @@ async def measure_async(planned: Planned, context: RewardContext) -> TermResult:
     assert planned.term.measure_async is not None
     begun = _clock()
     try:
-        return of_value(planned, await planned.term.measure_async(context), begun)
+        return of_value(planned, await planned.term.measure_async(context), begun, context)
     except CassetteError:
         raise  # of the whole episode, which is not what was recorded
     except Exception as error:  # as above
@@ -63,7 +66,9 @@ def measure_group(planned: Planned, trajectories: Sequence[Trajectory]) -> list[
         measured = list(planned.term.measure_group(trajectories))
         if len(measured) != len(trajectories):
             raise RewardError(f"gave {len(measured)} values for {len(trajectories)} answers")
-        return [of_value(planned, one, begun) for one in measured]
+        return [
+            of_value(planned, one, begun, trajectory) for one, trajectory in zip(measured, trajectories, strict=True)
+        ]
     except Exception as error:  # as above
         return [of_error(planned, error, begun)] * len(trajectories)
 
@@ -75,16 +80,27 @@ def of_error(planned: Planned, error: Exception, begun: float) -> TermResult:
     return TermResult.invalid(planned.name, error=said or failure_of(error), weight=planned.weight, seconds=seconds)
 
 
-def of_value(planned: Planned, measured: Measured, begun: float) -> TermResult:
-    """The result of a term that returned.
+def of_value(planned: Planned, measured: Measured, begun: float, of: RewardContext | Trajectory) -> TermResult:
+    """The result of a term that returned, measured on `of`.
 
     Raises:
-        RewardError: the evidence is no text.
+        RewardError: the evidence is no text, or stands at what is no place.
     """
     value, evidence = measured.value, measured.evidence
     if not isinstance(evidence, str):
         raise RewardError(f"gave evidence that is no text but a {type(evidence).__name__}")
-    measurement: Measurement = {"evidence": evidence, "seconds": _clock() - begun, "details": measured.details}
+    where: Where | Callable[[], Where] = measured.where
+    if where:
+        where = checked(measured.where, of.messages, of.turns)[:_MOST_PLACES]
+    elif planned.term.where is not None and evidence and isinstance(of, RewardContext):
+        # Nothing of an episode that has ended changes any more, and few places are ever looked at.
+        where = partial(planned.term.where, of) if of.reason else planned.term.where(of)
+    measurement: Measurement = {
+        "evidence": evidence,
+        "seconds": _clock() - begun,
+        "details": measured.details,
+        "where": where,
+    }
     if value is None:
         return TermResult.skipped(
             planned.name, why="there was nothing to measure", weight=planned.weight, **measurement
@@ -121,11 +137,13 @@ def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
     measurement: Measurement = {"seconds": sum(result.seconds for result in results), "turn_values": values}
     for index, result in enumerate(results):
         if result.status == "invalid":
-            measurement["evidence"] = result.evidence
+            measurement["evidence"], measurement["where"] = result.evidence, result.where
             error = f"turn {index}: {result.error}"
             return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
     if results:
-        measurement["evidence"], measurement["details"] = results[-1].evidence, results[-1].details
+        last = results[-1]
+        measurement["evidence"], measurement["details"] = last.evidence, last.details
+        measurement["where"] = last.where
     measured = [value for value in values if value is not None]
     if not measured:
         why = "there was nothing to measure in any turn"

@@ -52,7 +52,7 @@ class Match(Protocol):
     """What a search found: the whole by 0, groups by number or name; None for a group that took no part."""
 
     def __getitem__(self, group: int | str) -> str | None: ...
-    def start(self) -> int: ...
+    def start(self, group: int | str = 0) -> int: ...
 
 
 class Pattern:
@@ -88,33 +88,40 @@ class Pattern:
         return found
 
     def last(self, text: str) -> Match | None:
-        """The last of the matches that follow each other in the last `sees` characters, None where there is none.
+        """The last of the matches that follow each other in the last `sees` characters, None where there is none."""
+        return self.last_at(text)[0]
+
+    def last_at(self, text: str) -> tuple[Match | None, int]:
+        """The same, and where in `text` begins what it was found in: a match's `start` is counted from there.
 
         A match may look at all that follows it, so that going through all of them is quadratic. Where there are more
         than are looked at in bounded time, the last one is looked for from half-way on, and so on.
         """
+        before = max(len(text) - self.sees, 0)
         text = text[-self.sees :]
         if self._prefix not in text:
-            return None
+            return None, 0
         text = encodable(text)
         low, high = 0, len(text)  # from `low` on there are too many, from `high` on there is none
         start = 0
         while True:
-            found, is_last = self._last_from(text, start)
+            found, begin, is_last = self._last_from(text, start)
             if found is not None and is_last:
-                return found
+                return found, before + begin
             if found is None:
                 if start == 0:
-                    return None
+                    return None, 0
                 high = start
             else:
                 low = start
             if high - low <= 1:
-                return self._last_from(text, low)[0]
+                found, begin, _ = self._last_from(text, low)
+                return found, before + begin
             start = (low + high) // 2
 
-    def _last_from(self, text: str, start: int) -> tuple[Match | None, bool]:
-        """The last match that begins at `start` or behind it, and whether all were looked at."""
+    def _last_from(self, text: str, start: int) -> tuple[Match | None, int, bool]:
+        """The last match that begins at `start` or behind it, from where it is counted, and whether all were looked
+        at."""
         # Some of what stands before is seen too, so that nothing is cut in two: `\d+` takes the whole number.
         begin = max(0, start - _CONTEXT_CHARS)
         most = 1 + _MAX_STEPS // (self._size * max(len(text) - begin, 1))
@@ -123,8 +130,8 @@ class Pattern:
             if match.start() + begin >= start:
                 last = match
             if number >= most and last is not None:
-                return last, False
-        return last, True
+                return last, begin, False
+        return last, begin, True
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,20 @@ from rlenv.language import kinds as registry
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.trajectory import Where
 
-__all__ = ["KIND", "NO_ANSWER", "Reads", "RuleSpec", "check_range", "compile_rule", "read", "scored"]
+__all__ = [
+    "KIND",
+    "NO_ANSWER",
+    "Reads",
+    "RuleSpec",
+    "check_range",
+    "compile_rule",
+    "read",
+    "scored",
+    "where_answer",
+    "where_of",
+]
 
 Reads = Literal["answer", "message"]
 NO_ANSWER: Final = Measured(0.0, "no answer")
@@ -47,6 +59,16 @@ def compile_rule(name: str, spec: RuleSpec, context: TermCompileContext) -> Term
 def read(context: RewardContext, reads: Reads) -> str | None:
     """What a rule measures: the answer (None where the policy gave none) or all of the last message."""
     return context.answer if reads == "answer" else context.final_text
+
+
+def where_of(reads: Reads) -> Callable[[RewardContext], Where]:
+    """Where that stands."""
+    return where_answer if reads == "answer" else RewardContext.where_final
+
+
+def where_answer(context: RewardContext) -> Where:
+    """Where the answer stands."""
+    return context.answer_at
 
 
 def scored(text: str | None, score: Callable[[str], Measured], *, most: int, that: str) -> Measured:

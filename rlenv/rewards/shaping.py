@@ -69,6 +69,6 @@ def _shape(spec: RewardSpec) -> Callable[[Measured], Measured] | None:
             return measured  # nothing to measure, or what scoring will refuse
         # The raw value stays in the trajectory, so that a change of range can be told from a change of behaviour.
         found = min(most, max(least, (value - low) / (high - low)))
-        return Measured(found, measured.evidence, {**measured.details, "unshaped": value})
+        return dataclasses.replace(measured, value=found, details={**measured.details, "unshaped": value})
 
     return shape

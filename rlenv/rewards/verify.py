@@ -20,6 +20,7 @@ from rlenv.messages import ToolCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.comparators import Comparator, CompareSpec, Named, PythonSpec, Side, compile_comparator, is_large
 from rlenv.rewards.gold import GoldCache
+from rlenv.rewards.rule import where_answer
 from rlenv.rewards.templating import UnfitAnswer, compile_for_context
 
 __all__ = ["KIND", "ExpectSpec", "VerifySpec"]
@@ -112,7 +113,7 @@ class _Verify:
                 best = self._best(mine, golds)
             else:
                 best = await asyncio.to_thread(self._best, mine, golds)
-            return Measured(best.value, best.evidence, {**best.details, **seen})
+            return replace(best, details={**best.details, **seen})
         # A result that does not say whose it is was made by other hands than the executor's, and by what it declares.
         if result.whose in ("policy", "") and result.outcome in ("failed", "timeout", "bad_arguments"):
             told = {"outcome": result.outcome} | ({"reason": result.reason} if result.reason else {})
@@ -249,7 +250,7 @@ def _compile(name: str, spec: VerifySpec, context: TermCompileContext) -> Term:
         may_repeat=not tool.mutates,
         is_own=isinstance(spec.compare, PythonSpec),
     )
-    return Term(name=name, spec=spec, measure_async=verify.measure)
+    return Term(name=name, spec=spec, measure_async=verify.measure, where=where_answer if verify.reads_answer else None)
 
 
 def _alternatives(expect: ExpectSpec) -> Callable[[RewardContext], Sequence[Any]]:

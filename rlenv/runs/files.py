@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import orjson
 
 from rlenv._base.bounded import cut_end
-from rlenv._base.jsonable import plain
+from rlenv._base.jsonable import fields_of, plain
 from rlenv.errors import UsageError
 from rlenv.messages import Message, Observation, ToolResult
 from rlenv.secrets import logger
@@ -26,7 +26,7 @@ from rlenv.trajectory import Trajectory, Turn
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["MAX_LINE_BYTES", "append", "dump", "nested", "parse", "plain", "read", "write"]
+__all__ = ["MAX_LINE_BYTES", "append", "dump", "is_torn", "nested", "parse", "plain", "read", "write"]
 
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 """A longer line is no trajectory: what is kept of an episode is bounded far below."""
@@ -49,17 +49,15 @@ def dump(trajectory: Trajectory) -> bytes:
     In UTF-8; in ASCII where the episode holds text which UTF-8 cannot (the lone surrogates that a policy may write):
     they survive as escapes.
     """
-    held = _fields(trajectory)
+    held = fields_of(trajectory)
     held["turns"] = [_turn(turn) for turn in trajectory.turns]
+    reward = held["reward"] = fields_of(trajectory.reward)
+    reward["terms"] = {name: fields_of(term) for name, term in trajectory.reward.terms.items()}
     try:
         # A fifth of the time of the line below. It refuses what UTF-8 and 64 bits cannot hold, and what is too deep.
         return orjson.dumps(held, default=_as_dict, option=orjson.OPT_PASSTHROUGH_DATETIME)
     except TypeError:
         return json.dumps(plain(held), separators=(",", ":")).encode("ascii")
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def _as_dict(value: Any) -> Any:
@@ -69,10 +67,11 @@ def _as_dict(value: Any) -> Any:
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    held, observation = _fields(turn), turn.observation
+    held, observation = fields_of(turn), turn.observation
+    held["parsed"] = fields_of(turn.parsed)
     if observation is None or observation.results != turn.results:
         return held
-    messages = [_fields(message) for message in observation.messages]
+    messages = [fields_of(message) for message in observation.messages]
     if _are_paired(observation.messages, turn.results):
         for line, result in zip(messages, turn.results, strict=True):
             if line["images"] == result.images:
@@ -213,13 +212,13 @@ def read(path: str | Path) -> Iterator[Trajectory]:
             try:
                 yield parse(line)
             except UsageError as error:
-                if len(line) <= MAX_LINE_BYTES and _is_torn(line):
+                if len(line) <= MAX_LINE_BYTES and is_torn(line):
                     _log.warning("%s:%d: the line was cut off in the middle; it is left out", path, number)
                     continue
                 raise UsageError(f"{path}:{number}: {error}") from error
 
 
-def _is_torn(line: bytes) -> bool:
+def is_torn(line: bytes) -> bool:
     """Whether a line begins as a trajectory and ends before its end."""
     if not line.lstrip().startswith(b"{"):
         return False

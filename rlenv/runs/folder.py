@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.bounded import encodable
 from rlenv._base.paths import read_file
 from rlenv.errors import UsageError
+from rlenv.runs.blobs import clear_blobs
+from rlenv.runs.claim import Claim
 from rlenv.runs.journal import loads
 from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts, ending_of
@@ -34,12 +36,27 @@ from rlenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from rlenv.runs.locks.lock import Lock  # whose module knows environments; readers of runs need none
 
-__all__ = ["Attempt", "KeptRun", "Kind", "RunInfo", "State", "clear", "is_run", "open_run", "read_info", "write_info"]
+__all__ = [
+    "STOP",
+    "Attempt",
+    "KeptRun",
+    "Kind",
+    "RunInfo",
+    "State",
+    "check_out",
+    "clear",
+    "is_run",
+    "open_run",
+    "read_info",
+    "write_info",
+]
 
 Kind = Literal["eval", "train", "play", "replay", "rescore", "sft"]
 """Of these `sft` alone plays no episodes: its folder is no run to whatever reads those."""
 State = Literal["running", "ended", "stopped", "failed", "lost"]
 
+STOP: Final = "stop"
+"""The file that asks whoever plays a run to end it as Ctrl-C does; whoever makes it need not know where that is."""
 _FORMAT: Final = 1
 _OLD: Final = ("trajectories.jsonl",)
 """What older versions wrote into the folder of a run; never over it either."""
@@ -48,7 +65,11 @@ _ATTEMPT: Final = {"number": int, "from_step": int, "lock": str, "started": floa
 _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
-_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "blobs", "tape")
+_FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
+_OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", "stop", *_OLD)
+_RESUMED: Final = ("eval", "train")
+"""Kinds whose commands go on with a run."""
+_STILL: Final = "stop it first, or name another folder"
 _log = logger("rlenv.runs.folder")
 
 
@@ -198,14 +219,28 @@ def clear(folder: Path) -> None:
     Raises:
         OSError: something of it cannot be removed.
     """
+    clear_blobs(folder)
     for name in _FOLDERS:
         path = folder / name
         if path.is_symlink() or path.is_file():  # what a link leads to is not the run's alone
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
-    for name in ("summary.json", *_OLD, "run.json"):
+    for name in ("summary.json", STOP, *_OLD, "run.json"):
         (folder / name).unlink(missing_ok=True)
+
+
+def check_out(path: str | Path) -> None:
+    """Refuses what `-o` names where that is a run's own file, or lies among its own files.
+
+    Raises:
+        UsageError: it does.
+    """
+    place = Path(os.path.abspath(path)).parent.resolve() / Path(path).name
+    for folder in place.parents:
+        first = place.relative_to(folder).parts[0]
+        if first in _OWN and (is_run(folder) or read_info(folder) is not None):
+            raise UsageError(f"{path} is among the run's own files in {folder}", hint="name another file or folder")
 
 
 class KeptRun:
@@ -220,7 +255,9 @@ class KeptRun:
         overwrite: remove the run that is in the folder.
 
     Raises:
-        UsageError: the folder holds a run already, or holds none and one was to be resumed, or cannot be written.
+        UsageError: the folder holds a run already, or one that is still written, or none and one was to be resumed, or
+            one of other rows or rewards (`rlenv.runs.locks.resumed`); or it cannot be written; or `resume` and
+            `overwrite` are both asked for.
     """
 
     def __init__(
@@ -234,37 +271,86 @@ class KeptRun:
         from_step: int = 0,
         keep: KeepPolicy | None = None,
     ) -> None:
+        if resume and overwrite:
+            raise UsageError("a run is either gone on with or replaced", hint="leave out resume or overwrite")
         self.path = Path(folder)
         self.lost = 0
-        before = read_info(self.path)
-        has_run = is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+        try:
+            if not resume:
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._claim = Claim(self.path) if self.path.is_dir() else None
+        except BlockingIOError as error:
+            raise UsageError(f"the run in {folder} is still running", hint=_STILL) from error
+        except OSError as error:
+            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+        try:
+            # Read under the claim: of two that begin in the same instant, the second sees the first one's attempt.
+            before = read_info(self.path)
+            self._check(before, info, lock, resume=resume, overwrite=overwrite)
+            self._begin(before if resume else None, info, lock, from_step=from_step, overwrite=overwrite, keep=keep)
+        except BaseException:
+            self._release()
+            raise
+
+    def _check(
+        self, before: RunInfo | None, info: RunInfo, lock: Lock | None, *, resume: bool, overwrite: bool
+    ) -> None:
+        folder, has_run = self.path, self._has_run()
         if not has_run and before is not None:  # of supervised training, say: what is in the folder is not ours
             raise UsageError(f"{folder} holds what another command wrote", hint="name another folder")
-        if has_run and overwrite and before is not None and before.state == "running":
-            raise UsageError(f"the run in {folder} is still running", hint="stop it first, or name another folder")
+        if before is not None and before.state == "running" and (overwrite or (resume and self._may_be_live(before))):
+            raise UsageError(f"the run in {folder} is still running", hint=_STILL)
         if resume and before is not None and before.kind != info.kind:
-            raise UsageError(
-                f"{folder} holds a run of kind {before.kind}", hint=f"`rlenv {before.kind}` goes on with it"
-            )
+            goes_on = before.kind in _RESUMED
+            hint = f"`rlenv {before.kind}` goes on with it" if goes_on else "name another folder, or add --overwrite"
+            raise UsageError(f"{folder} holds a run of kind {before.kind}", hint=hint)
         if has_run and not (resume or overwrite):
             hint = "name another folder, go on with it (--resume), or add --overwrite"
             raise UsageError(f"{folder} holds a run already", hint=hint)
         if resume and not (has_run and before is not None):
             raise UsageError(f"{folder} holds no run that could go on", hint="leave --resume out to begin one")
-        attempts = before.attempts if before is not None and resume else ()
+        if resume and before is not None and lock is not None:
+            from rlenv.runs.locks.resumed import check_resumed  # which knows environments
+
+            check_resumed(folder, before.attempts[-1].lock if before.attempts else "", lock)
+
+    def _has_run(self) -> bool:
+        return is_run(self.path) or any((self.path / name).exists() for name in _OLD)
+
+    def _may_be_live(self, before: RunInfo) -> bool:
+        """Whether another attempt may be writing. Whoever has a claim that is sure knows that none is, whatever number
+        its process had: a container gives the same ones again."""
+        is_here = bool(before.attempts) and before.attempts[-1].host == socket.gethostname()
+        return is_here and not (self._claim is not None and self._claim.is_sure)
+
+    def _begin(
+        self,
+        before: RunInfo | None,
+        info: RunInfo,
+        lock: Lock | None,
+        *,
+        from_step: int,
+        overwrite: bool,
+        keep: KeepPolicy | None,
+    ) -> None:
+        attempts = before.attempts if before is not None else ()
         hash12 = lock.hash12 if lock is not None else ""
         attempt = Attempt(len(attempts), from_step, hash12, time.time(), socket.gethostname(), os.getpid())
         self.info = replace(info, attempts=(*attempts, attempt), state="running")
         try:
-            if overwrite and has_run and not resume:
+            if overwrite and before is None and self._has_run():
                 clear(self.path)
-            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / STOP).unlink(missing_ok=True)  # a wish to stop an earlier attempt
             if lock is not None:
                 lock.write(self.path)
             write_info(self.path, self.info)
             self.writer = RunWriter(self.path, attempt=attempt.number, lock=hash12, keep=keep)
         except OSError as error:
-            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+            raise UsageError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
 
     def __enter__(self) -> KeptRun:
         return self
@@ -275,7 +361,7 @@ class KeptRun:
         if error is None:
             state: State = "ended"
         else:
-            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            state = "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit, BrokenPipeError)) else "failed"
         self.close(state)
 
     def append(self, trajectory: Trajectory, facts: Facts) -> str:
@@ -301,7 +387,7 @@ class KeptRun:
         self.lost += 1
 
     def write_summary(self, text: str) -> None:
-        """The figures, as JSON text."""
+        """The figures, as JSON text; what could not be kept until now belongs into them."""
         try:
             (self.path / "summary.json").write_text(text, encoding="utf-8")
         except OSError as error:
@@ -315,3 +401,4 @@ class KeptRun:
             write_info(self.path, self.info)
         except OSError as error:
             self._failed(error)
+        self._release()

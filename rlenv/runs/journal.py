@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,12 +61,15 @@ def segments(run: Path) -> set[str]:
 class Journal:
     """The journals of one segment, written by one process.
 
+    Args:
+        needs: asks the machine to keep what entries name; done before they are.
+
     Raises:
         OSError: of a file that cannot be made; from `put` of one that cannot be written, which is left as it was.
     """
 
-    def __init__(self, run: Path, segment: str) -> None:
-        self.segment = segment
+    def __init__(self, run: Path, segment: str, *, needs: Callable[[], None] | None = None) -> None:
+        self.segment, self._needs = segment, needs
         self._paths = {kind: path_of(run, segment, kind) for kind in KINDS}
         self._files: dict[str, int] = {}
         self._sizes = dict.fromkeys(KINDS, 0)
@@ -99,6 +102,8 @@ class Journal:
     def sync(self) -> None:
         """Asks the machine to keep what was written through a loss of power."""
         self.is_dirty = False
+        if self._needs is not None:
+            self._needs()
         for kind in reversed(KINDS):  # a row is no use without its body
             if (file := self._files.get(kind)) is not None:
                 os.fsync(file)
@@ -168,54 +173,54 @@ def body_of(record: bytes, tokens: Sequence[Tokens]) -> tuple[bytes, list[Any]]:
     The record's line to the letter, so that it can be handed on without being read, then the ids, masks and
     log-probabilities as the memory they are, row after row.
     """
-    held, lies = [record, b"\n"], []
+    held: list[Any] = [record, b"\n"]
+    lies = []
     for row in tokens:
-        arrays = [_array(code, getattr(row, name)) for name, code in _CODES.items()]
-        held += [one.tobytes() for one in arrays]
+        arrays = [_array(code, getattr(row, name)) for name, (code, _) in _CODES.items()]
+        held += arrays
         lies.append([*map(len, arrays), [list(span) for span in row.turns]])
     return b"".join(held), lies
 
 
-_CODES: Final = {"prompt_ids": "i", "ids": "i", "mask": "b", "logprobs": "f"}
+_CODES: Final[Mapping[str, tuple[Any, int]]] = {
+    "prompt_ids": ("i", 4),
+    "ids": ("i", 4),
+    "mask": ("b", 1),
+    "logprobs": ("f", 4),
+}
 
 
 def _array(code: str, values: Sequence[Any]) -> array[Any]:
     return values if isinstance(values, array) and values.typecode == code else array(code, values)
 
 
-def read_body(file: int, row: Mapping[str, Any]) -> tuple[bytes, list[Tokens]]:
-    """The record and the tokens of a row's body, out of its open journal.
+def read_body(file: int, row: Mapping[str, Any]) -> tuple[memoryview, list[Tokens]]:
+    """The record and the tokens of a row's body, out of its open journal: views of what was read.
 
     Raises:
         UsageError: the journal does not hold them.
     """
     start, record, length = row["at"]
-    sizes = sum(
-        count * array(code).itemsize
-        for one in row["lies"]
-        for count, code in zip(one[:4], _CODES.values(), strict=True)
-    )
+    sizes = sum(count * size for one in row["lies"] for count, (_, size) in zip(one[:4], _CODES.values(), strict=True))
     if start + length > os.fstat(file).st_size or record + 1 + sizes > length:
         raise UsageError(f"the journal does not hold the body of '{row['id']}'")
     held = memoryview(os.pread(file, length, start))
     at, tokens = record + 1, []
     for *lengths, spans in row["lies"]:
         arrays: dict[str, Any] = {"turns": [(first, end) for first, end in spans]}
-        for (name, code), count in zip(_CODES.items(), lengths, strict=True):
-            values = array(code)
-            values.frombytes(held[at : at + count * values.itemsize])
-            at += count * values.itemsize
-            arrays[name] = values
+        for (name, (code, size)), count in zip(_CODES.items(), lengths, strict=True):
+            arrays[name] = held[at : at + count * size].cast(code)
+            at += count * size
         tokens.append(Tokens(**arrays))
-    return bytes(held[:record]), tokens
+    return held[:record], tokens
 
 
-def loads(text: bytes) -> Any:
+def loads(text: bytes | memoryview) -> Any:
     """The value of JSON text; a lone surrogate, which a policy may write and orjson refuses, stays."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return json.loads(text)
+        return json.loads(bytes(text))
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

@@ -14,13 +14,25 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from rlenv.errors import UsageError
+from rlenv.runs.columns import arrow, row_schema
 from rlenv.runs.journal import KINDS, path_of, segments
-from rlenv.runs.parts import GROUP, PACKED, arrow, packed_in, part_of, read_part, row_schema, seal, told, write_part
+from rlenv.runs.parts import (
+    GROUP,
+    PACKED,
+    bodies_in,
+    bodies_writer,
+    packed_in,
+    part_of,
+    read_part,
+    seal,
+    told,
+    write_part,
+)
 from rlenv.runs.writer import host_name
 from rlenv.secrets import logger
 
@@ -107,6 +119,9 @@ def _sweep(run: Path) -> None:
         # Of packing nobody is at work but this process, which begins now.
         if path.name.startswith("P-") or not is_alive(path.name.removesuffix(".parquet.tmp")):
             path.unlink(missing_ok=True)
+    for path in run.glob("blobs/*/*.tmp"):
+        if not is_alive(f"{path.name.split('.')[1]}-0"):
+            path.unlink(missing_ok=True)
     for path in (run / "episodes").glob("P-*.parquet"):
         for segment, *_ in packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path):
             for kind in ("episodes", "bodies"):
@@ -189,36 +204,17 @@ def _merge_bodies(run: Path, group: Sequence[str], path: Path) -> None:
     """One part of the bodies of several, group of rows by group of rows, so that memory stays small."""
     import pyarrow.parquet as pq
 
-    beside = path.with_name(path.name + ".tmp")
-    writer: Any = None
     left: list[pa.Table] = []
-    with contextlib.ExitStack() as open_files:
-        file = open_files.enter_context(beside.open("wb"))
+    with bodies_writer(path) as write:
         for segment in group:
             part = part_of(run, "bodies", segment)
             if not part.exists():
                 continue
             with told(part), pq.ParquetFile(part) as source:
-                if writer is None:
-                    options = {"compression_level": 1, "write_statistics": False, "use_dictionary": False}
-                    writer = pq.ParquetWriter(file, source.schema_arrow, compression="zstd", **options)
-                    open_files.callback(writer.close)  # before its file, where a part is broken too
                 for index in range(source.num_row_groups):
-                    left = _write_whole(writer, [*left, source.read_row_group(index, use_threads=False)])
-        if writer is not None:
-            if left:
-                writer.write_table(arrow().concat_tables(left), row_group_size=GROUP)
-            writer.close()
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-
-
-def _write_whole(writer: Any, tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """Writes as many whole groups of rows as there are; what is left of them waits for more."""
-    table = arrow().concat_tables(tables)
-    whole = len(table) // GROUP * GROUP
-    if whole:
-        writer.write_table(table.slice(0, whole), row_group_size=GROUP)
-    rest = table.slice(whole)
-    return [rest] if len(rest) else []
+                    left.append(bodies_in(source.read_row_group(index, use_threads=False)))
+                    whole = arrow().concat_tables(left)
+                    done = len(whole) // GROUP * GROUP
+                    write(whole.slice(0, done))
+                    left = [whole.slice(done)]
+        write(arrow().concat_tables(left))

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from rlenv._base.bounded import encodable
-from rlenv.errors import MissingExtra, UsageError
+from rlenv.errors import UsageError
+from rlenv.runs.blobs import put_back
+from rlenv.runs.columns import array_of, arrow, body_schema, late_schema, offsets_of, row_schema, rows_table
 from rlenv.runs.journal import KINDS, entries_of, loads, path_of, read_body
-from rlenv.runs.schema import CALLS, LATE, NEVER_NULL, ROW, TERMS, Tokens
+from rlenv.runs.schema import NEVER_NULL, Tokens
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,14 +32,11 @@ __all__ = [
     "GROUP",
     "PACKED",
     "Sealed",
-    "arrow",
-    "flattened",
-    "late_schema",
+    "bodies_in",
+    "bodies_writer",
     "packed_in",
     "part_of",
     "read_part",
-    "row_schema",
-    "rows_table",
     "seal",
     "told",
     "write_part",
@@ -46,119 +44,14 @@ __all__ = [
 
 GROUP: Final = 8
 """Episodes a row group of bodies."""
+_RECORD: Final = ("id", "record", "blobs")
 PACKED: Final = b"rlenv.segments"
 """The key of a packed part's metadata: JSON of [segment, first row, first body], in order; see `rlenv.runs.pack`."""
-
-
-def arrow() -> Any:
-    """pyarrow.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise MissingExtra("reading the sealed parts of a run", extra="parquet") from error
-    return pyarrow
 
 
 def part_of(run: Path, kind: str, segment: str) -> Path:
     """Where a segment's part of `episodes`, `bodies` or `late` is."""
     return run / kind / f"{segment}.parquet"
-
-
-def _struct(columns: Mapping[str, str]) -> pa.DataType:
-    pa = arrow()
-    return pa.struct([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
-
-
-@cache
-def row_schema(*, is_nested: bool = True) -> pa.Schema:
-    """The Arrow schema of rows; without `terms` and `calls` where not `is_nested`."""
-    pa = arrow()
-    flat = [(name, pa.type_for_alias(kind)) for name, kind in ROW.items()]
-    nested = [("terms", pa.list_(_struct(TERMS))), ("calls", pa.list_(_struct(CALLS)))]
-    return pa.schema(flat + nested if is_nested else flat)
-
-
-@cache
-def late_schema() -> pa.Schema:
-    """The Arrow schema of late facts."""
-    pa = arrow()
-    flat = [(name, pa.type_for_alias(kind)) for name, kind in LATE.items()]
-    return pa.schema([*flat, ("terms", pa.list_(_struct(TERMS)))])
-
-
-@cache
-def _body_schema() -> pa.Schema:
-    pa = arrow()
-    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string())])
-    span = pa.struct([("start", pa.int32()), ("end", pa.int32())])
-    tokens = pa.struct(
-        [
-            ("prompt_ids", pa.list_(pa.int32())),
-            ("ids", pa.list_(pa.int32())),
-            ("mask", pa.list_(pa.int8())),
-            ("logprobs", pa.list_(pa.float32())),
-            ("turns", pa.list_(span)),
-        ]
-    )
-    return pa.schema(
-        [("id", pa.string()), ("record", pa.binary()), ("messages", pa.list_(message)), ("tokens", pa.list_(tokens))]
-    )
-
-
-def rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Rows as a table; keys that are no columns are left out, missing ones are null.
-
-    Built a column at a time from plain lists of known types: pyarrow's `Table.from_pylist` imports pandas where it is
-    installed, for a quarter of a second.
-    """
-    pa = arrow()
-    return pa.table([_column([row.get(name.name) for row in rows], name.type) for name in schema], schema=schema)
-
-
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    pa = arrow()
-    if pa.types.is_list(kind):
-        lengths = [len(value or ()) for value in values]
-        flat = [item for value in values for item in value or ()]
-        offsets = pa.array(_offsets(lengths), pa.int32())
-        mask = pa.array([value is None for value in values], pa.bool_()) if None in values else None
-        return pa.ListArray.from_arrays(offsets, _column(flat, kind.value_type), type=kind, mask=mask)
-    if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(
-            [_column([value.get(one.name) for value in values], one.type) for one in fields], fields=fields
-        )
-    return pa.array(values, kind, from_pandas=False)
-
-
-def _offsets(lengths: Iterable[int]) -> list[int]:
-    total, offsets = 0, [0]
-    for length in lengths:
-        total += length
-        offsets.append(total)
-    return offsets
-
-
-def flattened(table: pa.Table, column: str) -> pa.Table:
-    """The entries of a column of lists, one row an entry, with the place of its list in the table first, as `row`."""
-    import pyarrow.compute as pc
-
-    pa = arrow()
-    kind = table.schema.field(column).type.value_type
-    fields = [pa.field("row", pa.int64()), *(kind.field(index) for index in range(kind.num_fields))]
-    batches, start = [], 0
-    for chunk in table[column].chunks:
-        inside = pc.list_flatten(chunk)
-        places = pc.add(pc.cast(pc.list_parent_indices(chunk), pa.int64()), start)
-        columns = [inside.field(index) for index in range(kind.num_fields)]
-        batches.append(pa.RecordBatch.from_arrays([places, *columns], schema=pa.schema(fields)))
-        start += len(chunk)
-    return pa.Table.from_batches(batches, schema=pa.schema(fields))
 
 
 def seal(run: Path, segment: str) -> None:
@@ -187,44 +80,51 @@ def seal(run: Path, segment: str) -> None:
 def _seal_bodies(run: Path, segment: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the part of bodies a group at a time: a segment may have 32 MB, and memory that is touched once costs
     more than what is done with it."""
+    with path_of(run, segment, "bodies").open("rb") as file, bodies_writer(part_of(run, "bodies", segment)) as write:
+        for start in range(0, len(rows), GROUP):
+            write(_bodies(run, file.fileno(), rows[start : start + GROUP]))
+
+
+@contextlib.contextmanager
+def bodies_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
+    """Writes a part of bodies, whole groups at a time but for the last; as `write_part`."""
+    arrow()
     import pyarrow.parquet as pq
 
     heavy = {"compression": "zstd", "compression_level": 1, "write_statistics": False, "use_dictionary": False}
-    with (
-        path_of(run, segment, "bodies").open("rb") as file,
-        _beside(part_of(run, "bodies", segment)) as part,
-        pq.ParquetWriter(part, _body_schema(), **heavy) as writer,
-    ):
-        for start in range(0, len(rows), GROUP):
-            writer.write_table(_bodies(file.fileno(), rows[start : start + GROUP]), row_group_size=GROUP)
+    with _beside(path) as part, pq.ParquetWriter(part, body_schema(), **heavy) as writer:
+        yield lambda table: writer.write_table(table, row_group_size=GROUP) if len(table) else None
 
 
-def _bodies(file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _bodies(run: Path, file: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     records, messages, tokens = [], [], []
     for row in rows:
         record, held = read_body(file, row)
         records.append(record)
         try:
-            messages.append([_message(message) for message in loads(record)["messages"]])
+            told = put_back(run, bytes(record), row["blobs"], texts_only=True) if row.get("blobs") else record
+            messages.append([_message(message) for message in loads(told)["messages"]])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"the body of '{row['id']}' is no record: {type(error).__name__}") from error
         tokens.append(held)
-    pa, schema = arrow(), _body_schema()
+    pa, schema = arrow(), body_schema()
     columns = [
         pa.array([row["id"] for row in rows], pa.string()),
         pa.array(records, pa.binary()),
-        _column(messages, schema.field("messages").type),
+        array_of(messages, schema.field("messages").type),
         _tokens(tokens),
+        array_of([row.get("blobs") or None for row in rows], schema.field("blobs").type),
     ]
     return pa.table(columns, schema=schema)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    calls = message["tool_calls"]
+    calls, shown = message["tool_calls"], message.get("images", ())
     return {
         "role": message["role"],
         "content": encodable(message["content"]),
         "tool_calls": encodable(_json(calls)) if calls else None,
+        "images": [image["base64"]["rlenv.base64"] for image in shown if isinstance(image["base64"], dict)] or None,
     }
 
 
@@ -237,22 +137,22 @@ def _json(value: Any) -> str:
 def _tokens(episodes: Sequence[Sequence[Tokens]]) -> pa.Array:
     """A list of rows an episode. The ids are handed over as the memory they lie in, not number by number."""
     rows = [row for episode in episodes for row in episode]
-    pa, kind = arrow(), _body_schema().field("tokens").type
+    pa, kind = arrow(), body_schema().field("tokens").type
 
     def numbers(name: str, values: list[Any]) -> Any:
         item = kind.value_type.field(name).type
-        held = b"".join(value.tobytes() for value in values)
+        held = b"".join(values)
         flat = pa.Array.from_buffers(item.value_type, sum(map(len, values)), [None, pa.py_buffer(held)])
-        return pa.ListArray.from_arrays(pa.array(_offsets(map(len, values)), pa.int32()), flat, type=item)
+        return pa.ListArray.from_arrays(pa.array(offsets_of(map(len, values)), pa.int32()), flat, type=item)
 
     spans = [[{"start": start, "end": end} for start, end in row.turns] for row in rows]
     columns = [
         numbers(name, [getattr(row, name) for row in rows]) for name in ("prompt_ids", "ids", "mask", "logprobs")
     ]
-    columns.append(_column(spans, kind.value_type.field("turns").type))
+    columns.append(array_of(spans, kind.value_type.field("turns").type))
     fields = [kind.value_type.field(index) for index in range(kind.value_type.num_fields)]
     inside = pa.StructArray.from_arrays(columns, fields=fields)
-    return pa.ListArray.from_arrays(pa.array(_offsets(map(len, episodes)), pa.int32()), inside, type=kind)
+    return pa.ListArray.from_arrays(pa.array(offsets_of(map(len, episodes)), pa.int32()), inside, type=kind)
 
 
 def write_part(table: pa.Table, path: Path, *, row_group_size: int = 1 << 20) -> None:
@@ -300,29 +200,68 @@ def told(path: Path) -> Iterator[None]:
 
 
 def read_part(path: Path, schema: pa.Schema, *, use_threads: bool = False) -> pa.Table:
-    """The columns of `schema` in a part: null where it was written before there was such a column.
+    """The columns of `schema` in a part, and of lists the fields of `schema`: null where it was written before there
+    was such a one.
 
     Raises:
         UsageError: it is no part, is broken, or holds what no row does.
         FileNotFoundError: it is not there: packed, say, since it was listed.
     """
-    pa = arrow()
     import pyarrow.parquet as pq
 
-    with told(path), pq.ParquetFile(path) as part:
+    with told(path), pq.ParquetFile(path, read_dictionary=_coded(schema)) as part:
         metadata = part.schema_arrow.metadata
-        known = set(part.schema_arrow.names)
-        table = part.read(columns=[name for name in schema.names if name in known], use_threads=use_threads)
+        table = part.read(columns=_leaves(schema, part.schema_arrow), use_threads=use_threads)
         if not table.schema.equals(schema):
-            columns = [
-                table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type)
-                for one in schema
-            ]
-            table = pa.table(columns, schema=schema)
+            table = _conformed(table, schema)
         for name in schema.names:
             if name in NEVER_NULL and table[name].null_count:
                 raise ValueError(f"a row has no {name}")
         return table.replace_schema_metadata(metadata)
+
+
+def _coded(schema: pa.Schema) -> list[str]:
+    """The paths in a part of what `schema` has as numbers of words."""
+    types = arrow().types
+    lists = [(one.name, one.type.value_type) for one in schema if types.is_list(one.type)]
+    return [f"{name}.list.element.{one.name}" for name, kind in lists for one in kind if types.is_dictionary(one.type)]
+
+
+def _leaves(schema: pa.Schema, part: pa.Schema) -> list[str]:
+    """The paths in a part of what `schema` has; the whole column where a field of its lists is missing."""
+    found: list[str] = []
+    for one in schema:
+        if one.name not in part.names:
+            continue
+        if arrow().types.is_list(one.type):
+            asked = {field.name for field in one.type.value_type}
+            held = {field.name for field in part.field(one.name).type.value_type}
+            if asked < held:
+                found += [f"{one.name}.list.element.{name}" for name in asked]
+                continue
+        found.append(one.name)
+    return found
+
+
+def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, by their names; null where the table has none."""
+    pa, known = arrow(), set(table.column_names)
+    columns = [
+        table[one.name].cast(one.type) if one.name in known else pa.nulls(len(table), one.type) for one in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def bodies_in(table: pa.Table) -> pa.Table:
+    """The columns of bodies in a group of any version's part.
+
+    Raises:
+        KeyError: it lacks what every version wrote.
+    """
+    for name in body_schema().names:
+        if name != "blobs":
+            table.field(name)
+    return _conformed(table, body_schema())
 
 
 def packed_in(table: pa.Table, path: Path) -> list[tuple[str, int, int]]:
@@ -350,13 +289,11 @@ class Sealed:
         """The record and the tokens of the body at `index` in the part.
 
         Raises:
-            UsageError: the part cannot be read, or is not there.
+            UsageError: the part cannot be read.
+            FileNotFoundError: it is not there.
         """
-        try:
-            with told(self.path):
-                return self._body(index)
-        except FileNotFoundError as error:
-            raise UsageError(f"{self.path} is not there", hint="the bodies of these rows are lost") from error
+        with told(self.path):
+            return self._body(index)
 
     def _body(self, index: int) -> tuple[bytes, list[Tokens]]:
         if self._file is None:
@@ -364,7 +301,7 @@ class Sealed:
             import pyarrow.parquet as pq
 
             self._file = pq.ParquetFile(self.path)
-        columns = ["record", "tokens"]
+        columns = [*_RECORD, "tokens"]
         table = self._file.read_row_group(index // GROUP, columns=columns, use_threads=False).slice(index % GROUP, 1)
         rows = []
         inside = table["tokens"].combine_chunks()[0].values
@@ -374,7 +311,14 @@ class Sealed:
             held: dict[str, Any] = {name: row[name].values.to_numpy(zero_copy_only=False) for name in names}
             spans = [(span["start"], span["end"]) for span in row["turns"].as_py()]
             rows.append(Tokens(**held, turns=spans))
-        return table["record"][0].as_py(), rows
+        return next(self._records(table))[1], rows
+
+    def _records(self, table: pa.Table) -> Iterator[tuple[str, bytes]]:
+        """Of a part of an older version there are no blobs."""
+        named = table["blobs"].to_pylist() if "blobs" in table.column_names else [None] * len(table)
+        run = self.path.parent.parent
+        for id, record, names in zip(table["id"].to_pylist(), table["record"].to_pylist(), named, strict=True):
+            yield id, put_back(run, record, names or ())
 
     def records(self) -> Iterator[tuple[str, bytes]]:
         """The records of all bodies with their ids, a row group at a time."""
@@ -383,5 +327,4 @@ class Sealed:
 
         with told(self.path), pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["id", "record"], use_threads=False)
-                yield from zip(table["id"].to_pylist(), table["record"].to_pylist(), strict=True)
+                yield from self._records(file.read_row_group(group, columns=_RECORD, use_threads=False))

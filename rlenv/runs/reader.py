@@ -11,20 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv.errors import UsageError
-from rlenv.runs import files
+from rlenv.runs import files, late
+from rlenv.runs.blobs import put_back
+from rlenv.runs.columns import arrow, flattened, late_schema, list_schema, row_schema, rows_table
 from rlenv.runs.journal import Lines, loads, path_of, read_body, segments
-from rlenv.runs.parts import (
-    Sealed,
-    arrow,
-    flattened,
-    late_schema,
-    packed_in,
-    part_of,
-    read_part,
-    row_schema,
-    rows_table,
-)
-from rlenv.runs.schema import LATE, Tokens
+from rlenv.runs.parts import Sealed, packed_in, part_of, read_part
+from rlenv.runs.schema import Tokens
 from rlenv.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -35,6 +27,8 @@ __all__ = ["Body", "RunReader"]
 
 _LARGE: Final = 1_000_000
 """Bytes of a part that is worth several threads: about 10,000 rows."""
+_LOOKS: Final = 8
+"""How often a refresh looks again where something was sealed or packed under its hands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,33 +95,47 @@ class RunReader:
         self._bodies: dict[str, Sealed] = {}
         self._packed: dict[str, tuple[str, int, int]] = {}
         """By segment: the packed part that holds it, its first row there, and its first body."""
+        self._moved: dict[str, tuple[str, int, int]] = {}
+        """The same of what was packed since the last look: the rows stay as they are until the next one."""
         self._open: dict[str, _Open] = {}
         self._late_parts: dict[str, pa.Table] = {}
         self._late_open: dict[str, _Open] = {}
-        self._table: pa.Table | None = None
-        self._again: tuple[int, set[int]] | None = None
-        self._endings: tuple[int, dict[str, str]] | None = None
-        self._terms: tuple[int, dict[str, list[dict[str, Any]]]] | None = None
+        self._forget()
         self.refresh()
+
+    def _forget(self) -> None:
+        """Forgets what was made of the last version."""
+        self._table: pa.Table | None = None
+        self._again: set[int] | None = None
+        self._last: dict[str, dict[str, Any]] = {}
 
     def refresh(self) -> bool:
         """Looks for what is new; whether there was something."""
         before = self.version
+        for _ in range(_LOOKS):
+            if self._look():
+                break
+        if self.version != before:
+            self._forget()
+        return self.version != before
+
+    def _look(self) -> bool:
+        """Takes what is there; false where something of it was sealed or packed before it could be read."""
+        is_whole = True
         # Journals are listed before parts: a segment that is sealed in between is then seen in both, never in neither.
         journals = segments(self.run)
         for kind, known, opened in (
             ("episodes", self._parts, self._open),
             ("late", self._late_parts, self._late_open),
         ):
+            packed = self._packed if kind == "episodes" else {}  # late parts are never packed
             for segment in self._listed(kind):
-                if segment not in self._packed:
-                    self._take(kind, segment, known, opened)
+                if segment not in packed:
+                    is_whole &= self._take(kind, segment, known, opened)
             for segment in sorted(journals):
-                if segment not in known and segment not in self._packed:
-                    self._follow(kind, segment, known, opened)
-        if self.version != before:
-            self._table = None
-        return self.version != before
+                if segment not in known and segment not in packed:
+                    is_whole &= self._follow(kind, segment, known, opened)
+        return is_whole
 
     def _listed(self, kind: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.run / kind) as entries:
@@ -138,17 +146,17 @@ class RunReader:
             )
         return []
 
-    def _take(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
-        """A sealed part in the place of its journal."""
+    def _take(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> bool:
+        """A sealed part in the place of its journal; false where it is gone."""
         if segment in known:
-            return
+            return True
         schema = row_schema(is_nested=False) if kind == "episodes" else late_schema()
         path = part_of(self.run, kind, segment)
         try:
             # Threads cost more than they bring for the parts of a few hundred rows that writers make.
             table = read_part(path, schema, use_threads=_is_large(path))
-        except FileNotFoundError:  # packed since it was listed; the next look finds it there
-            return
+        except FileNotFoundError:  # packed since it was listed
+            return False
         packed = packed_in(table, path)
         known[segment] = table
         opened.pop(segment, None)
@@ -157,24 +165,24 @@ class RunReader:
             known.pop(inside, None)
             opened.pop(inside, None)
         self.version += 1
+        return True
 
-    def _follow(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> None:
-        """The new lines of a journal, or the part that it has become."""
+    def _follow(self, kind: str, segment: str, known: dict[str, pa.Table], opened: dict[str, _Open]) -> bool:
+        """The new lines of a journal; false where it is gone."""
         lines = opened.get(segment)
         if lines is None:
             path = path_of(self.run, segment, "rows" if kind == "episodes" else "late")
-            if not path.exists():
-                return
+            if not path.exists():  # a journal of the other kind alone, or one that was sealed since it was listed
+                return segment in segments(self.run) and not part_of(self.run, kind, segment).exists()
             lines = opened[segment] = _Open(Lines(path))
         try:
             new = lines.lines.read()
         except FileNotFoundError:
-            if part_of(self.run, kind, segment).exists():
-                self._take(kind, segment, known, opened)
-            return
+            return False
         if new:
             lines.rows += new
             self.version += 1
+        return True
 
     # rows
 
@@ -189,7 +197,9 @@ class RunReader:
             schema = row_schema(is_nested=False)
             live = [row for segment in self._open.values() for row in segment.rows]
             tables = [*self._parts.values(), rows_table(live, schema)]
-            self._table = self._completed(self._counted(pa.concat_tables(tables)))
+            facts = {segment: rows_table(one.rows, late_schema()) for segment, one in self._late_open.items()}
+            counted = self._counted(pa.concat_tables(tables))
+            self._table = late.completed(counted, late.in_order(facts | self._late_parts))
         return self._table
 
     def _counted(self, table: pa.Table) -> pa.Table:
@@ -207,82 +217,48 @@ class RunReader:
 
     def _validated_again(self) -> set[int]:
         """The attempts that began with the validation of the step that they go on from."""
-        if self._again is None or self._again[0] != self.version:
+        if self._again is None:
             columns = ["attempt", "step", "mode"]
             seen = {(row["attempt"], row["step"], row["mode"]) for one in self._open.values() for row in one.rows}
             for table in self._parts.values():
                 kinds = table.group_by(columns, use_threads=False).aggregate([])
                 seen |= {(row["attempt"], row["step"], row["mode"]) for row in kinds.to_pylist()}
             held_out = [(attempt, step) for attempt, step, mode in seen if mode != "train"]
-            again = {
+            self._again = {
                 number
                 for number, begun in self.from_steps.items()
                 if any(attempt >= number and step == begun for attempt, step in held_out)
             }
-            self._again = (self.version, again)
-        return self._again[1]
+        return self._again
 
-    def _completed(self, table: pa.Table) -> pa.Table:
-        """The table with the late facts of each row."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        flat = [name for name in LATE if name != "id"]
-        late = self._late()
-        if late is None:
-            for name in flat:
-                if name not in table.column_names:
-                    kind = late_schema().field(name).type
-                    table = table.append_column(name, pa.nulls(len(table), kind))
-            return table
-        at = pc.index_in(table["id"], value_set=late["id"].combine_chunks())
-        at = at.combine_chunks() if hasattr(at, "combine_chunks") else at
-        has_ended = pc.is_valid(late["ending"].combine_chunks().take(at))
-        for name in flat:
-            found = late[name].combine_chunks().take(at)
-            if name in table.column_names:
-                whole = pc.coalesce(found, table[name])
-                if name in ("reward", "success"):  # an ending without one says that there is none
-                    whole = pc.if_else(has_ended, found, whole)
-                table = table.set_column(table.column_names.index(name), name, whole)
-            else:
-                table = table.append_column(name, found)
-        return table
-
-    def _late(self) -> pa.Table | None:
-        """One row for each episode of which something came later: of each column what was said last."""
-        pa = arrow()
-        live = [row for segment in self._late_open.values() for row in segment.rows]
-        tables = [*self._late_parts.values(), *([rows_table(live, late_schema())] if live else [])]
-        if not tables:
-            return None
-        flat = pa.concat_tables(tables).select(list(LATE))
-        grouped = flat.group_by("id", use_threads=False).aggregate(
-            [(name, "last") for name in LATE if name != "id"]  # the last that is not null
-        )
-        return grouped.rename_columns([name.removesuffix("_last") for name in grouped.column_names])
+    def _said_last(self, column: str) -> dict[str, Any]:
+        if column not in self._last:
+            live = {segment: one.rows for segment, one in self._late_open.items()}
+            self._last[column] = late.said_last(self._late_parts, live, column)
+        return self._last[column]
 
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
         """`terms` or `calls` of episodes, one row an entry, with the episode's `id` beside; of all without `ids`.
 
         Terms that came later stand in the place of the earlier ones.
         """
-        if ids is None:
-            found = self.entries(column)
-            return found.set_column(0, "id", self.table["id"].take(found["row"]))
         import pyarrow.compute as pc
 
         pa = arrow()
         # An id names its segment: a page of a list reads the parts of its own rows.
-        whole = pa.concat_tables(self._lists(column, self._held_in(ids)))
-        whole = whole.filter(pc.is_in(whole["id"], value_set=pa.array(list(ids), pa.string())))
-        found = flattened(self._with_late(whole, column), column)
+        whole = pa.concat_tables(self._lists(column, None if ids is None else self._held_in(ids), ()))
+        asked = self.table["id"].combine_chunks() if ids is None else pa.array(list(ids), pa.string())
+        whole = self._with_late(whole.filter(pc.is_in(whole["id"], value_set=asked)), column)
+        found = flattened(whole, column)
         return found.set_column(0, "id", whole["id"].take(found["row"]))
 
-    def entries(self, column: str) -> pa.Table:
-        """`terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`."""
+    def entries(self, column: str, fields: Sequence[str] = ()) -> pa.Table:
+        """The `terms` or `calls` of all rows that count, one row an entry; `row` is the place of its row in `table`.
+
+        Of `fields`, where given, these alone, texts as numbers of words.
+        """
         pa = arrow()
-        whole = pa.concat_tables(self._lists(column, None))
+        whole = pa.concat_tables(self._lists(column, None, fields))
         if len(whole) != len(self.table):  # of attempts that do not count
             import pyarrow.compute as pc
 
@@ -294,39 +270,26 @@ class RunReader:
         segments = {id.rpartition("-")[0] for id in ids}
         return {self._packed.get(segment, (segment,))[0] for segment in segments}
 
-    def _lists(self, column: str, asked: Collection[str] | None) -> list[pa.Table]:
+    def _lists(self, column: str, asked: Collection[str] | None, fields: Sequence[str]) -> list[pa.Table]:
         """Ids and lists of `column`, in the order of `table`; of some parts and segments, where `asked`."""
-        pa = arrow()
-        schema = pa.schema([row_schema().field("id"), row_schema().field(column)])
-        parts = [part_of(self.run, "episodes", one) for one in self._parts if asked is None or one in asked]
+        schema = list_schema(column, tuple(fields))
+        parts = [one for one in self._parts if asked is None or one in asked]
         live = [one for segment, one in self._open.items() if asked is None or segment in asked]
-        tables = [read_part(part, schema) for part in parts]
+        tables = [self._part(part, schema) for part in parts]
         bare = [table.replace_schema_metadata() for table in tables]
         return [*bare, rows_table([row for one in live for row in one.rows], schema)]
 
     def _with_late(self, whole: pa.Table, column: str) -> pa.Table:
         """Lists of terms with those that came later in their place."""
-        if column != "terms" or not (late := self._late_terms()):
+        if column != "terms" or not (said := self._said_last("terms")):
             return whole
         pa = arrow()
-        lists = [late.get(id, own) for id, own in zip(whole["id"].to_pylist(), whole[column].to_pylist(), strict=True)]
-        schema = pa.schema([whole.schema.field("id"), whole.schema.field(column)])
         ids = whole["id"].to_pylist()
-        return rows_table([{"id": id, column: own} for id, own in zip(ids, lists, strict=True)], schema)
-
-    def _late_terms(self) -> dict[str, list[dict[str, Any]]]:
-        """By id, the terms of which a late fact says that they are others now."""
-        if self._terms is None or self._terms[0] != self.version:
-            import pyarrow.compute as pc
-
-            found: dict[str, list[dict[str, Any]]] = {}
-            for table in self._late_parts.values():
-                said = table.filter(pc.is_valid(table["terms"]))
-                found |= dict(zip(said["id"].to_pylist(), said["terms"].to_pylist(), strict=True))
-            for segment in self._late_open.values():
-                found |= {row["id"]: row["terms"] for row in segment.rows if row.get("terms") is not None}
-            self._terms = (self.version, found)
-        return self._terms[1]
+        own = [(place, id) for place, id in enumerate(ids) if id in said]
+        behind = {place: len(ids) + at for at, (place, _) in enumerate(own)}
+        others = rows_table([{"id": id, column: said[id]} for _, id in own], whole.schema)
+        order = pa.array([behind.get(place, place) for place in range(len(ids))], pa.int64())
+        return pa.concat_tables([whole, others]).take(order)
 
     def counts(self, row: Mapping[str, Any]) -> bool:
         """Whether a row is of an attempt that was not gone on from before it."""
@@ -342,19 +305,30 @@ class RunReader:
             if segment in self._open:
                 yield from self._open[segment].rows
                 continue
-            yield from read_part(part_of(self.run, "episodes", segment), row_schema()).to_pylist()
+            yield from self._part(segment, row_schema()).to_pylist()
 
-    def _ending(self, id: str) -> str:
-        if self._endings is None or self._endings[0] != self.version:
-            found: dict[str, str] = {}
-            for table in self._late_parts.values():
-                for one, ending in zip(table["id"].to_pylist(), table["ending"].to_pylist(), strict=True):
-                    if ending is not None:
-                        found[one] = ending
-            for segment in self._late_open.values():
-                found |= {row["id"]: row["ending"] for row in segment.rows if row.get("ending") is not None}
-            self._endings = (self.version, found)
-        return self._endings[1].get(id, "")
+    def _part(self, part: str, schema: pa.Schema) -> pa.Table:
+        """Columns of the rows of a part as they were when it was taken, wherever they are now."""
+        try:
+            return read_part(part_of(self.run, "episodes", part), schema)
+        except FileNotFoundError:
+            moved, row, _ = self._moved_to(part)
+            return read_part(part_of(self.run, "episodes", moved), schema).slice(row, len(self._parts[part]))
+
+    def _moved_to(self, segment: str) -> tuple[str, int, int]:
+        """Where a segment's rows and bodies are that were packed since the last look.
+
+        Raises:
+            UsageError: nowhere.
+        """
+        for part in self._listed("episodes"):
+            if segment not in self._moved and part.startswith("P-") and part not in self._parts:
+                path = part_of(self.run, "episodes", part)
+                held = packed_in(read_part(path, arrow().schema([row_schema().field("id")])), path)
+                self._moved |= {inside: (part, row, body) for inside, row, body in held}
+        if segment not in self._moved:
+            raise UsageError(f"{part_of(self.run, 'episodes', segment)} is not there", hint="its rows are lost")
+        return self._moved[segment]
 
     # bodies
 
@@ -368,38 +342,41 @@ class RunReader:
         if not number.isascii() or not number.isdecimal() or len(number) > 18:
             raise UsageError(f"'{id}' is no episode of {self.run}")
         if segment in self._open:
-            with contextlib.suppress(FileNotFoundError):
-                return self._open_body(id, segment)
-            self._take("episodes", segment, self._parts, self._open)
-            self._table = None
+            return Body(id, *self._open_body(id, segment), self._said_last("ending").get(id, ""))
         part, row, first = self._packed.get(segment, (segment, 0, 0))
-        if part in self._parts and part == segment and not part_of(self.run, "episodes", part).exists():
-            self.refresh()  # packed since it was seen
-            part, row, first = self._packed.get(segment, (segment, 0, 0))
-        if part not in self._parts:
+        at = row + int(number)
+        if part not in self._parts or at >= len(self._parts[part]) or self._parts[part]["id"][at].as_py() != id:
             raise UsageError(f"'{id}' is no episode of {self.run}")
-        return self._sealed_body(id, part, row, int(number), first)
-
-    def _open_body(self, id: str, segment: str) -> Body:
-        # Where a line of the journal is left out, the rows behind it are not at their numbers.
-        row = next((row for row in self._open[segment].rows if row["id"] == id), None)
-        if row is None:
-            raise UsageError(f"'{id}' is no episode of {self.run}")
-        if not row["has_body"]:
-            raise UsageError(f"the body of '{id}' was not kept")
-        with path_of(self.run, segment, "bodies").open("rb") as file:
-            return Body(id, *read_body(file.fileno(), row), self._ending(id))
-
-    def _sealed_body(self, id: str, part: str, row: int, number: int, first: int) -> Body:
-        table, at = self._parts[part], row + number
-        if at >= len(table) or table["id"][at].as_py() != id:
-            raise UsageError(f"'{id}' is no episode of {self.run}")
-        kept = table["has_body"]
+        kept = self._parts[part]["has_body"]
         if not kept[at].as_py():
             raise UsageError(f"the body of '{id}' was not kept")
-        index = first + (int(kept.slice(row, number).to_numpy().sum()) if number else 0)
-        sealed = self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part)))
-        return Body(id, *sealed.body(index), self._ending(id))
+        index = first + (int(kept.slice(row, at - row).to_numpy().sum()) if at > row else 0)
+        return Body(id, *self._sealed_body(part, index), self._said_last("ending").get(id, ""))
+
+    def _open_body(self, id: str, segment: str) -> tuple[bytes, Sequence[Tokens]]:
+        # Where a line of the journal is left out, the rows behind it are not at their numbers.
+        rows = self._open[segment].rows
+        at = next((at for at, row in enumerate(rows) if row["id"] == id), None)
+        if at is None:
+            raise UsageError(f"'{id}' is no episode of {self.run}")
+        if not rows[at]["has_body"]:
+            raise UsageError(f"the body of '{id}' was not kept")
+        try:
+            with path_of(self.run, segment, "bodies").open("rb") as file:
+                record, tokens = read_body(file.fileno(), rows[at])
+            return put_back(self.run, bytes(record), rows[at].get("blobs") or ()), tokens
+        except FileNotFoundError:  # sealed since the last look, which takes all rows of a journal or none
+            return self._sealed_body(segment, sum(row["has_body"] for row in rows[:at]))
+
+    def _sealed_body(self, part: str, index: int) -> tuple[bytes, Sequence[Tokens]]:
+        """The body at a place of a part, which may have been packed since the last look."""
+        try:
+            return self._bodies.setdefault(part, Sealed(part_of(self.run, "bodies", part))).body(index)
+        except FileNotFoundError as error:
+            if part_of(self.run, "episodes", part).exists():
+                raise UsageError(f"{error.filename} is not there", hint="the bodies of its rows are lost") from error
+        moved, _, first = self._moved_to(part)
+        return self._sealed_body(moved, first + index)
 
     def records(self, ids: Collection[str] | None = None) -> Iterator[tuple[str, bytes]]:
         """Every record that was kept (of `ids`, where given) as JSON, with its id, a segment after the other.
@@ -413,10 +390,19 @@ class RunReader:
                     if row["has_body"] and (counted is None or row["id"] in counted):
                         with contextlib.suppress(UsageError, FileNotFoundError):
                             yield row["id"], self.body(row["id"]).record
-            elif segment in self._parts and part_of(self.run, "bodies", segment).exists():
-                for id, record in Sealed(part_of(self.run, "bodies", segment)).records():
+            elif segment in self._parts:
+                for id, record in self._part_records(segment):
                     if counted is None or id in counted:
                         yield id, record
+
+    def _part_records(self, part: str) -> Iterator[tuple[str, bytes]]:
+        try:
+            yield from Sealed(part_of(self.run, "bodies", part)).records()
+        except FileNotFoundError:
+            if part_of(self.run, "episodes", part).exists():
+                return  # no body of it was kept
+            held = set(self._parts[part]["id"].to_pylist())
+            yield from (one for one in self._part_records(self._moved_to(part)[0]) if one[0] in held)
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         """Every episode whose body was kept, with its row, in the order of segments."""

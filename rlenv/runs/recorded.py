@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rlenv._base.nearest import nearest
 from rlenv._base.paths import names_in
@@ -13,9 +13,10 @@ from rlenv.errors import UsageError
 from rlenv.runs import files
 from rlenv.runs.folder import is_run, open_run
 from rlenv.runs.reader import RunReader
+from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
 
-__all__ = ["file_of", "in_order", "recorded", "recorded_in", "whole_groups", "with_ids"]
+__all__ = ["file_of", "in_order", "recorded", "recorded_in", "whole_groups", "with_facts", "with_ids"]
 
 _FILE: Final = "trajectories.jsonl"
 
@@ -47,6 +48,22 @@ def with_ids(name: str | Path, count: int | None = None) -> list[tuple[str, Traj
     if not found:
         raise UsageError(f"{path} holds no trajectory")
     return found
+
+
+def with_facts(name: str | Path) -> list[tuple[Facts | None, Trajectory]]:
+    """The same, each with the step, sample, mode and group of its row; None for those of a file, which have none.
+
+    Raises:
+        UsageError: as `recorded`.
+    """
+    rows = {row["id"]: row for row in open_run(name).rows()} if is_run(Path(name)) else {}
+    return [(_facts(rows.get(id)), trajectory) for id, trajectory in with_ids(name)]
+
+
+def _facts(row: Mapping[str, Any] | None) -> Facts | None:
+    if row is None:
+        return None
+    return Facts(step=row["step"], sample=row["sample"], mode=row["mode"], group=row["group"] or "")
 
 
 def whole_groups(name: str | Path, count: int | None = None) -> list[Hashable]:

@@ -15,7 +15,8 @@ from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
 from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.rollout import together
 from rlenv.rewards.group_terms import score_groups
-from rlenv.trajectory import TERMINATIONS, Trajectory
+from rlenv.runs.summary import mean
+from rlenv.trajectory import TERMINATIONS, Trajectory, Turn
 
 __all__ = ["Change", "Difference", "compare", "rescore"]
 
@@ -67,12 +68,22 @@ async def _rescored(episode: Episode, recorded: Trajectory) -> Trajectory:
         if state is not None:
             await state.take(turn, is_last=is_last, reason=reason, deadline=deadline)
             state = _unless_lost(state, reward, environment)
-        episode.turns.append(turn)
+        episode.turns.append(_placed(environment, turn))
         if reward.scorer.has_turn_terms and not is_last:
             await reward.score_turn(episode.messages, episode.turns)
     answer, breakdown, success = await reward.score(episode.messages, episode.turns, reason=reason)
     end = Trajectory.truncation if recorded.cut_by else Trajectory.termination
     return end(reason=reason, reward=breakdown, success=success, **episode.record(answer=answer))
+
+
+def _placed(environment: Environment, turn: Turn) -> Turn:
+    """The turn with the places of its content, which no record holds, where the action reads as it did."""
+    if turn.parsed.content_at:
+        return turn
+    read = environment.parse(turn.action)[1]
+    if read.content != turn.parsed.content or read.thinking != turn.parsed.thinking:
+        return turn
+    return dataclasses.replace(turn, parsed=dataclasses.replace(turn.parsed, content_at=read.content_at))
 
 
 def _unless_lost(state: Retaken | None, reward: EpisodeReward, environment: Environment) -> Retaken | None:
@@ -143,14 +154,14 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
             changes.append(Change(index, old.split, old.task_index, old.seed, *totals, terms, error))
     return Difference(
         len(before),
-        (_mean([one.reward.total for one in before]), _mean([one.reward.total for one in after])),
+        (mean([one.reward.total for one in before]), mean([one.reward.total for one in after])),
         (_rate(before), _rate(after)),
         (sum(one.reward.total is None for one in before), sum(one.reward.total is None for one in after)),
         sum(new.success is True and not old.success for old, new in zip(before, after, strict=True)),
         sum(old.success is True and new.success is False for old, new in zip(before, after, strict=True)),
         sum(old.success is not None and new.success is None for old, new in zip(before, after, strict=True)),
         {
-            name: (_mean([_value(one, name) for one in before]), _mean([_value(one, name) for one in after]))
+            name: (mean([_value(one, name) for one in before]), mean([_value(one, name) for one in after]))
             for name in names
         },
         tuple(changes),
@@ -168,10 +179,5 @@ def _same(one: float | None, other: float | None) -> bool:
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
 def _rate(trajectories: Sequence[Trajectory]) -> float | None:
-    return _mean([None if one.success is None else float(one.success) for one in trajectories])
+    return mean([None if one.success is None else float(one.success) for one in trajectories])

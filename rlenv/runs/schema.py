@@ -107,10 +107,12 @@ LATE: Final[Mapping[str, str]] = {
     "failure": "string",
     "failure_message": "string",
     "ending": "string",
+    "said": "float64",
 }
 """What is known of an episode later, by its id: `fate` is `trained`, `masked` or `filtered`, and `why` says more.
 
-A null column says nothing; of two entries the later one counts, column by column. `ending` is JSON of what an episode
+A null column says nothing; of two entries the later one counts, column by column: `said` is when, in seconds since the
+epoch, by the clock of who says it. `ending` is JSON of what an episode
 has ended as where its reward became known later, as that of a group does; see `ending_of`. Beside one, `reward` and
 `success` say something where they are null too: there is none any more."""
 
@@ -122,6 +124,7 @@ NEVER_NULL: Final = frozenset(("id", "attempt", "split", "task", "sample", "seed
 
 _ANSWER, _TITLE, _MESSAGE, _ERROR = 200, 120, 300, 200
 _INT64: Final = 2**63 - 1
+_INT32: Final = 2**31 - 1
 _INT16: Final = 2**15 - 1
 _BOUNDS: Final = {"int16": 2**15, "int32": 2**31, "int64": 2**63}
 
@@ -170,11 +173,11 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "lock": lock,
         "environment": encodable(trajectory.environment),
         "split": encodable(trajectory.split),
-        "task": trajectory.task_index,
-        "sample": facts.sample,
-        "seed": max(-_INT64, min(trajectory.seed, _INT64)),
+        "task": _within(trajectory.task_index, _INT32),  # a record of others may hold any number
+        "sample": _within(facts.sample, _INT32),
+        "seed": _within(trajectory.seed, _INT64),
         "group": encodable(facts.group),
-        "step": facts.step,
+        "step": _within(facts.step, _INT32),
         "mode": facts.mode,
         "started": facts.started,
         "seconds": trajectory.seconds,
@@ -195,6 +198,10 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "terms": [term_of(term) for term in trajectory.reward.terms.values()],
         "calls": calls,
     }
+
+
+def _within(number: int, most: int) -> int:
+    return max(-most, min(number, most))
 
 
 def call_of(result: ToolResult, turn: int, index: int) -> dict[str, Any]:
@@ -264,7 +271,11 @@ def is_row(held: Any) -> bool:
         return False
     if not _are_entries(held.get("terms"), TERMS) or not _are_entries(held.get("calls"), CALLS):
         return False
-    return not held["has_body"] or (_are_counts(held.get("at"), 3) and _are_tokens(held.get("lies")))
+    return not held["has_body"] or (
+        _are_counts(held.get("at"), 3)
+        and _are_tokens(held.get("lies"))
+        and all(isinstance(name, str) for name in held.get("blobs") or ())
+    )
 
 
 def is_late(held: Any) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
     "Summary",
     "clustered",
     "clustered_counts",
+    "mean",
     "mean_interval",
     "pass_at",
     "summarise",
@@ -25,6 +26,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 _Task = tuple[str, int, str]
+_SQUARED = 1e100  # numbers up to this have squares and sums of squares
 _Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution: a two-sided interval of 95 %
 
 
@@ -100,7 +102,9 @@ def wilson(successes: float, trials: float) -> tuple[float, float]:
     rate, z2 = successes / trials, _Z * _Z
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
-    return (max(0.0, centre - half), min(1.0, centre + half))
+    # Rounding leaves 2.8e-17 where the bound is none.
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    return (low, 1.0 if successes == trials else min(1.0, centre + half))
 
 
 def clustered(groups: Sequence[Sequence[bool]]) -> tuple[float, float]:
@@ -131,20 +135,25 @@ def clustered_counts(groups: Sequence[tuple[int, int]]) -> tuple[float, float]:
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     """The 95 % interval of a mean over samples of several tasks, one sequence a task; None for fewer than two tasks.
 
-    None also where nothing varies, since nothing says then how much it may. The mean's standard error between tasks (as
-    in `clustered`, times G / (G - 1) for G tasks) times Student's t.
+    None also where nothing varies, since nothing says then how much it may, and where a bound is no finite number. The
+    mean's standard error between tasks (as in `clustered`, times G / (G - 1) for G tasks) times Student's t.
     """
     groups = [group for group in groups if group]
     count = len(groups)
     if count < 2:
         return None
+    # The square of a large number is none that is finite; in units of the largest each one is.
+    largest = max(abs(number) for group in groups for number in group)
+    unit = largest if largest > _SQUARED else 1.0
+    groups = [[number / unit for number in group] for group in groups]
     trials = sum(map(len, groups))
-    mean = math.fsum(map(math.fsum, groups)) / trials
-    spread = math.fsum((math.fsum(group) - len(group) * mean) ** 2 for group in groups) / trials**2
+    middle = math.fsum(map(math.fsum, groups)) / trials
+    spread = math.fsum((math.fsum(group) - len(group) * middle) ** 2 for group in groups) / trials**2
     if not spread:
         return None
     half = _student(count - 1) * math.sqrt(spread * count / (count - 1))
-    return (mean - half, mean + half)
+    low, high = (middle - half) * unit, (middle + half) * unit
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 def _student(freedom: int) -> float:
@@ -170,7 +179,7 @@ def _pass_at_k(by_task: Mapping[Any, Sequence[bool]], played: Mapping[Any, int])
     found = {}
     for k in sorted({*(2**power for power in range(most.bit_length())), most}):
         known = [samples for samples in by_task.values() if len(samples) >= k]
-        value = _mean([pass_at(k, samples=len(samples), successes=sum(samples)) for samples in known])
+        value = mean([pass_at(k, samples=len(samples), successes=sum(samples)) for samples in known])
         found[k] = PassAtK(value, len(known), len(played) - len(known))
     return found
 
@@ -195,7 +204,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
         failures=dict(Counter(t.failure.reason for t in trajectories if t.failure is not None).most_common()),
         seconds=seconds,
         groups=groups,
-        groups_success_mean=_mean([one.success_rate for one in groups.values() if one.success_rate is not None]),
+        groups_success_mean=mean([one.success_rate for one in groups.values()]),
     )
 
 
@@ -214,9 +223,9 @@ def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     flat = [float(success) for samples in successes.values() for success in samples]
     return {
         "episodes": len(trajectories),
-        "reward_mean": _mean(all_totals),
+        "reward_mean": mean(all_totals),
         "reward_interval": mean_interval(list(totals.values())),
-        "success_rate": _mean(flat),
+        "success_rate": mean(flat),
         "success_interval": clustered(list(successes.values())) if flat else None,
         "invalid": len(trajectories) - len(all_totals),
     }
@@ -228,7 +237,7 @@ def _of_terms(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         for name, term in trajectory.reward.terms.items():
             found[name].append(term)
     return {
-        "terms": {name: _mean([one.value for one in all_ if one.value is not None]) for name, all_ in found.items()},
+        "terms": {name: mean([one.value for one in all_]) for name, all_ in found.items()},
         "terms_invalid": {name: sum(one.status == "invalid" for one in all_) for name, all_ in found.items()},
         "terms_skipped": {name: sum(one.status == "skipped" for one in all_) for name, all_ in found.items()},
     }
@@ -267,8 +276,16 @@ def _task(trajectory: Trajectory) -> _Task:
     return trajectory.split, trajectory.task_index, own
 
 
-def _mean(numbers: Sequence[float]) -> float | None:
-    return math.fsum(numbers) / len(numbers) if numbers else None
+def mean(numbers: Sequence[float | None]) -> float | None:
+    """The mean of the finite numbers among some, which is finite itself; None where all are None."""
+    known = [number for number in numbers if number is not None]
+    if not known:
+        return None
+    try:
+        return math.fsum(known) / len(known)
+    except OverflowError:  # the sum is no finite number, though the mean of finite ones always is
+        unit = max(map(abs, known))
+        return max(-1.0, min(1.0, math.fsum(number / unit for number in known) / len(known))) * unit
 
 
 def _latency(ordered: Sequence[float]) -> Latency:

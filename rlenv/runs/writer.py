@@ -18,6 +18,7 @@ import orjson
 
 from rlenv.errors import MissingExtra
 from rlenv.runs import files, parts
+from rlenv.runs.blobs import Blobs
 from rlenv.runs.journal import Journal, body_of
 from rlenv.runs.schema import Facts, late_of, row_of
 from rlenv.secrets import logger
@@ -33,9 +34,9 @@ _SYNC_S: Final = 1.0
 class KeepPolicy:
     """Whose bodies are kept; a row is kept of every episode.
 
-    All of them up to `keep_gb` (10⁹ bytes of this writer's journals, before they are packed); from then on those of
-    failures, of validation, of the best and the worst of each group as far as this writer has seen it, and a `share`
-    of the others, drawn by their ids.
+    All of them up to `keep_gb` (10⁹ bytes of this writer's journals, before they are packed, and blobs); from then on
+    those of failures, of validation, of the best and the worst of each group as far as this writer has seen it, and a
+    `share` of the others, drawn by their ids.
     """
 
     keep_gb: float = 5.0
@@ -103,6 +104,8 @@ class RunWriter:
         self._keep = keep or KeepPolicy()
         self._limits = (seal_episodes, seal_bytes, seal_s)
         self._number = self._episodes = self._written = 0
+        self._said = 0.0
+        self._blobs = Blobs(run, self.name)
         self._sealing: ThreadPoolExecutor | None = None
         self._is_sealable = True
         for kind in ("episodes", "bodies", "late", "journal"):
@@ -113,7 +116,7 @@ class RunWriter:
     def _opened(self) -> Journal:
         self._begun = time.monotonic()
         self._episodes = 0
-        journal = Journal(self.run, f"{self.name}-{self._number:05d}")
+        journal = Journal(self.run, f"{self.name}-{self._number:05d}", needs=self._blobs.sync)
         self._number += 1
         return journal
 
@@ -127,9 +130,9 @@ class RunWriter:
         journal = self._journal
         id = f"{journal.segment}-{self._episodes}"
         row = row_of(trajectory, facts, id=id, attempt=self.attempt, lock=self.lock if lock is None else lock)
-        row["has_body"] = self._keep.keeps(trajectory, facts, id=id, written=self._written)
+        row["has_body"] = self._keep.keeps(trajectory, facts, id=id, written=self._written + self._blobs.written)
         if row["has_body"]:
-            record = files.dump(trajectory)
+            record, row["blobs"] = self._blobs.taken_out(files.dump(trajectory))
             body, row["lies"] = body_of(record, facts.tokens)
             row["at"] = [journal.put("bodies", body), len(record), len(body)]
             self._written += len(body)
@@ -146,7 +149,8 @@ class RunWriter:
             KeyError: a fact that has no column.
         """
         self._roll_where_full()
-        self._journal.put("late", orjson.dumps(late_of(id, facts)) + b"\n")
+        self._said = max(self._said, time.time())  # a clock that is set back does not change what was said last
+        self._journal.put("late", orjson.dumps(late_of(id, {"said": self._said, **facts})) + b"\n")
         self._syncing.of(self._journal)
 
     def _roll_where_full(self) -> None:

@@ -58,6 +58,9 @@ def check_reading(dialect: Dialect, text: str, tools: Mapping[str, Any] | None =
             json.dumps(dict(call.arguments), ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, TypeError, RecursionError) as error:
             raise broken("arguments are JSON", f"{where}: {error!r}") from error
+    if action.content_at:
+        said = "".join(text[first:last] for first, last in action.content_at).strip()
+        law("the content is what stands where it is said to", said == action.content, f"{where}: {action.content_at}")
     return action
 
 

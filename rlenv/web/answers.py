@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from rlenv._base.bounded import encodable
-from rlenv._base.jsonable import plain
+from rlenv._base.jsonable import sendable
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import QueryFault
 from rlenv.web.episode import Blobs
@@ -33,19 +32,7 @@ def encoded(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=options)
     except TypeError:
-        return orjson.dumps(_clean(plain(value)), option=options)
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return encodable(value)
-    if isinstance(value, dict):
-        return {encodable(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return str(value)
-    return value
+        return orjson.dumps(sendable(value))
 
 
 async def answered(of: Callable[[], Any], *, threads: Executor | None = None) -> web.Response:

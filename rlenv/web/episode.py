@@ -15,7 +15,8 @@ import numpy as np
 from rlenv._base.jsonable import plain
 from rlenv._base.pictures import bare_image
 from rlenv.errors import UsageError
-from rlenv.runs.figures.groups import group_of, members
+from rlenv.runs.figures.groups import MOST, group_of, members
+from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.files import nested
 from rlenv.runs.reader import Body
 from rlenv.trajectory import Trajectory
@@ -25,6 +26,7 @@ __all__ = ["CUT_CHARS", "Blobs", "evidence_places", "nested_episodes", "page", "
 
 CUT_CHARS: Final = 20_000
 _MAX_PLACES: Final = 5
+_MOST_SAID: Final = 64
 _MIN_EVIDENCE: Final = 3
 _MIMES: Final = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _MOST_PIXELS: Final = 50_000_000
@@ -143,7 +145,8 @@ def evidence_places(record: Mapping[str, Any]) -> dict[str, list[dict[str, int]]
     """By term, where its evidence stands: spans of characters in messages, by their index; None where it is not found.
 
     Messages are counted as they were said: the prompt's, then of each turn its action and what was observed. What the
-    term says itself counts (`where`); else the evidence is looked for, from the last message on.
+    term says itself counts (`where`), as far as there are such places; else the evidence is looked for, from the last
+    message on.
     """
     messages = [str(message.get("content", "")) for message in record.get("messages", ())]
     for turn in record.get("turns", ()):
@@ -151,8 +154,12 @@ def evidence_places(record: Mapping[str, Any]) -> dict[str, list[dict[str, int]]
         messages += [str(turn.get("action", "")), *(str(message.get("content", "")) for message in observed)]
     found: dict[str, list[dict[str, int]] | None] = {}
     for name, term in record["reward"]["terms"].items():
-        if term.get("where"):
-            found[name] = [{"message": one[0], "start": one[1], "end": one[2]} for one in term["where"]]
+        if said := term.get("where"):
+            found[name] = [
+                {"message": message, "start": start, "end": end}
+                for message, start, end in said[:_MOST_SAID]
+                if 0 <= message < len(messages) and 0 <= start < end <= len(messages[message])
+            ] or None
             continue
         evidence = str(term.get("evidence") or "").removesuffix("…").strip()
         places: list[dict[str, int]] = []
@@ -230,14 +237,19 @@ def page(run: OpenRun, id: str, blobs: Blobs, *, query: str = "", sort: str = ""
         "nested": inside,
         "late": late,
         "neighbours": _neighbours(run, place, query, sort),
-        "group": {
-            "step": row["step"],
-            "group": group_of(row),
-            "ids": [rows.table["id"][int(at)].as_py() for at in members(rows, row["step"], group_of(row))],
-        },
+        "group": _group(rows, place, row),
         "calls": rows.calls_of(id),
         "lock": row["lock"],
     }
+
+
+def _group(rows: Snapshot, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The group of an episode: how many it has, and the ids of those next to it by reward, its own among them."""
+    group = group_of(row)
+    places = members(rows, row["step"], group)
+    first = max(0, int(np.argmax(places == place)) - MOST // 2)
+    ids = rows.table["id"].take(places[first : first + MOST]).to_pylist()
+    return {"step": row["step"], "group": group, "samples": len(places), "ids": ids}
 
 
 def _neighbours(run: OpenRun, place: int, query: str, sort: str) -> dict[str, str | None]:

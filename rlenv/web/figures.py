@@ -12,7 +12,7 @@ from rlenv._base.jsonable import plain
 from rlenv.errors import UsageError
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.facets import facets
-from rlenv.runs.figures.groups import aligned, first_difference, members, over_steps, spread
+from rlenv.runs.figures.groups import aligned, drawn, first_difference, members, over_steps, spread
 from rlenv.runs.figures.paired import compared
 from rlenv.runs.figures.tools import tools
 from rlenv.runs.journal import loads
@@ -105,15 +105,16 @@ async def _group(request: web.Request) -> web.Response:
             raise UsageError(f"no episode of step {step} is of the group '{group[:100]}'")
         episodes: list[dict[str, Any]] = []
         turns: list[list[dict[str, Any]]] = []
-        for row in rows.rows(places):
+        for row in rows.rows(drawn(places)):
             found: list[dict[str, Any]] = []
             if row["has_body"]:
                 found = aligned(loads(run.episodes.body(row["id"]).record))
                 turns.append(found)
             episodes.append({"row": row, "turns": found})
-        mean, deviation = spread([one["row"]["reward"] for one in episodes])
+        mean, deviation = spread(rows.numbers("reward")[places])
         return {
             "episodes": episodes,
+            "samples": len(places),
             "mean": mean,
             "spread": deviation,
             "first_difference": first_difference(turns),

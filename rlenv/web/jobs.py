@@ -23,6 +23,7 @@ from typing import Any, Final
 from rlenv._base.bounded import encodable
 from rlenv._base.nearest import did_you_mean
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command
 
 __all__ = ["KINDS", "Job", "Jobs", "arguments"]
 
@@ -156,7 +157,7 @@ class Job:
         return {
             "id": self.id,
             "kind": self.kind,
-            "argv": list(self.argv),
+            "argv": list(kept_command(self.argv)),
             "state": self.state,
             "started": self.started,
             "run": None if self.run is None else str(self.run),

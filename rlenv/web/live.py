@@ -17,6 +17,7 @@ from rlenv._base.paths import read_file
 from rlenv.errors import RlenvError, UsageError
 from rlenv.runs.figures.query import parse
 from rlenv.runs.figures.search import Hit, searched
+from rlenv.runs.folder import STOP
 from rlenv.runs.journal import loads
 from rlenv.web.answers import READ_ONLY, SHELF, answered, encoded
 from rlenv.web.guard import refusal
@@ -58,7 +59,7 @@ async def _stop(request: web.Request) -> web.Response:
         if not path.is_dir():
             raise UsageError("a file of episodes is no run that could be stopped")
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        os.close(os.open(path / "stop", flags, 0o644))
+        os.close(os.open(path / STOP, flags, 0o644))
         return {"stopped": True}
 
     return await answered(stop)

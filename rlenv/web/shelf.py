@@ -101,7 +101,7 @@ class Shelf:
         self._paths: dict[str, Path] = {}
         self._looked = -_LOOK_S
         self._open: dict[str, OpenRun] = {}
-        self._lines: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self._lines: dict[str, tuple[Any, int, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def found(self) -> list[str]:
@@ -156,18 +156,21 @@ class Shelf:
     def line(self, key: str) -> dict[str, Any]:
         """What the list of runs says of one: computed again where a file of the run has changed."""
         path = self.path(key)
-        seen = _signature(path)
-        if key not in self._lines or self._lines[key][0] != seen:
+        seen, held, opened = _signature(path), self._lines.get(key), self._open.get(key)
+        # Of a large file the first rows are there first: what was read since, for whoever looks at it, counts too.
+        if held is None or held[0] != seen or (opened is not None and opened.episodes.version != held[1]):
+            version = -1
             try:
                 run = self.open(key)
                 with run.lock:
-                    figures = asdict(overview(run.rows()))
-                    locks, started = _first_words(run.rows())
+                    rows = run.rows()
+                    figures, version = asdict(overview(rows)), rows.version
+                    locks, started = _first_words(rows)
             except (UsageError, OSError, ValueError) as error:
                 figures, locks, started = {"error": str(error)}, "", None
-            self._lines[key] = (seen, {**figures, "lock": locks, "started": started})
-        held = dict(self._lines[key][1])
-        return {**_named(key, path, read_info(path)), **{k: v for k, v in held.items() if v not in (None, "")}}
+            held = self._lines[key] = (seen, version, {**figures, "lock": locks, "started": started})
+        known = {name: value for name, value in held[2].items() if value not in (None, "")}
+        return {**_named(key, path, read_info(path)), **known}
 
 
 def _named(key: str, path: Path, info: RunInfo | None) -> dict[str, Any]:
@@ -207,7 +210,8 @@ def _first_words(rows: Snapshot) -> tuple[str, float | None]:
 def _signature(path: Path) -> Any:
     """Changes whenever something was kept."""
     if path.is_file():
-        return path.stat().st_size
+        state = path.stat()
+        return state.st_size, state.st_mtime_ns
     seen: list[Any] = []
     for name in ("journal", "episodes", "late"):
         try:

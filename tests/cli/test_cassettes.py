@@ -54,6 +54,6 @@ def test_what_could_not_be_written_is_told_at_the_end(tmp_path: Path) -> None:
     )
     argv = ["eval", "arithmetic", "--policy", "oracle", "-n", "20", "-k", "10", "--record", "-o", str(tmp_path / "run")]
     ran = subprocess.run([sys.executable, "-c", small, *argv, "--json"], capture_output=True, text=True, timeout=100)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 1, ran.stderr
     assert re.search(r"run: \d+ writes failed, and what they held of the run is not kept\n", ran.stderr)
     assert re.search(r"\d+ entries of the tape could not be written: a replay of them will miss\n", ran.stderr)

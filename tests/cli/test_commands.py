@@ -342,6 +342,31 @@ def test_eval_names_the_worst_episodes_of_the_run_that_it_kept(
     assert "seed" not in capsys.readouterr().out
 
 
+WAITS = """
+import asyncio
+from pathlib import Path
+
+async def wait(expression: str) -> str:
+    (Path(__file__).parent / "run" / "stop").touch()
+    await asyncio.Event().wait()
+    return ""
+"""
+
+
+@pytest.mark.parametrize("command", ["eval", "play"])
+def test_the_file_stop_ends_a_run_as_ctrl_c_does(spec: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = spec.parent / "run"
+    (spec.parent / "waits.py").write_text(WAITS)
+    spec.write_text(spec.read_text().replace("{kind: calculator}", '{kind: python, function: "waits.py:wait"}'))
+    run.mkdir()
+    (run / "stop").touch()  # a wish that was meant for an earlier run
+    assert main([command, str(spec), "--policy", "oracle", "-o", str(run)]) == 130
+    assert "asks for the end" in capsys.readouterr().err
+    info = read_info(run)
+    assert info is not None
+    assert info.state == "stopped"
+
+
 def test_play_shows_a_policy(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", str(spec), "--policy", "oracle", "--task", "1"]) == 0
     shown = capsys.readouterr().out

@@ -10,6 +10,8 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.cli.policies import OPTIONS
+from rlenv.endpoints import Endpoint
+from rlenv.errors import UsageError
 
 _GIVEN = {
     "base_url": ["--base-url", "http://127.0.0.1:9/v1"],
@@ -80,3 +82,19 @@ def test_a_policy_of_a_model_without_the_adapter_says_what_is_missing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "--policy hf:MODEL (rlenv_verl.hf.policy is missing) needs an optional part of rlenv;" in done.stderr
+
+
+def test_credentials_in_the_address_beside_a_key_are_refused_by_the_options_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HTTP has one Authorization; the library that sends requests ends in a ValueError."""
+    monkeypatch.setenv("A_KEY", "sk-of-somebody")
+    command = ["eval", "arithmetic", "--policy", "openai", "--base-url", "http://u:secret@127.0.0.1:9/v1"]
+    out = tmp_path / "run"
+    assert main([*command, "--model", "m", "--api-key-env", "A_KEY", "-o", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "--base-url: the address holds a user and a password" in said
+    assert "secret" not in said
+    assert not out.exists()
+    with pytest.raises(UsageError, match="Authorization"):
+        Endpoint(name="w", base_url="http://u:p@h/v1", model="m", headers={"authorization": "Bearer k"})

@@ -81,8 +81,19 @@ def test_a_run_is_removed_only_when_that_is_said_twice_and_nothing_with_it(
     (tmp_path / "link").symlink_to(kept(tmp_path / "named", 1.0))
     assert main(["runs", "rm", str(tmp_path / "link"), "--yes"]) == 0
     whole = kept(tmp_path / "whole", 1.0)
+    capsys.readouterr()
     assert main(["runs", "rm", str(whole), "--yes"]) == 0
     assert not whole.exists()
+    assert capsys.readouterr().out == f"removed the run in {whole}, 0.0 MB\n"
+
+
+def test_a_run_that_cannot_be_removed_is_not_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = kept(tmp_path / "run", 1.0)
+    (run / "summary.json").mkdir()  # a folder where a file is to go
+    assert main(["runs", "rm", str(run), "--yes"]) == 2
+    said = capsys.readouterr()
+    assert "summary.json cannot be removed" in said.err
+    assert said.out == ""
 
 
 def test_a_run_that_runs_is_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +117,40 @@ def test_a_run_that_went_on_is_listed_with_all_that_counts(tmp_path: Path, capsy
     assert main(["runs", "list", str(tmp_path), "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert (told["attempts"], told["episodes"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "RUN", "-o", "RUN/run.json", "--overwrite"],
+        ["report", "RUN", "-o", "./x/../RUN/summary.json", "--overwrite"],
+        ["report", "RUN", "-o", "RUN/locks/new.html"],
+        ["runs", "export", "RUN", "-o", "RUN/journal/x.jsonl"],
+        ["runs", "export", "RUN", "-o", "link/x.jsonl"],
+        ["eval", "arithmetic", "-n", "1", "-o", "RUN/episodes/other"],
+        ["audit", "arithmetic", "-o", "RUN/bodies/a.json"],
+        ["collect", "arithmetic", "--model", "m", "-o", "RUN/late/data"],
+    ],
+)
+def test_no_command_writes_among_a_runs_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with KeptRun(tmp_path / "RUN", RunInfo("eval")) as run:
+        run.append(episode(0), Facts())
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link").symlink_to("RUN/journal")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert main(command) == 2
+    assert "is among the run's own files" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert main(["report", "RUN", "-o", "RUN/report.html"]) == 0
+
+
+def test_a_run_that_is_named_twice_is_removed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    with KeptRun(run, RunInfo("eval")) as kept:
+        kept.append(episode(0), Facts())
+    assert main(["runs", "rm", str(run), f"{tmp_path}/./run", "--yes"]) == 0
+    assert capsys.readouterr().out.count("removed the run") == 1
+    assert not run.exists()

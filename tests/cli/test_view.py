@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
 
 from rlenv.cli.main import main
+from rlenv.messages import Message
 from rlenv.runs import files
 from tests.support.runs import kept, played
 
@@ -53,6 +55,27 @@ def test_lines_of_a_file_have_ids_too(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "result 1" in capsys.readouterr().out
 
 
+def test_every_message_of_a_prompt_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shots = tuple(Message(role, f"example {number}") for number, role in enumerate(("user", "assistant", "user")))  # type: ignore[arg-type]
+    kept(run.parent / "shots", [replace(played(), messages=(*played().messages, *shots))])
+    assert main(["view", str(run.parent / "shots"), "--text"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"example {number}" in said for number in range(3))
+    out = run.parent / "report.html"
+    assert main(["report", str(run.parent / "shots"), "-o", str(out)]) == 0
+    assert all(f"example {number}" in out.read_text() for number in range(3))
+
+
+def test_who_is_not_on_this_machine_needs_a_name(run: Path) -> None:
+    command = [sys.executable, "-m", "rlenv", "view", str(run), "--no-open", "--port", "0", "--host", "0.0.0.0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        assert server.stdout.readline().startswith("http://127.0.0.1:")
+        server.send_signal(signal.SIGINT)
+        assert "add --allow-host NAME" in server.stderr.read()
+
+
 def test_what_a_terminal_obeys_is_shown_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(tmp_path / "run", [played(result="\x1b]0;title\x07 \u202e [link=http://evil.example]x[/link]")])
     assert main(["view", str(tmp_path / "run"), "--text"]) == 0
@@ -67,7 +90,17 @@ def test_what_a_terminal_obeys_is_shown_as_escapes(tmp_path: Path, capsys: pytes
     [
         (["empty", "--read-only"], "there is no run below"),
         (["run", "run", "--text"], "one run at a time"),
-        (["run", "--web", "--full"], "are the terminal's"),
+        (["run", "--web", "--full"], "--full is for the terminal"),
+        (["run", "--text", "--port", "0"], "--port is for the browser"),
+        (["run", "--failed", "--no-open"], "--no-open is for the browser"),
+        (["run", "a-1", "--where", "seed>0"], "--where picks episodes, and a-1 is named already"),
+        (["run", "a-1", "--text", "-n", "3"], "-n picks episodes, and a-1 is named already"),
+        (["run", "a-1", "--line", "3"], "--line picks episodes"),
+        (["run", "--line", "3", "--sort=-reward"], "--sort is for a list, and --line is one episode"),
+        (["run", "-n", "-1"], "-n is at least 1"),
+        (["run", "-n", "0"], "-n is at least 1"),
+        (["run", "a-1", "a-2"], "the browser begins with one episode"),
+        (["empty", "--where", "seed>0"], "--where is of one run, and there are 0"),
         (["run", "--port", "70000"], "--port is 0 to 65535"),
         (["run", "--host", "203.0.113.7"], "cannot listen at 203.0.113.7"),
         (["nowhere"], "there are no recorded trajectories"),

@@ -49,3 +49,12 @@ def test_a_query_says_what_it_needs(tmp_path: Path) -> None:
     code, said = viewed(str(tmp_path / "old.jsonl"), "--where", "success:true", code=CODE)
     assert code == 2
     assert "rlenv[parquet]" in said
+
+
+def test_a_run_that_is_not_there_is_the_fault_that_is_told(tmp_path: Path) -> None:
+    code = "import sys; from rlenv.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    writer = RunWriter(tmp_path)
+    writer.append(episode(0), Facts())
+    writer.close()
+    status, said = viewed(str(tmp_path), "nosuchid", "--text", code=code)
+    assert (status, "there is no run at nosuchid" in said) == (2, True)

@@ -143,28 +143,28 @@ def test_a_run_makes_its_model_again_where_the_cache_was_emptied(
 ) -> None:
     from types import SimpleNamespace
 
-    from rlenv_verl.run import train
+    from rlenv_verl.run.model import made_again, made_of
 
     monkeypatch.chdir(file.parent)
     model = local_model(file.name, chat_template=template, keep=tmp_path / "run" / "model")
-    run: Any = SimpleNamespace(model=model, given=train._made_of(file.name, model))
+    run: Any = SimpleNamespace(model=model, given=made_of(file.name, model))
     before = (Path(model) / "model.safetensors").read_bytes()
     monkeypatch.chdir(tmp_path)  # a run goes on from anywhere
-    train._made_again(run)
+    made_again(run)
     shutil.rmtree(cache)
     assert not (Path(model) / "model.safetensors").exists()
-    train._made_again(run)
+    made_again(run)
     assert (Path(model) / "model.safetensors").read_bytes() == before
     assert lacks(model) == []
 
 
 def test_a_folder_is_made_of_nothing_else(tmp_path: Path) -> None:
-    from rlenv_verl.run import train
+    from rlenv_verl.run.model import made_of
 
-    assert train._made_of(str(tmp_path), str(tmp_path)) == ""
-    assert train._made_of("Qwen/Qwen3-8B", "Qwen/Qwen3-8B") == ""
-    assert train._made_of(None, "model") == ""
-    assert train._made_of(PACKAGE, "/cache/model") == PACKAGE
+    assert made_of(str(tmp_path), str(tmp_path)) == ""
+    assert made_of("Qwen/Qwen3-8B", "Qwen/Qwen3-8B") == ""
+    assert made_of(None, "model") == ""
+    assert made_of(PACKAGE, "/cache/model") == PACKAGE
 
 
 def test_two_processes_at_once_make_one_folder(file: Path, cache: Path) -> None:

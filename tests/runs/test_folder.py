@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from rlenv.cli.main import main
+from rlenv.errors import UsageError
 from rlenv.runs.folder import Attempt, KeptRun, Kind, RunInfo, open_run, read_info, write_info
 from rlenv.runs.recorded import recorded
 from rlenv.runs.schema import Facts
@@ -22,6 +27,17 @@ def test_a_run_that_went_on_counts_what_it_had(tmp_path: Path, kind: Kind) -> No
             run.append(episode(attempt), Facts(mode="sampled"))
     assert sorted(open_run(tmp_path).table["task"].to_pylist()) == [0, 1, 2]
     assert [one.task_index for one in recorded(tmp_path)] == [0, 1, 2]
+
+
+def test_a_run_is_either_gone_on_with_or_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, 2, attempt=0, facts=Facts())
+    write_info(tmp_path, RunInfo("eval", attempts=(Attempt(0),)))
+    with pytest.raises(UsageError, match="either gone on with or replaced"):
+        KeptRun(tmp_path, RunInfo("eval"), resume=True, overwrite=True)
+    command = ["eval", "nowhere.yaml", "-o", str(tmp_path), "--resume", "--overwrite"]
+    assert main(command) == 2
+    assert "--resume goes on with the run that --overwrite would replace" in capsys.readouterr().err
+    assert len(recorded(tmp_path)) == 2
 
 
 def test_what_training_threw_away_does_not_count(tmp_path: Path) -> None:
@@ -89,3 +105,13 @@ def test_a_run_json_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path)
     (tmp_path / "run.json").unlink()
     (tmp_path / "run.json").symlink_to("/dev/zero")
     assert read_info(tmp_path) is None
+
+
+def test_what_could_not_be_kept_is_in_the_last_line_the_summary_and_the_exit_code(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: both refuse a write."""
+    words = f"ulimit -f 16; exec {sys.executable} -m rlenv eval arithmetic -n 60 --concurrency 1 -o RUN"
+    done = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True)
+    lost = json.loads((tmp_path / "RUN" / "summary.json").read_text())["not_kept"]
+    assert lost > 0
+    assert done.returncode == 1
+    assert f"{lost} writes failed" in " ".join(done.stdout.split()[-20:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,108 @@ def test_lines_that_are_added_are_seen_once_they_are_whole(tmp_path: Path) -> No
     assert reader.refresh()
     assert reader.table["task"].to_pylist() == [0, 7]
     assert reader.body("line-2").trajectory() == played(task=7)
+
+
+def line(**fields: Any) -> bytes:
+    return files.dump(played(**fields)) + b"\n"
+
+
+def seeds(reader: LinesReader) -> dict[str, int]:
+    rows = reader.table.select(["id", "seed"]).to_pylist()
+    return {row["id"]: row["seed"] for row in rows}
+
+
+def test_an_id_stays_an_episodes_own_while_the_file_grows(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line(seed=1).rstrip(b"\n"))  # whole, but for its newline
+    reader = LinesReader(path)
+    assert (seeds(reader), reader.version) == ({"line-1": 1}, 1)
+    for more, known in (
+        (b"\n", {"line-1": 1}),
+        (b"\n" + line(seed=2), {"line-1": 1, "line-2": 2}),
+        (line(seed=3)[:200], {"line-1": 1, "line-2": 2}),
+        (b"\n" + line(seed=4), {"line-1": 1, "line-2": 2, "line-3": 4}),  # the writer was killed, and began again
+    ):
+        with path.open("ab") as file:
+            file.write(more)
+        before = (len(seeds(reader)), reader.version)
+        assert reader.refresh() == (len(known) > before[0])
+        assert reader.version == before[1] + (len(known) > before[0])
+        assert seeds(reader) == known == seeds(LinesReader(path))
+        assert {id: reader.body(id).trajectory().seed for id in known} == known
+
+
+def test_nothing_is_new_where_no_row_came(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line() + line(seed=1)[:100])
+    reader = LinesReader(path)
+    table = reader.table
+    assert (reader.rest, reader.is_at_end) == (100, True)
+    os.utime(path, (1, 1))
+    assert not reader.refresh()
+    assert (reader.version, reader.table is table) == (1, True)
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.parametrize("now", [[7], [7, 8], [7, 8, 9], [0, 9], []])
+def test_a_file_of_another_content_is_read_anew(tmp_path: Path, now: list[int], is_in_place: bool) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"".join(line(seed=seed) for seed in (0, 1)))
+    reader = LinesReader(path)
+    other = path if is_in_place else tmp_path / "other"
+    other.write_bytes(b"".join(line(seed=seed) for seed in now))
+    os.utime(other, (1, 1))
+    os.replace(other, path)
+    if not now:
+        with pytest.raises(UsageError, match="does not hold 'line-1' any more"):
+            reader.body("line-1")
+    assert reader.refresh()
+    assert reader.version == 2
+    assert list(seeds(reader).values()) == now
+    assert [one.trajectory().seed for one in map(reader.body, seeds(reader))] == now
+
+
+def test_a_copy_that_has_grown_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line(seed=0))
+    reader = LinesReader(path)
+    (tmp_path / "copy").write_bytes(line(seed=0) + line(seed=1))
+    os.replace(tmp_path / "copy", path)
+    assert reader.refresh()
+    assert seeds(reader) == {"line-1": 0, "line-2": 1}
+
+
+def test_a_large_file_is_read_a_part_at_a_look(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    files.write(path, [played(seed=seed) for seed in range(3)])
+    reader = LinesReader(path, look=1)
+    found = [len(reader.table)]
+    while reader.refresh():
+        found.append(len(reader.table))
+    assert found == [1, 2, 3]
+    assert reader.is_at_end
+    assert len(reader.nested("terms", ["line-3", "line-1"])) == 2
+
+
+def test_a_line_that_is_none_hides_none_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    files.write(path, [played()])
+    reader = LinesReader(path)
+    with path.open("ab") as file:
+        file.write(line(seed=1) + b"{}\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"t\.jsonl:3: not a recorded trajectory"):
+            reader.refresh()
+        assert len(reader.table) == len(reader.entries("terms")) == 2
+    assert reader.version == 2
+
+
+def test_rows_without_a_task_are_no_samples_of_one(tmp_path: Path) -> None:
+    files.write(tmp_path / "t.jsonl", [played(task=-1), played(task=-1)])
+    assert (
+        LinesReader(tmp_path / "t.jsonl").table.select(["sample", "group"]).to_pylist()
+        == [{"sample": 0, "group": ""}] * 2
+    )
 
 
 def test_what_is_no_trajectory_is_named(tmp_path: Path) -> None:

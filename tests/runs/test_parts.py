@@ -52,6 +52,42 @@ def test_columns_are_read_by_their_names(tmp_path: Path, change: Callable[[pa.Ta
     assert len(RunReader(tmp_path).table) == 3
 
 
+def _calls_of(order: Callable[[list[str]], list[str]]) -> Callable[[pa.Table], pa.Table]:
+    """A change that leaves some fields of calls, in some order."""
+
+    def change(table: pa.Table) -> pa.Table:
+        lists = table["calls"].combine_chunks()
+        names = order([one.name for one in lists.type.value_type])
+        inside = pa.StructArray.from_arrays([lists.values.field(name) for name in names], names)
+        return _as("calls", pa.ListArray.from_arrays(lists.offsets, inside))(table)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _calls_of(lambda names: names[::-1]),
+        _calls_of(lambda names: [name for name in names if name != "waited"]),
+        _calls_of(lambda names: ["outcome", "tool"]),
+        lambda table: table.append_column("more", pa.array([1, 2])),
+    ],
+)
+def test_fields_of_entries_are_read_by_their_names(tmp_path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    keep(tmp_path, 2)
+    changed(tmp_path, change)
+    keep(tmp_path, 1, first=2)
+    reader = RunReader(tmp_path)
+    for fields in (("tool",), ("tool", "waited"), ("waited",)):
+        found = reader.entries("calls", fields)
+        assert found.column_names == ["row", *fields]
+        assert found["row"].to_pylist() == [0, 1, 2]
+        for name in fields:
+            whole = reader.entries("calls")[name].to_pylist()
+            assert found[name].to_pylist() == whole
+    assert set(reader.entries("calls", ("tool",))["tool"].to_pylist()) == {"search"}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import orjson
+import pyarrow.parquet as pq
 import pytest
 
 from rlenv.errors import UsageError
 from rlenv.runs.folder import Attempt, RunInfo, open_run, write_info
 from rlenv.runs.pack import pack
+from rlenv.runs.parts import seal
 from rlenv.runs.reader import RunReader
-from rlenv.runs.schema import Facts, Mode, ending_of
+from rlenv.runs.schema import Facts, Mode, ending_of, late_of, term_of
 from rlenv.runs.writer import RunWriter
-from rlenv.trajectory import RewardBreakdown
+from rlenv.trajectory import RewardBreakdown, TermResult
 from tests.support.kept import episode, keep
 
 
@@ -150,3 +153,84 @@ def test_a_journal_that_was_cut_off_in_a_line_is_read_up_to_it(tmp_path: Path) -
     (rows,) = (tmp_path / "journal").glob("*.rows.jsonl")
     rows.write_bytes(rows.read_bytes()[:-30])
     assert RunReader(tmp_path).table["task"].to_pylist() == [0, 1]
+
+
+def _two_writers(run: Path, names: tuple[str, str]) -> tuple[str, list[Path]]:
+    """An episode of which two writers speak, the second one later; their journals have these names."""
+    (id,) = keep(run, 1)
+    journals = []
+    for said, (name, fate) in enumerate(zip(names, ("masked", "trained"), strict=True), 1):
+        path = run / "journal" / f"{name}.late.jsonl"
+        path.write_bytes(
+            orjson.dumps(late_of(id, {"said": said, "fate": fate, "terms": [term_of(_TERMS[fate])]})) + b"\n"
+        )
+        journals.append(path)
+    return id, journals
+
+
+_TERMS = {name: TermResult.valid(name, value=1.0, weight=1.0) for name in ("masked", "trained")}
+
+
+@pytest.mark.parametrize("names", [("a-1-a-00000", "b-1-b-00000"), ("b-1-b-00000", "a-1-a-00000")])
+@pytest.mark.parametrize("sealed", [(), (0,), (1,), (0, 1)])
+def test_of_two_writers_the_one_who_spoke_last_counts(
+    tmp_path: Path, names: tuple[str, str], sealed: tuple[int, ...]
+) -> None:
+    id, _ = _two_writers(tmp_path, names)
+    before = RunReader(tmp_path)
+    for number in sealed:
+        seal(tmp_path, names[number])
+    before.refresh()
+    pack(tmp_path, force=True)
+    for reader in (before, RunReader(tmp_path)):
+        assert reader.table["fate"].to_pylist() == ["trained"]
+        assert reader.nested("terms", [id])["name"].to_pylist() == ["trained"]
+
+
+def test_late_facts_that_say_no_time_stand_before_those_that_do(tmp_path: Path) -> None:
+    """Parts of an older version have no such column."""
+    _, (first, last) = _two_writers(tmp_path, ("a-1-a-00000", "b-1-b-00000"))
+    said = [orjson.loads(path.read_bytes()) for path in (first, last)]
+    del said[1]["said"]
+    last.write_bytes(orjson.dumps(said[1]) + b"\n")
+    assert RunReader(tmp_path).table["fate"].to_pylist() == ["masked"]
+    seal(tmp_path, "b-1-b-00000")
+    [part] = (tmp_path / "late").iterdir()
+    pq.write_table(pq.read_table(part).drop_columns(["said"]), part)
+    assert RunReader(tmp_path).table["fate"].to_pylist() == ["masked"]
+
+
+def test_what_was_said_later_is_still_said_when_the_rows_are_packed(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, seal_episodes=2)
+    for number in range(4):
+        writer.late(writer.append(episode(number), Facts()), {"fate": "trained"})
+    writer.close()
+    pack(tmp_path)
+    assert RunReader(tmp_path).table["fate"].to_pylist() == ["trained"] * 4
+
+
+def test_a_run_that_is_packed_after_it_was_looked_at_answers_as_before(tmp_path: Path) -> None:
+    """A viewer holds one state of the rows while another process packs the run."""
+    ids = [*keep(tmp_path, 2), *keep(tmp_path, 3, first=2, facts=Facts(tokens=()), seal_episodes=2)]
+    reader, order = RunReader(tmp_path), RunReader(tmp_path).table["id"].to_pylist()
+    pack(tmp_path)
+    assert reader.table["id"].to_pylist() == order
+    assert sorted(row["id"] for row in reader.rows()) == sorted(ids)
+    assert reader.entries("calls")["row"].to_pylist() == list(range(5))
+    assert reader.nested("terms", [ids[1]])["id"].to_pylist() == [ids[1]]
+    assert {id for id, _ in reader.records()} == set(ids)
+    assert [id for id, _ in reader.records([ids[3]])] == [ids[3]]
+    assert [reader.body(id).trajectory().task_index for id in ids] == [0, 1, 2, 3, 4]
+    assert [row["task"] for row, _ in reader.trajectories()].count(3) == 1
+    assert reader.table["id"].to_pylist() == order
+
+
+def test_a_journal_that_was_sealed_and_packed_after_it_was_looked_at_still_has_its_bodies(tmp_path: Path) -> None:
+    writers = [RunWriter(tmp_path) for _ in range(2)]
+    ids = [writer.append(episode(number), Facts()) for number, writer in enumerate(writers)]
+    reader = RunReader(tmp_path)
+    for writer in writers:
+        writer.close()
+    pack(tmp_path)
+    assert [reader.body(id).trajectory().task_index for id in ids] == [0, 1]
+    assert [id for id, _ in reader.records()] == sorted(ids)

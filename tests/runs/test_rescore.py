@@ -14,8 +14,10 @@ import pytest
 import rlenv
 from rlenv.cli.main import main as command
 from rlenv.runs import files as record
+from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.recorded import recorded as recorded_at
 from rlenv.runs.rescore import compare, rescore
+from rlenv.runs.schema import Facts
 from rlenv.trajectory import Failure, Trajectory
 
 SPEC = """
@@ -134,6 +136,19 @@ def test_the_command_reads_a_run_and_writes_another(folder: Path, capsys: pytest
     assert "rows" in capsys.readouterr().out
     assert command([*arguments, "-o", str(run)]) == 2
     assert command(["rescore", str(folder / "nothing"), "--spec", str(folder / "new.yaml")]) == 2
+
+
+def test_a_rescored_run_has_the_steps_modes_and_groups_of_its_source(folder: Path) -> None:
+    (played,) = play(folder / "old.yaml", ["<answer>3</answer>"])
+    big = dataclasses.replace(played, task_index=2**40)  # as a record of others may say
+    facts = Facts(step=7, sample=3, mode="greedy", group="g1")
+    with KeptRun(folder / "run", RunInfo("train")) as run:
+        run.append(played, facts)
+        run.append(big, facts)
+    assert command(["rescore", str(folder / "run"), "--spec", str(folder / "new.yaml"), "-o", str(folder / "out")]) == 0
+    rows = list(open_run(folder / "out").rows())
+    assert [[row[name] for name in ("step", "sample", "mode", "group")] for row in rows] == [[7, 3, "greedy", "g1"]] * 2
+    assert [row["task"] for row in rows] == [0, 2**31 - 1]
 
 
 # A ledger that calls write to, and rewards that look at it.

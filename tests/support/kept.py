@@ -11,7 +11,7 @@ from rlenv.runs.schema import Facts, Tokens
 from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import RewardBreakdown, TermResult, Trajectory, Turn
 
-__all__ = ["TOKENS", "episode", "held_out", "keep"]
+__all__ = ["TOKENS", "episode", "everything", "held_out", "keep"]
 
 TOKENS = Tokens([1, 2, 3], [4, 5, 6, 7], [1, 0, 1, 1], [-0.5, 0.0, -0.25, -1.0], [(0, 1), (2, 4)])
 
@@ -49,6 +49,14 @@ def keep(run: Path, count: int, *, first: int = 0, facts: Facts | None = None, *
     ids = [writer.append(episode(number), facts or Facts(tokens=(TOKENS,))) for number in range(first, first + count)]
     writer.close()
     return ids
+
+
+def everything(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """What lies in a folder, by its path in it: when it was changed, and the content of files."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 def held_out(run: Path, *, step: int | None = None, mode: str | None = None) -> list[Trajectory]:

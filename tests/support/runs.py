@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rlenv.errors import UsageError
 from rlenv.messages import Image, Message, Observation, ParsedAction, ToolCall, ToolResult
+from rlenv.runs.columns import flattened, late_schema, row_schema, rows_table
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.parts import flattened, late_schema, row_schema, rows_table
 from rlenv.runs.reader import Body
 from rlenv.runs.schema import CALLS, LATE, ROW, TERMS, Facts
 from rlenv.runs.writer import RunWriter
@@ -52,8 +52,8 @@ class Rows:
         wanted = [row for row in self._rows if ids is None or row["id"] in ids]
         return rows_table([{"id": row["id"], **one} for row in wanted for one in row[column]], schema)
 
-    def entries(self, column: str) -> pa.Table:
-        return flattened(rows_table(self._rows, row_schema()), column)
+    def entries(self, column: str, fields: Sequence[str]) -> pa.Table:
+        return flattened(rows_table(self._rows, row_schema()), column).select(["row", *fields])
 
     def body(self, id: str) -> Body:
         raise UsageError(f"the body of '{id}' was not kept")

@@ -108,6 +108,7 @@ def test_an_episode_has_its_record_and_what_is_beside_it(run: Path) -> None:
     assert found["row"]["id"] == all_ids[5]
     assert found["neighbours"] == {"prev": all_ids[4], "next": all_ids[6]}
     assert set(found["group"]["ids"]) == set(all_ids[4:8])
+    assert found["group"]["samples"] == 4
     assert [call["tool"] for call in found["calls"]] == ["search", "sql"]
     assert found["record"]["turns"][1]["action"] == "<answer>Paris</answer>"
     (first, *_) = found["where"]["correct"]
@@ -131,6 +132,20 @@ def test_series_and_groups(run: Path) -> None:
     assert group["mean"] == 0.375
     assert group["first_difference"] is None
     assert group["episodes"][0]["turns"][0]["results"][1]["outcome"] == "timeout"
+
+
+def test_of_a_large_group_each_episode_has_its_neighbours(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    of_group = [(played(seed=at, reward=float(at)), Facts(0, at, "train", "g")) for at in range(150)]
+    all_ids = kept(run, of_group)
+    group = asked("/api/runs/run/g/0/g", run)
+    assert (group["samples"], len(group["episodes"]), group["mean"]) == (150, 64, 74.5)
+    assert [group["episodes"][at]["row"]["reward"] for at in (0, -1)] == [149.0, 0.0]
+    for at in (0, 75, 149):
+        beside = asked(f"/api/runs/run/e/{all_ids[at]}", run)["group"]
+        place = beside["ids"].index(all_ids[at])
+        assert beside["samples"] == 150
+        assert beside["ids"][place + 1 : place + 2] == all_ids[at - 1 : at]
 
 
 def test_figures_are_of_the_query(run: Path) -> None:

@@ -459,7 +459,7 @@ def test_hostile_texts_change_nothing(watched: Watched) -> None:
 
 
 def test_a_text_of_a_megabyte_is_cut_and_shown_whole_on_demand(watched: Watched) -> None:
-    (id, *_) = ids(watched, "hostile", "title:xxxx")
+    (id, *_) = ids(watched, "hostile", "title:xxxx*")
     page = watched.go(f"/r/hostile/e/{id}", ".card.turn")
     page.click(".card.user .more")
     until(page, "document.querySelector('.card.user .text').textContent.length > 1000000")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlenv.runs.files import nested
-from rlenv.web.episode import Blobs, nested_episodes, page
+from rlenv.web.episode import Blobs, evidence_places, nested_episodes, page
 from rlenv.web.shelf import Shelf
 from tests.support import shown_runs
 
@@ -34,3 +34,13 @@ def test_the_page_reads_every_field_of_a_nested_episode(tmp_path: Path) -> None:
     assert set(first["details"]["trajectory"]) >= {"messages", "turns", "answer", "reason", "seconds", "environment"}
     assert second["details"] == {"trajectory": {"turns": [1]}}
     assert len(whole.turns) == len(told["record"]["turns"])
+
+
+def test_what_a_term_says_of_its_place_counts_and_is_searched_for_only_where_it_does_not_say() -> None:
+    turn = {"action": "42, so <answer>42</answer>", "observation": None}
+    said = {"evidence": "42", "where": [[1, 15, 17], [7, 0, 1], [1, 20, 999], [1, -2, 3], [0, 2, 2]]}
+    terms = {"said": said, "nowhere": {"evidence": "42", "where": [[9, 0, 2]]}, "old": {"evidence": "so <answer>"}}
+    found = evidence_places({"messages": [{"content": "42?"}], "turns": [turn], "reward": {"terms": terms}})
+    assert found["said"] == [{"message": 1, "start": 15, "end": 17}]
+    assert found["nowhere"] is None
+    assert found["old"] == [{"message": 1, "start": 4, "end": 15}]

@@ -8,6 +8,7 @@ import pytest
 
 from rlenv.errors import UsageError
 from rlenv.runs import files
+from rlenv.runs.lines import LinesReader
 from rlenv.web.shelf import Shelf
 from tests.support.runs import kept, played
 
@@ -63,6 +64,16 @@ def test_the_line_of_a_run_is_new_once_there_is_more(tmp_path: Path) -> None:
     kept(tmp_path / "run", [played(seed=1)])
     shelf.open(key).episodes.refresh()
     assert shelf.line(key)["episodes"] == 2
+
+
+def test_the_line_of_a_large_file_grows_as_it_is_read(tmp_path: Path) -> None:
+    files.write(tmp_path / "t.jsonl", [played(seed=seed) for seed in range(3)])
+    shelf = Shelf([tmp_path / "t.jsonl"])
+    reader = shelf.open("t.jsonl").episodes = LinesReader(tmp_path / "t.jsonl", look=1)
+    assert shelf.line("t.jsonl")["episodes"] < 3
+    while not reader.is_at_end:
+        reader.refresh()
+    assert shelf.line("t.jsonl")["episodes"] == 3
 
 
 def test_a_key_that_was_not_given_out_is_none(tmp_path: Path) -> None:

@@ -11,19 +11,10 @@ export interface Line {
 }
 type Point = number | null | undefined;
 
-/** A path through the points that are known; a gap where one is not. */
+/** A path through the points that are known: what is validated each tenth step is a curve beside one of every step. */
 function path(steps: number[], values: Point[], x: (step: number) => number, y: (value: number) => number): string {
-  let out = "",
-    pen = "M";
-  values.forEach((value, i) => {
-    if (value === null || value === undefined) {
-      pen = "M";
-      return;
-    }
-    out += `${pen}${x(steps[i]!).toFixed(1)} ${y(value).toFixed(1)}`;
-    pen = "L";
-  });
-  return out;
+  const known = steps.map((_, i) => i).filter(i => typeof values[i] === "number");
+  return known.map((i, n) => `${n ? "L" : "M"}${x(steps[i]!).toFixed(1)} ${y(values[i]!).toFixed(1)}`).join("");
 }
 function band(
   steps: number[],
@@ -164,7 +155,7 @@ export function Chart({
               <g key={line.name} class={`series s${i % 4}`}>
                 <path class="band" d={band(steps, line.curve.low ?? [], line.curve.high ?? [], x, y)} />
                 <path class="line" d={path(steps, line.curve.mean, x, y)} />
-                {steps.length < 40 &&
+                {line.curve.mean.filter(v => typeof v === "number").length < 40 &&
                   line.curve.mean.map(
                     (v, j) => typeof v === "number" && <circle key={j} cx={x(steps[j]!)} cy={y(v)} r="2" />,
                   )}

@@ -209,7 +209,7 @@ export interface Episode {
   nested: string[];
   late: Record<string, Plain> | null;
   neighbours: { prev: string | null; next: string | null };
-  group: { step: number; group: string; ids: string[] } | null;
+  group: { step: number; group: string; samples: number; ids: string[] } | null;
   calls: CallRow[];
   lock: string | Record<string, Plain> | null;
 }
@@ -235,6 +235,7 @@ export interface GroupTurn {
 }
 export interface Group {
   episodes: { row: Row; turns: GroupTurn[] }[];
+  samples: number;
   mean: number | null;
   spread: number | null;
   first_difference: number | null;

@@ -15,6 +15,7 @@ from rlenv.messages import MalformedCall, ToolResult
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.outages import is_lost, is_well
 from rlenv.rewards.rule import RuleSpec, check_range
+from rlenv.trajectory import Where
 
 __all__ = [
     "TOOL_CALLED",
@@ -29,6 +30,7 @@ __all__ = [
 
 _REFUSED = ("unknown_tool", "bad_arguments", "malformed")
 _LOST = ("infrastructure", "unclear")
+_MOST_PLACES = 64
 
 
 class ValidCallsSpec(RuleSpec):
@@ -110,24 +112,26 @@ def _valid_calls(name: str, spec: ValidCallsSpec, context: TermCompileContext) -
 
     def measure(context: RewardContext) -> Measured:
         seen = refused = 0
-        reason = ""
-        for turn in context.turns[-1:] if last_only else context.turns:
-            for result in turn.results:
+        reason, at = "", (0, 0)
+        first = len(context.turns) - 1 if last_only else 0
+        for number, turn in enumerate(context.turns[first:], first):
+            for index, result in enumerate(turn.results):
                 if result.outcome == "skipped":
                     continue
                 seen += 1
                 if result.outcome in _REFUSED:
                     refused += 1
-                    reason = result.text
+                    reason, at = result.text, (number, index)
             # A limit may end the turn before its calls are run; those that cannot be read are still the policy's.
-            for call in turn.parsed.calls[len(turn.results) :]:
+            for index, call in enumerate(turn.parsed.calls[len(turn.results) :], len(turn.results)):
                 if isinstance(call, MalformedCall):
                     seen += 1
                     refused += 1
-                    reason = call.reason
+                    reason, at = call.reason, (number, index)
         if not seen:
             return Measured(None)
-        return Measured((seen - refused) / seen, reason, {"calls": seen, "refused": refused})
+        where = context.where_call(*at) if refused else ()
+        return Measured((seen - refused) / seen, reason, {"calls": seen, "refused": refused}, where)
 
     return Term(name=name, spec=spec, measure=measure)
 
@@ -145,6 +149,9 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
     def measured(count: int) -> Measured:
         return Measured(float(fits(count)), f"{count} calls of {spec.tool}", {"calls": count})
 
+    def where(context: RewardContext) -> Where:
+        return _calls_at(context, tool=spec.tool, last_only=last_only)
+
     def made(context: RewardContext) -> Iterator[tuple[str, int]]:
         """What became of the calls of the tool, and how many each time."""
         for result in _results(context, last_only=last_only):
@@ -159,7 +166,7 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
         def measure(context: RewardContext) -> Measured:
             return measured(sum(count for _, count in made(context)))
 
-        return Term(name=name, spec=spec, measure=measure)
+        return Term(name=name, spec=spec, measure=measure, where=where)
 
     async def measure_async(context: RewardContext) -> Measured:
         counts = Counter[str]()
@@ -172,7 +179,20 @@ def _tool_called(name: str, spec: ToolCalledSpec, context: TermCompileContext) -
             raise RewardError(f"{lost + unclear} calls of '{spec.tool}' failed by no fault of the policy's")
         return measured(found)
 
-    return Term(name=name, spec=spec, measure_async=measure_async)
+    return Term(name=name, spec=spec, measure_async=measure_async, where=where)
+
+
+def _calls_at(context: RewardContext, *, tool: str | None, last_only: bool) -> Where:
+    """Where the calls stand, of one tool or all, the first ones of very many; calls that code made stand nowhere."""
+    found: list[tuple[int, int, int]] = []
+    first = len(context.turns) - 1 if last_only else 0
+    for number, turn in enumerate(context.turns[first:], first):
+        for index, call in enumerate(turn.parsed.calls):
+            if len(found) >= _MOST_PLACES:
+                return tuple(found)
+            if tool is None or call.name == tool:
+                found += context.where_call(number, index)
+    return tuple(found)
 
 
 def _differ(fits: Callable[[int], bool], found: int, lost: int) -> bool:
@@ -197,7 +217,10 @@ def _tool_call_count(name: str, spec: ToolCallCountSpec, context: TermCompileCon
         fits = (spec.min is None or found >= spec.min) and (spec.max is None or found - lost <= spec.max)
         return Measured(float(fits), f"{found} calls", {"calls": found} | ({"lost": lost} if lost else {}))
 
-    return Term(name=name, spec=spec, measure=measure)
+    def where(context: RewardContext) -> Where:
+        return _calls_at(context, tool=None, last_only=last_only)
+
+    return Term(name=name, spec=spec, measure=measure, where=where)
 
 
 def _turn_count(name: str, spec: TurnCountSpec, context: TermCompileContext) -> Term:

@@ -68,7 +68,7 @@ def _verl_math(name: str, spec: VerlMathSpec, context: TermCompileContext) -> Te
             return Measured(0.0, "no box")
         return Measured(float(any(hendrycks_equal(found, gold) for gold in golds)), found)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
 
 def _dapo(name: str, spec: VerlDapoSpec | SkyrlAimeSpec, context: TermCompileContext) -> Term:
@@ -86,7 +86,7 @@ def _dapo(name: str, spec: VerlDapoSpec | SkyrlAimeSpec, context: TermCompileCon
                 found, is_right = boxed, boxed in golds
         return Measured(1.0 if is_right else -1.0, found, {"pred": found})
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
 
 VERL_MATH = Kind(VerlMathSpec, _verl_math)

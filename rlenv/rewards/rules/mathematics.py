@@ -12,7 +12,7 @@ from rlenv.language.spec import Float
 from rlenv.rewards._math_text import bare, plain_number
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.mathematics import shared_workers
-from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rule import RuleSpec, gold_text, where_answer
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
 
@@ -64,7 +64,7 @@ def _math_equal(name: str, spec: MathEqualSpec, context: TermCompileContext) -> 
         )
         return Measured(float(verdict.is_equal), answer, {"note": verdict.note} if verdict.note else {})
 
-    return Term(name=name, spec=spec, measure_async=measure, check_gold=check)
+    return Term(name=name, spec=spec, measure_async=measure, check_gold=check, where=where_answer)
 
 
 def _as_numbers(answer: str, golds: list[str]) -> bool | None:

@@ -12,7 +12,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Float
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import number, numbers
-from rlenv.rewards.rule import RuleSpec
+from rlenv.rewards.rule import RuleSpec, where_answer
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
 
@@ -64,7 +64,7 @@ def _numeric_match(name: str, spec: NumericMatchSpec, context: TermCompileContex
                 return Measured(1.0, answer)
         return Measured(0.0, answer)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_answer)
 
 
 def _golds(value: Any) -> tuple[Decimal, ...]:

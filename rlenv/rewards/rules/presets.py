@@ -16,7 +16,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Int
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
-from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rule import RuleSpec, gold_text, where_answer
 from rlenv.rewards.rules.text import MAX_CHARS, Expected, check_qa
 from rlenv.rewards.templating import compile_accepted
 
@@ -75,7 +75,7 @@ def _gsm8k(name: str, spec: Gsm8kSpec, context: TermCompileContext) -> Term:
             return Measured(0.0, "no number")
         return Measured(float(found in golds), found)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
 
 def _gold(text: str) -> str:
@@ -93,7 +93,7 @@ def _search_r1(name: str, spec: SearchR1Spec, context: TermCompileContext) -> Te
             return Measured(0.0, "no answer")
         return Measured(float(equals(answer, golds)), answer)
 
-    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
 
 
 def equals(answer: str | None, golds: Sequence[str]) -> bool:

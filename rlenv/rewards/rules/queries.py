@@ -11,7 +11,7 @@ from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.queries import UnreadableQuery, overlap, structure
-from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rule import RuleSpec, gold_text, where_answer
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
 
@@ -58,7 +58,7 @@ def _sql_match(name: str, spec: SqlMatchSpec, context: TermCompileContext) -> Te
         best = max(overlap(mine, gold) for gold in golds)
         return Measured(best if spec.partial else float(any(mine == gold for gold in golds)), context.answer)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_answer)
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from rlenv.messages import ToolCall
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import qa
 from rlenv.rewards.outages import is_lost, is_well
-from rlenv.rewards.rule import RuleSpec, gold_text
+from rlenv.rewards.rule import RuleSpec, gold_text, where_answer
 from rlenv.rewards.rules.presets import check_qa, equals
 from rlenv.rewards.rules.text import Expected
 from rlenv.rewards.templating import compile_accepted
@@ -141,7 +141,7 @@ def _search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileC
             _, in_form, is_right = parts(context)
             return measured(context, in_form, is_right, False)
 
-        return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
+        return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
 
     async def measure_async(context: RewardContext) -> Measured:
         golds, in_form, is_right = parts(context)
@@ -150,7 +150,7 @@ def _search_r1_format(name: str, spec: SearchR1FormatSpec, context: TermCompileC
             await _check_none_is_lost(context, tools)
         return measured(context, in_form, is_right, retrieved)
 
-    return Term(name=name, spec=spec, measure_async=measure_async, check_gold=check_qa(accepted))
+    return Term(name=name, spec=spec, measure_async=measure_async, check_gold=check_qa(accepted), where=where_answer)
 
 
 def _retrieved(context: RewardContext, golds: list[str]) -> bool:
@@ -188,7 +188,7 @@ def _rl_factory_search(name: str, spec: RlFactorySearchSpec, context: TermCompil
         value = -f + t / 2 if answer is None else wrong_or_right
         return Measured(value, answer or "no answer", {"calls": calls, "tags_alternate": alternate})
 
-    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
 
 
 SEARCH_R1_FORMAT = Kind(SearchR1FormatSpec, _search_r1_format)

@@ -60,7 +60,7 @@ def _skyrl_gsm8k(name: str, spec: SkyrlGsm8kSpec, context: TermCompileContext) -
         found = match[1].replace(",", "")
         return Measured(float(found in golds), found)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=RewardContext.where_final)
 
 
 def read_solution(text: str) -> str | None:
@@ -119,7 +119,7 @@ def _skyrl_synsql(name: str, spec: SkyrlSynsqlSpec, context: TermCompileContext)
             raise RewardError("the rows of the gold query are not all there; raise the tool's row limit")
         return _as_set(table)
 
-    return Term(name=name, spec=spec, measure_async=measure)
+    return Term(name=name, spec=spec, measure_async=measure, where=RewardContext.where_final)
 
 
 def _as_set(table: Table) -> frozenset[tuple[Any, ...]]:

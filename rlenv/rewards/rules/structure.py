@@ -14,7 +14,7 @@ from rlenv.language.kinds import Kind
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.compare import holds, same_json
 from rlenv.rewards.exact_json import MAX_CHARS, loads
-from rlenv.rewards.rule import Reads, RuleSpec, read, scored
+from rlenv.rewards.rule import Reads, RuleSpec, read, scored, where_of
 from rlenv.rewards.templating import compile_for_context
 
 __all__ = ["JSON_MATCH", "JSON_SCHEMA", "JsonMatchSpec", "JsonSchemaSpec"]
@@ -68,7 +68,7 @@ def _json_schema(name: str, spec: JsonSchemaSpec, context: TermCompileContext) -
     def measure(context: RewardContext) -> Measured:
         return scored(read(context, spec.of), fits, most=MAX_CHARS, that=_THAT)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
 
 
 def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> Term:
@@ -93,7 +93,7 @@ def _json_match(name: str, spec: JsonMatchSpec, context: TermCompileContext) -> 
 
         return scored(read(context, spec.of), matches, most=MAX_CHARS, that=_THAT)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
 
 
 JSON_SCHEMA = Kind(JsonSchemaSpec, _json_schema)

@@ -13,8 +13,9 @@ from rlenv.language.spec import Bool, Float, Int, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.normalise import NORMALISERS, Normalisation, qa, token_f1
 from rlenv.rewards.patterns import compile_pattern
-from rlenv.rewards.rule import NO_ANSWER, Reads, RuleSpec, check_range, gold_text, read, scored
+from rlenv.rewards.rule import NO_ANSWER, Reads, RuleSpec, check_range, gold_text, read, scored, where_answer, where_of
 from rlenv.rewards.templating import compile_accepted
+from rlenv.trajectory import Where
 
 __all__ = [
     "ANSWERED",
@@ -137,7 +138,7 @@ def _exact_match(name: str, spec: ExactMatchSpec, context: TermCompileContext) -
         return scored(context.answer, equals, most=MAX_CHARS, that=_THAT)
 
     check = check_qa(accepted) if spec.normalise == "qa" else None
-    return Term(name=name, spec=spec, measure=measure, check_gold=check)
+    return Term(name=name, spec=spec, measure=measure, check_gold=check, where=where_answer)
 
 
 def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
@@ -151,7 +152,7 @@ def _f1(name: str, spec: F1Spec, context: TermCompileContext) -> Term:
 
         return scored(context.answer, overlaps, most=MAX_CHARS, that=_THAT)
 
-    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted))
+    return Term(name=name, spec=spec, measure=measure, check_gold=check_qa(accepted), where=where_answer)
 
 
 def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Term:
@@ -169,7 +170,7 @@ def _contains(name: str, spec: ContainsSpec, context: TermCompileContext) -> Ter
         found = [gold in mine for gold in golds]
         return Measured(float(any(found) if spec.match == "any" else all(found)), text)
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
 
 
 def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
@@ -184,9 +185,27 @@ def _regex(name: str, spec: RegexSpec, context: TermCompileContext) -> Term:
         if spec.full and len(text) > pattern.sees:
             return Measured(0.0, f"longer than the {pattern.sees} characters that this pattern may see")
         match = search(text)
-        return Measured(0.0, text) if match is None else Measured(1.0, match[0] or "")
+        if match is None:
+            return Measured(0.0, text)
+        begin = 0 if spec.full else max(len(text) - pattern.sees, 0)
+        found = match[0] or ""
+        return Measured(1.0, found, where=_matched(context, spec.of, text, begin + match.start(), found))
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_of(spec.of))
+
+
+def _matched(context: RewardContext, reads: Reads, text: str, start: int, found: str) -> Where:
+    """Where a match stands, in the answer or the last message; () where that is not known."""
+    if not text.startswith(found, start):  # half a surrogate pair in front of it, which the pattern does not see
+        return ()
+    end = start + len(found)
+    if reads == "message":
+        return context.where_final(start, end)
+    # An answer that stands in one piece; that of a call is written with escapes, and is the call as a whole.
+    if len(context.answer_at) != 1 or context.turns[-1].action[slice(*context.answer_at[0][1:])] != text:
+        return context.answer_at
+    ((message, first, _),) = context.answer_at
+    return ((message, first + start, first + end),)
 
 
 def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Term:
@@ -194,7 +213,7 @@ def _answered(name: str, spec: AnsweredSpec, context: TermCompileContext) -> Ter
         # An empty tag is an answer to compare, yet it states nothing and earns nothing for its form.
         return Measured(1.0, context.answer) if context.answer else NO_ANSWER
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=where_answer)
 
 
 def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
@@ -212,7 +231,7 @@ def _length(name: str, spec: LengthSpec, context: TermCompileContext) -> Term:
         fits = (spec.min is None or found >= spec.min) and (spec.max is None or found <= spec.max)
         return Measured(float(fits), f"{found} {spec.unit}", {spec.unit: found})
 
-    return Term(name=name, spec=spec, measure=measure)
+    return Term(name=name, spec=spec, measure=measure, where=None if spec.of == "episode" else where_of(spec.of))
 
 
 EXACT_MATCH = Kind(ExactMatchSpec, _exact_match)

@@ -47,16 +47,13 @@ def _words(rows: Snapshot, name: str, places: NDArray[np.int64]) -> Facet:
 
 
 def _called(rows: Snapshot, column: str, places: NDArray[np.int64]) -> Facet:
-    import pyarrow.compute as pc
-
-    coded = pc.dictionary_encode(rows.calls[column].combine_chunks())
-    words: list[str] = coded.dictionary.to_pylist()
+    codes, words = rows.calls.words(column)
     if not words:
         return []
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[places] = True
-    of, codes = rows.calls["row"].to_numpy(), coded.indices.to_numpy(zero_copy_only=False)
-    is_chosen = chosen[of]
+    of = rows.calls.rows(column)
+    is_chosen = chosen[of] & (codes >= 0)
     of, codes = of[is_chosen], codes[is_chosen]
     # A policy may make up any number of names: of those that were called most the episodes are counted.
     often = np.argsort(-np.bincount(codes, minlength=len(words)), kind="stable")[:_MOST]

@@ -13,10 +13,10 @@ from rlenv.runs.figures.query import Condition, Query
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import kept_points
 
-__all__ = ["aligned", "first_difference", "group_of", "members", "over_steps", "spread"]
+__all__ = ["aligned", "drawn", "first_difference", "group_of", "members", "over_steps", "spread"]
 
 MOST: Final = 64
-"""Samples of one group that are given."""
+"""Samples of one group that are shown side by side; figures are over all of them."""
 _TEXT, _ACTION = 400, 4_000
 
 
@@ -30,7 +30,12 @@ def members(rows: Snapshot, step: int, group: str) -> NDArray[np.int64]:
     found = np.nonzero(_is_of(rows, group) & (rows.numbers("step") == step))[0]
     reward = rows.numbers("reward")[found]
     order = np.lexsort((rows.numbers("sample")[found], -np.where(np.isnan(reward), -np.inf, reward)))
-    return found[order][:MOST]
+    return found[order]
+
+
+def drawn(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The members of a group that are shown: of more than `MOST` the first and the last ones."""
+    return places if len(places) <= MOST else np.concatenate([places[: MOST // 2], places[-MOST // 2 :]])
 
 
 def _is_of(rows: Snapshot, group: str) -> NDArray[np.bool_]:
@@ -38,7 +43,7 @@ def _is_of(rows: Snapshot, group: str) -> NDArray[np.bool_]:
     if found.any():
         return found
     split, _, task = group.rpartition("/")
-    if task.lstrip("-").isdecimal():
+    if task.isdecimal():
         conditions = (
             Condition("group", "=", ("none",), 1),
             Condition("split", "=", (split,), 1),
@@ -49,13 +54,16 @@ def _is_of(rows: Snapshot, group: str) -> NDArray[np.bool_]:
 
 
 def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) -> list[dict[str, Any]]:
-    """The mean reward of the task of some rows at each step: `step`, `mean` and `n`, None where nothing is valid."""
+    """The mean reward of the task of some rows at each step: `step`, `mean` and `n`, None where nothing is valid.
+
+    Rows that were given themselves have no number of a task, and are followed no further than they are.
+    """
     if not len(places):
         return []
     first = int(places[0])
     split, task = rows.table["split"][first].as_py(), rows.table["task"][first].as_py()
     same = (Condition("split", "=", (split,), 1), Condition("task", "=", (str(task),), 1))
-    of_task = np.nonzero(Query(same).mask(rows))[0]
+    of_task = places if task < 0 else np.nonzero(Query(same).mask(rows))[0]
     reward = rows.numbers("reward")[of_task]
     steps, at = np.unique(rows.numbers("step")[of_task].astype(np.int64), return_inverse=True)
     valid = ~np.isnan(reward)
@@ -68,10 +76,11 @@ def over_steps(rows: Snapshot, places: NDArray[np.int64], *, points: int = 300) 
     return [{"step": int(steps[place]), "mean": means[place], "n": int(sizes[place])} for place in kept]
 
 
-def spread(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (of the population) of the valid rewards; None where none is valid."""
-    known = [reward for reward in rewards if reward is not None]
-    return (float(np.mean(known)), float(np.std(known))) if known else (None, None)
+@np.errstate(over="ignore", invalid="ignore")
+def spread(rewards: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (of the population) of the rewards that are numbers; None where none is."""
+    known = rewards[~np.isnan(rewards)]
+    return (float(known.mean()), float(known.std())) if len(known) else (None, None)
 
 
 def aligned(record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ class Change:
 def pairs(a: Snapshot, b: Snapshot) -> tuple[list[Pair], int, int]:
     """What both runs have played, by (split, task, seed), and how many episodes of each have no partner.
 
+    Rows that were given themselves (`task` -1) have none: nothing says that two of them are the same.
     Of a task that a run has played with one seed at several steps its last step counts; of equal ones the first of one
     run belongs to the first of the other, in the order in which they were kept.
     """
@@ -54,8 +55,9 @@ def pairs(a: Snapshot, b: Snapshot) -> tuple[list[Pair], int, int]:
     for key, places in first.items():
         split, task, seed = key
         found += [Pair(split, task, seed, *both) for both in zip(places, second.get(key, ()), strict=False)]
-    counted = [sum(map(len, one.values())) - len(found) for one in (first, second)]
-    return found, counted[0], counted[1]
+    alone = [sum(map(len, one.values())) - len(found) for one in (first, second)]
+    unknown = [int((rows.numbers("task") < 0).sum()) for rows in (a, b)]
+    return found, alone[0] + unknown[0], alone[1] + unknown[1]
 
 
 def _last(rows: Snapshot) -> dict[tuple[str, int, int], list[int]]:
@@ -64,7 +66,7 @@ def _last(rows: Snapshot) -> dict[tuple[str, int, int], list[int]]:
     steps: dict[tuple[str, int, int], int] = {}
     for place, (split, task, seed, step) in enumerate(zip(*columns, strict=True)):
         key = (split, task, seed)
-        if key in steps and step < steps[key]:
+        if task < 0 or (key in steps and step < steps[key]):
             continue
         if step > steps.get(key, step - 1):
             found[key], steps[key] = [], step
@@ -85,6 +87,7 @@ def mcnemar(fixed: int, broken: int) -> float:
     return min(1.0, p)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def paired_change(
     a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64], *, draws: int = _DRAWS
 ) -> Change:

@@ -4,7 +4,8 @@ r"""The one query language over episodes, for the command line and for the viewe
 
 Conditions stand side by side and all have to hold. One is `FIELD OPERATOR VALUE` without spaces between:
 
-    split:test            is; `a,b` is one of them, `*` stands for anything, `none` for what is not known
+    split:test            is, in full and in the case of its letters; `a,b` is one of them, `none` what is not known
+    reason:t*             `*` stands for anything: begins so
     split!=test           is not
     errors>0 reward<=0.5  compares; what is not known never holds
     step:10..20           from 10 to 20, both ends too; one end may be left out
@@ -17,8 +18,6 @@ Fields are the columns of `rlenv.runs.schema.ROW`, what came later (`fate`, `adv
     calls          how many calls were made
     tool, outcome  of any call; call.COLUMN for the others of `rlenv.runs.schema.CALLS`, as in call.seconds>2
     term.NAME      the value of a term, or its status: term.format<0.5 term.judge:invalid
-
-Title, answer and messages hold where they contain the value.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 
 from rlenv._base.nearest import did_you_mean
 from rlenv.errors import UsageError
+from rlenv.runs.figures.entries import numbers_of
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.schema import CALLS, LATE, ROW
 
@@ -43,12 +43,11 @@ __all__ = ["COLUMNS", "Condition", "Query", "QueryFault", "ordered", "parse"]
 
 COLUMNS: Final[Mapping[str, str]] = {
     **ROW,
-    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending")},
+    **{name: kind for name, kind in LATE.items() if name not in ("id", "ending", "said")},
 }
 """The columns that a query may name, with their types."""
 
 _ALIASES: Final = {"calls": "calls_n", "tool": "call.tool", "outcome": "call.outcome"}
-_CONTAINED: Final = ("title", "answer", "failure_message", "why")
 _TEXT: Final = ("title", "answer", "failure_message", "id")
 _STATES: Final = ("valid", "invalid", "skipped")
 _FIELD: Final = re.compile(r'([A-Za-z_][\w.\-]*(?:"[^"]*")?)(!=|<=|>=|[:=<>])')
@@ -234,14 +233,13 @@ def _holds(condition: Condition, rows: Snapshot) -> NDArray[np.bool_]:
     head, _, rest = field.partition(".")
     if head == "call":
         found = np.zeros(len(rows), dtype=bool)
-        holds = _of_column(condition, rows.calls[rest], _kind(field), is_contained=False)
-        found[rows.calls["row"].to_numpy()[holds]] = True
+        found[rows.calls.rows(rest)[_of_calls(condition, rest, rows)]] = True
         return found
     if head == "term":
         return _of_term(condition, rest, rows)
     if field == "invalid":
         return _of_numbers(condition, np.isnan(rows.numbers("reward")).astype(float))
-    return _of_column(condition, rows.table[field], _kind(field), is_contained=field in _CONTAINED)
+    return _of_column(condition, rows.table[field], _kind(field))
 
 
 def _contains(rows: Snapshot, text: str) -> NDArray[np.bool_]:
@@ -265,22 +263,28 @@ def _of_term(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool
     return found
 
 
-def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str, *, is_contained: bool) -> NDArray[np.bool_]:
+def _of_calls(condition: Condition, name: str, rows: Snapshot) -> NDArray[np.bool_]:
+    """For each call whether it matches; of texts each word is looked at once."""
+    if CALLS[name] != "string":
+        return _of_numbers(condition, rows.calls.numbers(name))
     import pyarrow as pa
+
+    codes, words = rows.calls.words(name)
+    column = pa.chunked_array([pa.array([*words, None], pa.string())])  # the code of null is -1
+    return _of_column(condition, column, "string")[codes]
+
+
+def _of_column(condition: Condition, column: pa.ChunkedArray, kind: str) -> NDArray[np.bool_]:
     import pyarrow.compute as pc
 
     if kind != "string":
-        flat = pc.cast(column, pa.int8()) if kind == "bool" else column
-        values = pc.cast(flat, pa.float64(), safe=False).combine_chunks().to_numpy(zero_copy_only=False)
-        return _of_numbers(condition, values)
+        return _of_numbers(condition, numbers_of(column))
     found = np.zeros(len(column), dtype=bool)
     for value in condition.values:
         if value == "none":
             found |= ~_plain(pc.not_equal(column, ""))
-        elif is_contained and condition.operator == ":":
-            found |= _plain(pc.match_substring(column, value, ignore_case=True))
         elif "*" in value:
-            pattern = "^" + ".*".join(re.escape(part) for part in value.split("*")) + "$"
+            pattern = "(?s)^" + ".*".join(re.escape(part) for part in value.split("*")) + "$"
             found |= _plain(pc.match_substring_regex(column, pattern))
         else:
             found |= _plain(pc.equal(column, value))

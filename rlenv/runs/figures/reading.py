@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlenv.runs.figures.groups import group_of
 from rlenv.runs.figures.rewards import high_reward
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.figures.steps import main_mode, recent
+from rlenv.runs.figures.steps import clusters, main_mode, recent
 
 __all__ = ["reading_list", "widest_groups"]
 
@@ -53,14 +53,13 @@ def _entry(rows: Snapshot, why: str, place: int) -> dict[str, Any]:
     return {"why": why, **row}
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def widest_groups(rows: Snapshot, places: NDArray[np.int64], *, most: int = _EACH) -> list[dict[str, Any]]:
     """The groups, of those that have rows at some places, whose rewards differ most: from the widest one on."""
     if not len(places):
         return []
-    codes, _ = rows.words("group")
-    splits, _ = rows.words("split")
-    step, task, reward = (rows.numbers(name) for name in ("step", "task", "reward"))
-    keys = np.stack([step[places], splits[places], task[places], codes[places]], axis=1)
+    step, reward = rows.numbers("step"), rows.numbers("reward")
+    keys = np.stack([step[places], clusters(rows)[places]], axis=1)
     _, first, at = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     at = at.reshape(-1)
     sizes, sums = np.bincount(at), np.bincount(at, reward[places])

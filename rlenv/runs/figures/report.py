@@ -13,6 +13,7 @@ import numpy as np
 
 from rlenv import __version__
 from rlenv._base.bounded import cut_middle
+from rlenv._base.figures import figure
 from rlenv._base.visible import visible
 from rlenv.runs.figures import rewards as reward_figures
 from rlenv.runs.figures.charts import Line, line_chart
@@ -57,7 +58,7 @@ def report(runs: Sequence[Path], *, title: str, episodes: int = 6) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"safe_text": _text, "number": _number, "percent": _percent, "seconds": _seconds}
+    environment.filters |= {"safe_text": _text, "number": figure, "percent": _percent, "seconds": _seconds}
     return environment.get_template("report.html").render(
         title=title, runs=made, changes=changes, version=__version__, made=datetime.now(UTC).strftime("%Y-%m-%d")
     )
@@ -128,7 +129,6 @@ def _episodes(read: _Read, most: int) -> list[Mapping[str, Any]]:
 
 
 def _told(one: Trajectory) -> Mapping[str, Any]:
-    prompt = [message for message in one.messages[:2] if message.role in ("system", "user")]
     turns = [
         {
             "action": turn.action,
@@ -139,7 +139,7 @@ def _told(one: Trajectory) -> Mapping[str, Any]:
     ]
     return {
         "task": f"{one.split}/{one.task_index}, seed {one.seed}",
-        "prompt": [(message.role, message.content) for message in prompt],
+        "prompt": [(message.role, message.content) for message in one.messages],
         "turns": turns,
         "reason": one.reason,
         "answer": one.answer,
@@ -159,10 +159,6 @@ def _change(a: _Read, b: _Read) -> Mapping[str, Any]:
 
 def _text(text: object) -> str:
     return visible(cut_middle(str(text), _LONGEST))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
 
 
 def _percent(value: float | None) -> str:

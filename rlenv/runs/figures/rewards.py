@@ -21,6 +21,7 @@ _ERRORS: Final = 10
 _LISTED: Final = 20
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """Each term of `Snapshot.term_names` over the rows at some places: its weight, the mean of its valid values, how
     often it was invalid or skipped, its mean by step, and the most frequent errors."""
@@ -51,21 +52,24 @@ def terms(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
 
 def _weight(rows: Snapshot, name: str) -> float | None:
     """The weight of the term's last entry: a spec may change between attempts."""
-    weights = rows.entries_of(name)["weight"]
-    return weights[len(weights) - 1].as_py() if len(weights) else None
+    weights = rows.terms.numbers("weight")[rows.places_of(name)[-1:]]
+    return float(weights[0]) if len(weights) and not np.isnan(weights[0]) else None
 
 
 def _errors(rows: Snapshot, name: str, places: NDArray[np.int64]) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    chosen = np.zeros(len(rows), dtype=bool)
+    chosen[places] = True
+    at = rows.places_of(name)
+    states, words = rows.terms.words("status")
+    is_invalid = np.array([word == "invalid" for word in (*words, None)], dtype=bool)[states[at]]
+    at = at[is_invalid & chosen[rows.terms.rows("status")[at]]]
+    errors, said = rows.terms.words("error")
+    codes, counts = np.unique(errors[at], return_counts=True)
+    ordered = np.argsort(-counts, kind="stable")[:_ERRORS]
+    return [{"error": [*said, None][codes[one]], "count": int(counts[one])} for one in ordered]
 
-    found = rows.entries_of(name)
-    found = found.filter(pc.and_(pc.equal(found["status"], "invalid"), pc.is_in(found["row"], pa.array(places))))
-    counted = pc.value_counts(found["error"]).to_pylist()
-    ordered = sorted(counted, key=lambda one: -one["counts"])[:_ERRORS]
-    return [{"error": one["values"], "count": one["counts"]} for one in ordered]
 
-
+@np.errstate(over="ignore", invalid="ignore")
 def scatter(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     """How many episodes have which reward (the middle of one of up to 40 bins) with success, without, or unknown."""
     reward, success = rows.numbers("reward")[places], rows.numbers("success")[places]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv._base.bounded import encodable
+from rlenv.runs.figures.entries import Entries, numbers_of, sorted_by, words_of
 from rlenv.runs.reader import Body
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ class Episodes(Protocol):
     def nested(self, column: str, ids: Sequence[str] | None = None) -> pa.Table:
         """`terms` or `calls`, one row an entry, with the episode's `id` beside."""
 
-    def entries(self, column: str) -> pa.Table:
-        """`terms` or `calls` of all rows, one row an entry, with the place of its row in `table` as `row`."""
+    def entries(self, column: str, fields: Sequence[str]) -> pa.Table:
+        """Some fields of the `terms` or `calls` of all rows, one row an entry, with the place of its row in `table` as
+        `row`."""
 
     def body(self, id: str) -> Body:
         """The whole record of an episode; a UsageError where there is none."""
@@ -67,22 +69,11 @@ class Snapshot:
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """A numeric or true/false column as floats; not a number where it is null."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        column = self.table[name].combine_chunks()
-        if pa.types.is_boolean(column.type):
-            column = pc.cast(column, pa.int8())
-        found: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return found
+        return numbers_of(self.table[name])
 
     def words(self, name: str) -> tuple[NDArray[np.int32], list[str]]:
         """A text column as numbers of words, and the words; -1 where it is null."""
-        import pyarrow.compute as pc
-
-        coded = pc.dictionary_encode(self.table[name].combine_chunks())
-        codes: NDArray[np.int32] = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-        return codes, coded.dictionary.to_pylist()
+        return words_of(self.table[name])
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -99,25 +90,20 @@ class Snapshot:
         return None if found < 0 else found
 
     @cached_property
-    def calls(self) -> pa.Table:
-        """All calls (`rlenv.runs.schema.CALLS`) with the place of their episode's row as `row`."""
-        return self._episodes.entries("calls")
+    def calls(self) -> Entries:
+        """All calls (`rlenv.runs.schema.CALLS`)."""
+        return Entries(lambda names: self._episodes.entries("calls", names))
 
     @cached_property
-    def terms(self) -> pa.Table:
-        """All terms (`rlenv.runs.schema.TERMS`) with the place of their episode's row as `row`."""
-        return self._episodes.entries("terms")
+    def terms(self) -> Entries:
+        """All terms (`rlenv.runs.schema.TERMS`)."""
+        return Entries(lambda names: self._episodes.entries("terms", names))
 
     @cached_property
     def _by_name(self) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int64]]:
         """Names of terms with their numbers, the places in `terms` by number, and where in these each number begins."""
-        import pyarrow.compute as pc
-
-        coded = pc.dictionary_encode(self.terms["name"].combine_chunks())
-        names = {name: number for number, name in enumerate(coded.dictionary.to_pylist())}
-        codes = pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False)
-        order = np.argsort(codes, kind="stable")
-        return names, order, np.searchsorted(codes[order], np.arange(len(names) + 1))
+        codes, words = self.terms.words("name")
+        return {name: number for number, name in enumerate(words)}, *sorted_by(codes, len(words))
 
     @cached_property
     def term_names(self) -> list[str]:
@@ -133,29 +119,30 @@ class Snapshot:
         """Whether an episode has a term of this name, one that `term_names` leaves out too."""
         return name in self._by_name[0]
 
-    def entries_of(self, name: str) -> pa.Table:
-        """What `terms` holds of one name, in its order."""
+    def places_of(self, name: str) -> NDArray[np.int64]:
+        """The places in `terms` of those of one name."""
         names, order, starts = self._by_name
         number = names.get(name)
-        return self.terms.take(order[:0] if number is None else order[starts[number] : starts[number + 1]])
+        return order[:0] if number is None else order[starts[number] : starts[number + 1]]
 
     @cached_property
     def tools(self) -> list[str]:
         """The names that were called, the most frequent first."""
-        import pyarrow.compute as pc
-
-        counted = pc.value_counts(self.calls["tool"]).to_pylist()
-        return [one["values"] for one in sorted(counted, key=lambda one: -one["counts"]) if one["values"] is not None]
+        codes, words = self.calls.words("tool")
+        sizes = np.bincount(codes[codes >= 0], minlength=len(words))
+        return [words[code] for code in np.argsort(-sizes, kind="stable").tolist()]
 
     def term(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.object_]]:
         """Values of a term, one a row (not a number where it is not valid), and its states (None without the term)."""
         if name not in self._terms:
-            found = self.entries_of(name)
-            rows = found["row"].to_numpy()
+            self.terms.load("name", "value", "status")
+            at = self.places_of(name)
+            rows = self.terms.rows("name")[at]
+            codes, words = self.terms.words("status")
             values = np.full(len(self), np.nan)
-            values[rows] = found["value"].to_numpy()
+            values[rows] = self.terms.numbers("value")[at]
             states = np.full(len(self), None, dtype=object)
-            states[rows] = found["status"].to_numpy()
+            states[rows] = np.array([*words, None], dtype=object)[codes[at]]
             while len(self._terms) >= MOST_TERMS:
                 del self._terms[next(iter(self._terms))]
             self._terms[name] = (values, states)

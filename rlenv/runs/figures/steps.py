@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.summary import clustered_counts
 
-__all__ = ["Overview", "clusters", "counts", "kept_points", "main_mode", "overview", "recent", "series", "spark"]
+__all__ = [
+    "Columns",
+    "Listed",
+    "Overview",
+    "clusters",
+    "counts",
+    "kept_points",
+    "main_mode",
+    "overview",
+    "recent",
+    "series",
+    "spark",
+]
 
 MODES: Final = ("train", "greedy", "sampled")
 RECENT_STEPS: Final = 10
@@ -22,6 +34,40 @@ _MEANS: Final = {"reward": "reward", "tokens": "tokens", "turns": "turns", "call
 _POINTS: Final = 1_000
 
 Figures = dict[str, dict[str, list[float | int | None]]]
+
+
+class Columns(Protocol):
+    """Rows by columns: a `Snapshot`, or `Listed`."""
+
+    def __len__(self) -> int: ...
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column of numbers, not a number where it is null."""
+        ...
+
+    def words(self, name: str) -> tuple[NDArray[np.int32], list[str]]:
+        """A column of text as codes, and their words; the code of null is -1."""
+        ...
+
+
+class Listed:
+    """Rows of a run by columns where pyarrow is not installed."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """See `Columns`."""
+        return np.array([math.nan if row[name] is None else row[name] for row in self._rows], dtype=np.float64)
+
+    def words(self, name: str) -> tuple[NDArray[np.int32], list[str]]:
+        """See `Columns`."""
+        found: dict[str, int] = {}
+        codes = [-1 if (word := row[name]) is None else found.setdefault(word, len(found)) for row in self._rows]
+        return np.array(codes, dtype=np.int32), list(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +87,14 @@ class Overview:
     spark: tuple[float | None, ...]
 
 
-def main_mode(rows: Snapshot) -> str:
+def main_mode(rows: Columns) -> str:
     """The mode whose success is the run's: greedy before sampled before train, of those that were played."""
     codes, words = rows.words("mode")
     played = {words[code] for code in np.unique(codes) if code >= 0}
     return next((mode for mode in ("greedy", "sampled", "train") if mode in played), "")
 
 
-def recent(rows: Snapshot, mode: str) -> NDArray[np.bool_]:
+def recent(rows: Columns, mode: str) -> NDArray[np.bool_]:
     """The rows of a mode that say how the policy is now: the last step, in training the last ten."""
     steps = rows.numbers("step")
     of_mode = _is_mode(rows, mode)
@@ -59,12 +105,12 @@ def recent(rows: Snapshot, mode: str) -> NDArray[np.bool_]:
     return found
 
 
-def _is_mode(rows: Snapshot, mode: str) -> NDArray[np.bool_]:
+def _is_mode(rows: Columns, mode: str) -> NDArray[np.bool_]:
     codes, words = rows.words("mode")
     return codes == words.index(mode) if mode in words else np.zeros(len(rows), dtype=bool)
 
 
-def clusters(rows: Snapshot) -> NDArray[np.int64]:
+def clusters(rows: Columns) -> NDArray[np.int64]:
     """For each row the number of its cluster: the samples of a group, else those of a task."""
     groups, names = rows.words("group")
     splits, _ = rows.words("split")
@@ -78,7 +124,7 @@ def clusters(rows: Snapshot) -> NDArray[np.int64]:
     return np.unique(whole, return_inverse=True)[1].astype(np.int64)
 
 
-def overview(rows: Snapshot) -> Overview:
+def overview(rows: Columns) -> Overview:
     """The one line of a run."""
     mode = main_mode(rows)
     chosen = recent(rows, mode)
@@ -94,7 +140,7 @@ def overview(rows: Snapshot) -> Overview:
     return Overview(len(rows), last, share, low, high, invalid, tuple(spark(rows, mode)))
 
 
-def spark(rows: Snapshot, mode: str, *, points: int = 30) -> list[float | None]:
+def spark(rows: Columns, mode: str, *, points: int = 30) -> list[float | None]:
     """The success of a mode by step, as means of at most `points` stretches."""
     success, step = rows.numbers("success"), rows.numbers("step")
     valid = _is_mode(rows, mode) & ~np.isnan(success)
@@ -118,11 +164,13 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
 
     Args:
         since: steps after this one alone.
-        points: at most so many steps are kept: of every stretch those with the smallest and the largest success.
+        points: of each mode at most so many steps are kept: of every stretch of those in which it was played the ones
+            with its smallest and its largest success.
     """
     step = rows.numbers("step").astype(np.int64)
     wanted = np.ones(len(rows), dtype=bool) if since is None else step > since
     steps, found = np.unique(step[wanted]), {}
+    kept: set[int] = set()
     group = clusters(rows)
     for mode in MODES:
         chosen = np.nonzero(_is_mode(rows, mode) & wanted)[0]
@@ -136,11 +184,13 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
             found[f"{mode}/{name}"] = _means(rows.numbers(column)[chosen], at, len(steps), has_band=name == "reward")
         for name in rows.term_names:
             found[f"{mode}/term.{name}"] = _means(rows.term(name)[0][chosen], at, len(steps), has_band=False)
-    kept = kept_points(len(steps), points, next(iter(found.values()))["mean"] if found else [])
+        played, shares = np.unique(at).tolist(), found[f"{mode}/success"]["mean"]
+        kept |= {played[place] for place in kept_points(len(played), points, [shares[place] for place in played])}
+    shown = sorted(kept)
     thinned = {
-        name: {part: [values[place] for place in kept] for part, values in one.items()} for name, one in found.items()
+        name: {part: [values[place] for place in shown] for part, values in one.items()} for name, one in found.items()
     }
-    return [int(steps[place]) for place in kept], thinned
+    return [int(steps[place]) for place in shown], thinned
 
 
 def kept_points(count: int, most: int, values: list[float | int | None]) -> list[int]:
@@ -177,6 +227,7 @@ def _shares(
     return found
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _means(
     values: NDArray[np.float64], at: NDArray[np.int64], count: int, *, has_band: bool
 ) -> dict[str, list[float | int | None]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv.runs.figures.entries import sorted_by
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import kept_points
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["tools"]
 
@@ -28,46 +26,65 @@ def tools(rows: Snapshot, places: NDArray[np.int64]) -> list[dict[str, Any]]:
     Seconds are at the 50th, 90th and 99th percentile (nearest rank) of calls that reached the tool, waiting included;
     None where there were none. `slowest` and `failing` name calls: the longest, and the last ones that failed.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    calls = rows.calls
+    calls.load("tool", "outcome", "seconds", "waited", "turn", "index")
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[places] = True
-    calls = rows.calls.filter(pa.array(chosen[rows.calls["row"].to_numpy()]))
-    step = rows.numbers("step").astype(np.int64)
-    coded = pc.dictionary_encode(calls["tool"].combine_chunks())
-    codes, names = coded.indices.to_numpy(zero_copy_only=False), coded.dictionary.to_pylist()
-    sizes = np.bincount(codes, minlength=len(names))
+    codes, names = calls.words("tool")
+    order, starts = sorted_by(codes, len(names))
+    step, seconds = rows.numbers("step").astype(np.int64), calls.numbers("seconds")
+    waited, row = np.nan_to_num(calls.numbers("waited")), calls.rows("tool")
     found = []
-    for code in np.argsort(-sizes, kind="stable")[:_MOST].tolist():
-        of_tool = calls.take(np.nonzero(codes == code)[0])
-        found.append({"tool": names[code], **_figures(rows, of_tool, step)})
-    return found
+    for code, name in enumerate(names):
+        at = order[starts[code] : starts[code + 1]]
+        at = at[chosen[row[at]]]
+        if len(at):
+            found.append((name, at))
+    found.sort(key=lambda one: -len(one[1]))
+    outcomes = calls.words("outcome")
+    return [
+        {"tool": name, **_figures(rows, at, outcomes, seconds[at], waited[at], step[row[at]])}
+        for name, at in found[:_MOST]
+    ]
 
 
-def _figures(rows: Snapshot, calls: pa.Table, step: NDArray[np.int64]) -> dict[str, Any]:
-    import pyarrow.compute as pc
-
-    outcome = calls["outcome"].to_numpy()
-    seconds = pc.cast(calls["seconds"], "float64").to_numpy()
-    waited = np.nan_to_num(pc.cast(calls["waited"], "float64").to_numpy())
-    ran = np.isin(outcome, _RAN)
-    is_error = outcome != "ok"
-    words, counted = np.unique(outcome.astype(str), return_counts=True)
-    steps = step[calls["row"].to_numpy()]
-    slowest = np.argsort(-np.where(ran, seconds, -1.0), kind="stable")[:_LISTED]
+def _figures(
+    rows: Snapshot,
+    at: NDArray[np.int64],
+    outcomes: tuple[NDArray[np.int32], list[str]],
+    seconds: NDArray[np.float64],
+    waited: NDArray[np.float64],
+    steps: NDArray[np.int64],
+) -> dict[str, Any]:
+    """Figures of one tool's calls, which stand at `at`."""
+    words = [*outcomes[1], ""]  # the code of null is -1
+    outcome = outcomes[0][at]
+    ran, is_error = (np.array([word in few for word in words])[outcome] for few in (_RAN, set(words) - {"ok"}))
+    sizes = np.bincount(outcome + 1, minlength=len(words))
+    counted = {words[code - 1]: int(size) for code, size in enumerate(sizes.tolist()) if size}
+    slowest = _last(np.where(ran, seconds, -1.0))
     failing = np.nonzero(is_error)[0][::-1]
-    failing = failing[np.argsort(-steps[failing], kind="stable")][:_LISTED]
+    failing = failing[_last(steps[failing])]
     return {
-        "calls": len(outcome),
+        "calls": len(at),
         "errors": int(is_error.sum()),
-        "outcomes": dict(sorted(zip(words.tolist(), counted.tolist(), strict=True), key=lambda one: -one[1])),
+        "outcomes": dict(sorted(counted.items(), key=lambda one: (-one[1], one[0]))),
         **{f"p{share}": _rank(seconds[ran], share / 100) for share in (50, 90, 99)},
         "waited_p50": _rank(waited[ran], 0.5),
-        "slowest": [_call(rows, calls, int(at)) for at in slowest if ran[at]],
-        "failing": [_call(rows, calls, int(at)) for at in failing],
+        "slowest": [_call(rows, int(at[one])) for one in slowest if ran[one]],
+        "failing": [_call(rows, int(at[one])) for one in failing],
         "by_step": _by_step(steps, is_error, seconds, ran),
     }
+
+
+def _last(values: NDArray[Any]) -> NDArray[np.int64]:
+    """The places of the largest values, the first ones of equal ones first."""
+    if len(values) > _LISTED:
+        least = np.partition(values, len(values) - _LISTED)[len(values) - _LISTED]
+        places = np.nonzero(values >= least)[0]
+    else:
+        places = np.arange(len(values))
+    return places[np.argsort(-values[places], kind="stable")][:_LISTED]
 
 
 def _rank(values: NDArray[np.float64], share: float) -> float | None:
@@ -78,10 +95,16 @@ def _rank(values: NDArray[np.float64], share: float) -> float | None:
     return float(np.partition(values, at)[at])
 
 
-def _call(rows: Snapshot, calls: pa.Table, at: int) -> dict[str, Any]:
-    one: dict[str, Any] = calls.slice(at, 1).to_pylist()[0]
-    named = {name: one[name] for name in ("turn", "index", "seconds", "outcome")}
-    return {"id": rows.table["id"][one["row"]].as_py(), **named}
+def _call(rows: Snapshot, at: int) -> dict[str, Any]:
+    calls = rows.calls
+    outcomes, words = calls.words("outcome")
+    return {
+        "id": rows.table["id"][int(calls.rows("tool")[at])].as_py(),
+        "turn": calls.value("turn", at),
+        "index": calls.value("index", at),
+        "seconds": calls.value("seconds", at),
+        "outcome": [*words, None][outcomes[at]],
+    }
 
 
 def _by_step(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from rlenv.errors import UsageError
+from rlenv.runs.columns import arrow
 from rlenv.runs.journal import loads, path_of, segments
-from rlenv.runs.parts import arrow, told
+from rlenv.runs.parts import told
 from rlenv.runs.tapes.tape import COLUMNS, Entry
 from rlenv.secrets import logger
 

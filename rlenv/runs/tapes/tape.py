@@ -20,8 +20,9 @@ from typing import Any, Final
 import orjson
 
 from rlenv.errors import MissingExtra, UsageError
+from rlenv.runs.columns import arrow, rows_table
 from rlenv.runs.journal import KINDS, Journal, loads, path_of, whole_lines
-from rlenv.runs.parts import arrow, rows_table, told, write_part
+from rlenv.runs.parts import told, write_part
 from rlenv.runs.writer import Syncing, writer_name
 from rlenv.secrets import logger
 

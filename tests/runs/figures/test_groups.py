@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlenv.runs.figures.groups import first_difference, group_of, members, over_steps, spread
+import numpy as np
+
+from rlenv.runs.figures.groups import MOST, drawn, first_difference, group_of, members, over_steps, spread
 from tests.support.runs import row, snapshot
 
 ROWS = snapshot(
@@ -33,8 +35,24 @@ def test_the_task_is_followed_over_the_steps() -> None:
 
 
 def test_the_spread_leaves_out_what_is_invalid() -> None:
-    assert spread([0.0, 1.0, None]) == (0.5, 0.5)
-    assert spread([None]) == (None, None)
+    assert spread(np.array([0.0, 1.0, np.nan])) == (0.5, 0.5)
+    assert spread(np.array([np.nan])) == (None, None)
+
+
+def test_of_a_large_group_all_count_and_both_ends_are_shown() -> None:
+    count = 3 * MOST
+    rows = snapshot(*(row(number, group="g", sample=number, reward=float(number)) for number in range(count)))
+    places = members(rows, 0, "g")
+    assert len(places) == count
+    shown = drawn(places).tolist()
+    assert (len(shown), shown[0], shown[-1]) == (MOST, count - 1, 0)
+    assert drawn(places[:MOST]).tolist() == places[:MOST].tolist()
+
+
+def test_tasks_without_a_number_are_not_one_task() -> None:
+    rows = snapshot(*(row(number, task=-1, step=number, reward=float(number)) for number in range(3)))
+    assert over_steps(rows, members(rows, 1, "e-1")) == [{"step": 1, "mean": 1.0, "n": 1}]
+    assert members(rows, 1, "train/-1").tolist() == []
 
 
 def test_the_first_difference_is_of_actions() -> None:

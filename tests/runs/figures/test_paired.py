@@ -39,6 +39,13 @@ def test_of_one_task_at_several_steps_the_last_counts() -> None:
     assert [(one.a, one.b) for one in found] == [(1, 1)]
 
 
+def test_tasks_without_a_number_have_no_partner() -> None:
+    a, b = (snapshot(row(0, task=-1, seed=1), row(1, task=3, seed=1)) for _ in range(2))
+    found, alone_a, alone_b = pairs(a, b)
+    assert [one.task for one in found] == [3]
+    assert (alone_a, alone_b) == (1, 1)
+
+
 def test_what_changed_is_named() -> None:
     def run(*ends: tuple[bool | None, float | None]) -> object:
         return snapshot(*(row(number, success=success, reward=reward) for number, (success, reward) in enumerate(ends)))

@@ -34,3 +34,8 @@ def test_the_newest_failures_come_first() -> None:
 def test_of_one_episode_nothing_is_told_twice_as_best_and_worst() -> None:
     assert [one["why"] for one in reading_list(snapshot(row(0)))] == ["worst"]
     assert reading_list(snapshot()) == []
+
+
+def test_tasks_without_a_number_are_no_group() -> None:
+    rows = snapshot(*(row(number, task=-1, reward=float(number)) for number in range(4)))
+    assert not [one for one in reading_list(rows) if one["why"] == "widest group"]

@@ -30,7 +30,7 @@ def test_each_term_has_the_values_of_its_own_episodes() -> None:
     assert str(values.tolist()) == "[2.0, nan, nan]"
     assert states.tolist() == ["valid", None, "invalid"]
     assert rows.term("c")[1].tolist() == [None] * 3
-    assert rows.entries_of("b")["row"].to_pylist() == [0, 2]
+    assert rows.terms.rows("name")[rows.places_of("b")].tolist() == [0, 2]
 
 
 def test_no_rows_have_no_terms() -> None:

@@ -66,6 +66,16 @@ def test_thinning_keeps_the_ends_and_the_extremes() -> None:
     assert kept_points(3, 100, [None] * 3) == [0, 1, 2]
 
 
+def test_each_mode_is_thinned_by_its_own_figures() -> None:
+    train = [row(step, step=step, success=step % 2 == 0) for step in range(400)]
+    validated = [row(1000 + step, step=step, mode="greedy", success=step == 150) for step in range(50, 400, 50)]
+    steps, found = series(snapshot(*train, *validated), points=20)
+    shown = found["greedy/success"]["mean"]
+    assert [step for step, value in zip(steps, shown, strict=True) if value is not None] == list(range(50, 400, 50))
+    assert shown[steps.index(150)] == 1.0
+    assert len(steps) <= 20 + len(validated)
+
+
 def test_one_line_of_a_run_is_of_its_last_validation() -> None:
     line = overview(run())
     assert (line.episodes, line.step, line.success, line.invalid) == (8, 1, 1.0, 1)

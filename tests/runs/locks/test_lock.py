@@ -45,7 +45,8 @@ tools:
   add: {kind: python, function: "tools.py:add"}
   ask: {kind: sql, resource: db}
 endpoints:
-  judge: {base_url: "http://me:secret@judge.example:8000/v1?key=abc", model: large, api_key: "${env:LOCK_TEST_KEY}"}
+  judge: {base_url: "http://me:secret@judge.example:8000/v1?key=abc", model: large}
+  keyed: {base_url: "http://keyed.example/v1", model: small, api_key: "${env:LOCK_TEST_KEY}"}
 user: {kind: python, function: "users.py:reply"}
 rewards:
   correct: {kind: rule, rule: numeric_match}

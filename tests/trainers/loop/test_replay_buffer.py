@@ -350,6 +350,20 @@ def test_what_becomes_of_an_episode_is_kept_by_its_id(queue: Queue, name: str, t
     ]
 
 
+def test_episodes_that_could_not_be_kept_are_counted_wherever_they_were_played(queue: Queue, tmp_path: Path) -> None:
+    """In the next step's figures: those of a validation and of a filtered group belong to no step of their own."""
+    lost = episode(1.0, is_lost=True)
+    options: dict[str, Any] = {"filter_groups_metric": "reward", "train_batch_size": 1, "refill": lambda count: None}
+    replay = buffer(record_dir=str(tmp_path), **options)
+    queue.add("held-out", [lost, episode(1.0)], partition="val")
+    assert "rlenv/toy/not_kept" not in replay.sample(global_steps=0, partition_id="val", batch_size=1)[1]
+    queue.add("same", [lost, lost])
+    queue.add("other", [lost, episode(0.0)])
+    assert replay.sample(global_steps=1, partition_id="train", batch_size=1)[1]["rlenv/toy/not_kept"] == 4.0
+    queue.add("next", [episode(1.0), episode(0.0)])
+    assert "rlenv/toy/not_kept" not in replay.sample(global_steps=2, partition_id="train", batch_size=1)[1]
+
+
 def test_a_group_that_is_filtered_says_why(queue: Queue, tmp_path: Path) -> None:
     ids = keep(tmp_path, 6)
     queue.add("same", [episode(1.0, id=ids[0]), episode(1.0, id=ids[1])])

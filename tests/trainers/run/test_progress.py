@@ -113,6 +113,7 @@ def test_the_end_is_told_in_tables() -> None:
         "training": {"toy": {"reward": [0.1, 0.9], "episodes": 16}},
         "time_by_phase": {"rollout": 0.75, "update": 0.25},
         "mean_step_s": 4.0,
+        "lost_episodes": 7,
         "failed_episodes": 2,
         "failure_reasons": {"stuck: no more": 2},
     }
@@ -122,6 +123,7 @@ def test_the_end_is_told_in_tables() -> None:
         "held-out success, greedy: 0.000 at step 0, 0.500 at step 4 (20 tasks, ok 0.750)",
         "0.100 … 0.900",
         "rollout 75%, update 25%",
+        "could not be written: 7",
         "2 x stuck: no more",
     ):
         assert part in text

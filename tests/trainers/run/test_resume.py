@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from rlenv_verl.run.metrics import MetricsFile, merged
 from rlenv_verl.run.resume import resumed, validation_of
 from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint, locked
 from rlenv_verl.run.train import main
-from tests.support.kept import episode
+from rlenv_verl.settings.preset import compose
+from tests.support.kept import episode, everything
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -93,16 +95,18 @@ def test_a_run_that_an_older_version_wrote_goes_on(prepared: Run) -> None:
     loops = (prepared.folder / "agent_loop.yaml").read_text()
     older = loops.replace(f"record_dir: {prepared.folder}", f"record_dir: {prepared.records}")
     assert older != loops
+    sampler = "+trainer.v1.sampler.sampler_kwargs.record_dir="
+    fields["overrides"] = [item for item in fields["overrides"] if not item.startswith(sampler)]
+    path.write_text(json.dumps({**fields, "version": 1}))
     (prepared.folder / "agent_loop.yaml").write_text(older)
     run = Run.load(prepared.folder)
     assert (run.environment, run.attempts[0].started) == (prepared.environment, 1793527200.0)
-    resumed(run)
+    taken, more = resumed(run)
     assert (prepared.folder / "agent_loop.yaml").read_text() == loops
-
-
-def test_a_wish_to_stop_holds_for_one_attempt(prepared: Run) -> None:
-    prepared.stop.touch()
-    assert not begun(prepared, 0).stop.exists()
+    # What becomes of its episodes is kept from now on, by the attempts after this one too.
+    kwargs = compose((*Run.load(prepared.folder).overrides, *more))["trainer"]["v1"]["sampler"]["sampler_kwargs"]
+    assert kwargs["record_dir"] == str(prepared.folder)
+    assert resumed(taken)[0].overrides == taken.overrides
 
 
 def test_episodes_of_what_is_done_anew_stay_and_do_not_count(prepared: Run) -> None:
@@ -244,6 +248,8 @@ def test_a_folder_is_trained_in_by_one_process(tmp_path: Path) -> None:
         (["--preset", "cpu", "--shuffle-rewards"], "leave out --preset, --shuffle-rewards"),
         (["run.turn_tokens=3"], "leave out run.turn_tokens=3"),
         (["--validation-tasks", "3"], "with --eval"),
+        (["-o", "elsewhere"], "does not take --output"),
+        (["--eval", "--steps", "3", "--save-every", "1"], "does not take --steps, --save-every"),
         (["--ray-address", "h:1"], "cluster of its own"),
         (["trainer.test_frequenzy=3"], "test_frequenzy"),
     ],
@@ -265,21 +271,52 @@ def test_a_folder_without_a_run_names_the_run_in_it(prepared: Run, capsys: pytes
 def test_a_dry_resume_prints_the_command_and_changes_nothing(prepared: Run, capsys: pytest.CaptureFixture[str]) -> None:
     path = checkpoint(prepared.folder, 3)
     assert main(["--resume", str(prepared.folder), "--dry-run"]) == 0
-    assert f"trainer.resume_from_path={path}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"trainer.resume_from_path={path}" in said
+    assert "goes on from step 3 of 9" in said
     assert Run.load(prepared.folder) == prepared
 
 
-def test_validation_of_a_checkpoint_leaves_the_run_alone(prepared: Run, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing_into_a_run(prepared: Run, tmp_path: Path) -> None:
+    """Whatever is asked for beside it, taken or refused."""
+    log(prepared, 1, {0: 0.1, 4: 0.2})
+    checkpoint(prepared.folder, 3)
+    checkpoint(prepared.folder, 6, is_named=False)
+    prepared.stop.touch()
+    before = everything(tmp_path)
+    out = str(tmp_path / "out")
+    options = (["--eval"], ["-o", out], ["--steps", "12"], ["--validation-tasks", "3"])
+    for chosen in itertools.product((False, True), repeat=len(options)):
+        given = [word for is_given, words in zip(chosen, options, strict=True) if is_given for word in words]
+        code = main(["--resume", str(prepared.folder), "--dry-run", *given])
+        refuses = ("-o", "--validation-tasks") if "--eval" not in given else ("--steps",)
+        assert code == (2 if any(word in given for word in refuses) else 0), given
+        assert everything(tmp_path) == before, given
+
+
+def test_a_dry_run_takes_no_lock(prepared: Run) -> None:
+    checkpoint(prepared.folder, 3)
+    with locked(prepared.folder, wait_s=0):
+        assert main(["--resume", str(prepared.folder), "--dry-run"]) == 0
+
+
+def test_validation_of_a_checkpoint_leaves_the_run_alone(
+    prepared: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = checkpoint(prepared.folder, 6)
     out = tmp_path / "eval"
     before = (prepared.folder / "run.json").read_bytes()
     argv = ["--resume", str(prepared.folder), "--eval", "--dry-run", "--validation-tasks", "3", "-o", str(out)]
     assert main(argv) == 0
-    assert (prepared.folder / "run.json").read_bytes() == before
-    command = (out / "command.sh").read_text()
+    command = capsys.readouterr().out
+    assert "validates step 6" in command
     for part in (f"trainer.resume_from_path={path}", "trainer.val_only=true", f"data.val_files={out}/data"):
         assert part in command
-    assert json.loads((out / "run.json").read_text())["validation_tasks"] == 3
+    validation, _ = validation_of(prepared, out, tasks=3)
+    assert (prepared.folder / "run.json").read_bytes() == before
+    assert (out / "data" / "validation.parquet").exists()
+    assert Run.load(out) == validation
+    assert validation.validation_tasks == 3
 
 
 def test_a_validation_is_written_over_no_run(prepared: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

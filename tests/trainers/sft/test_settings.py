@@ -18,6 +18,7 @@ from rlenv_verl.sft.dataset import HELD_OUT, RowsDataset
 from rlenv_verl.sft.finish import finish
 from rlenv_verl.sft.run import SftRun, begun, read_steps
 from rlenv_verl.sft.settings import compose_sft, load_sft_preset, sft_preset_names
+from tests.support.kept import everything
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +213,19 @@ def test_a_run_goes_on_from_its_last_whole_checkpoint(
     assert "has taken 2 steps already" in capsys.readouterr().err
     assert main([*resume, "--lr", "0.1", str(data)]) == 2
     assert "leave out --lr" in capsys.readouterr().err
+    before = everything(out)
     assert main([*resume, "--steps", "6"]) == 0
+    assert everything(out) == before  # of a run that is there a dry run changes nothing
     told = capsys.readouterr().out
     assert f"trainer.resume_from_path={out / 'checkpoints' / 'global_step_2'}" in told
     assert "trainer.total_training_steps=6" in told
     assert "trainer.total_epochs=3" in told
+
+
+def test_a_run_that_is_refused_says_that_it_has_failed(data: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """The last thing that is looked at: whether one machine can start it."""
+    argv = [str(data), "--model", str(tiny_folder), "-o", str(tmp_path / "out"), "trainer.nnodes=2"]
+    assert main(argv) == 2
+    info = read_info(tmp_path / "out")
+    assert info is not None
+    assert (info.kind, info.state, len(info.attempts)) == ("sft", "failed", 1)

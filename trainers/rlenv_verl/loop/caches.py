@@ -147,16 +147,14 @@ class ProcessState:
         return self._watches[key]
 
     def keeper(self, folder: str, *, keep_gb: float, writers: int) -> Keeper:
-        """What this process keeps episodes in a run's folder with; the first call's limits hold."""
+        """What this process keeps episodes in a run's folder with; the first call's limits hold.
+
+        It is never closed: veRL kills its workers, and whoever drives the run seals what they left open.
+        """
         key = (os.getpid(), folder)
         if key not in self._keepers:
             self._keepers[key] = Keeper(Path(folder), keep_gb=keep_gb, writers=writers)
         return self._keepers[key]
-
-    def close(self) -> None:
-        """Seals what was kept."""
-        while self._keepers:
-            self._keepers.popitem()[1].close()
 
     def router(self) -> str:
         """The address of veRL's reward model, asked for once; see `reward_model.ask_for_router`."""

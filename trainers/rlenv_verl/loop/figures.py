@@ -66,8 +66,8 @@ _NAMES = tuple(field.name for field in fields(EpisodeFigures))
 def step_figures(episodes: Iterable[EpisodeFigures]) -> dict[str, float]:
     """The figures of one step's training episodes, by name, as `rlenv/SPEC/FIGURE`.
 
-    Counts: `episodes`, `invalid` (no reward could be measured), `ended/REASON`, `masked/REASON`, `zeroed/REASON`, and
-    where there are any `not_kept` (the run's folder could not be written).
+    Counts: `episodes`, `invalid` (no reward could be measured), `ended/REASON`, `masked/REASON`, `zeroed/REASON`. The
+    replay buffer adds `not_kept` where the run's folder could not be written.
     Means over the episodes that are not masked: `reward` (zeroed ones count 0.0), `success`, `term/NAME`, `turns`,
     `calls`, `calls_malformed`, `rows` (training rows) and `differences` (observations before which the chat template
     would have written the history otherwise); a mean over nothing is left out. Over all episodes: `tool_s/mean`,
@@ -91,8 +91,6 @@ def _figures(episodes: Sequence[EpisodeFigures]) -> dict[str, float]:
     for kind in ("ended", "masked", "zeroed"):
         counts = Counter(getattr(episode, kind) for episode in episodes)
         figures |= {f"{kind}/{reason}": float(count) for reason, count in sorted(counts.items()) if reason}
-    if lost := sum(episode.is_lost for episode in episodes):
-        figures["not_kept"] = float(lost)
     trained = [episode for episode in episodes if not episode.masked]
     means: dict[str, list[float | None]] = {
         name: [getattr(episode, name) for episode in trained]

@@ -109,6 +109,7 @@ class _Sampling(ReplayBuffer):
         self._keeper = None if options["record_dir"] is None else Keeper(Path(options["record_dir"]))
         self._has_own_estimator = _estimator(refill_fn).startswith("rlenv_")
         self._evicted: dict[str, str] = {}
+        self._lost: Counter[str] = Counter()
         self._most_filtered = int(options["most_filtered_batches"])
         self._filtered = 0
         self._updates = Updates.of(refill_fn)
@@ -140,6 +141,7 @@ class _Sampling(ReplayBuffer):
                 groups.setdefault(_uid(key), []).append(EpisodeFigures.of_fields(fields["rlenv"]))
         if stops := {episode.stops for group in groups.values() for episode in group if episode.stops}:
             raise InvalidReward(f"the run ends: {'; '.join(sorted(stops))}")
+        self._lost.update(episode.spec for group in groups.values() for episode in group if episode.is_lost)
         if partition_id == "val":
             return batch, metrics
         if self._keeper is not None:
@@ -149,6 +151,9 @@ class _Sampling(ReplayBuffer):
             _label(keys, found, partition_id)
         self._updates.fit(rows=len(keys), prompts=batch_size)
         figures = step_figures([episode for group in groups.values() for episode in group])
+        # Also those of validations and of groups that were filtered since the last step.
+        figures |= {f"rlenv/{spec}/not_kept": float(count) for spec, count in self._lost.items()}
+        self._lost.clear()
         if self._trained_file is not None and groups:
             entries = trained_tasks(global_steps, groups.values())
             with self._trained_file.open("ab") as file:
@@ -208,6 +213,7 @@ class _Sampling(ReplayBuffer):
             for key, fields in zip(keys, _extra_fields(keys, partition_id), strict=True):
                 why = self._evicted.get(_uid(key), "the step had enough groups")
                 keeper.late(fields.get("rlenv", {}).get("id", ""), fate="filtered", why=why)
+                self._lost.update([fields["rlenv"]["spec"]] if fields.get("rlenv", {}).get("is_lost") else [])
         super()._clear_groups(partition_id, uids)
 
     def _sync_metadata_from_transfer_queue(self) -> None:

@@ -26,6 +26,7 @@ from rlenv_verl.rehearse.checks import Check, Evidence, check_run
 from rlenv_verl.rehearse.model import RehearsalModel, make_model
 from rlenv_verl.rehearse.replaced import Replaced, overlay, replaced_keys
 from rlenv_verl.rehearse.usage import Peak, watched
+from rlenv_verl.run.attempts import driving
 from rlenv_verl.run.launch import Ending, ending_lines
 from rlenv_verl.run.locks import attempt_locks
 from rlenv_verl.run.metrics import StepFigures
@@ -91,7 +92,8 @@ def rehearse(arguments: argparse.Namespace, console: Console, *, run_plan: RunPl
             console.print(line, markup=False)
         for line in lines_of(scene.preflight) if scene.preflight is not None else ():
             console.print(line, markup=False)
-        with locked(scene.plan.run.folder, wait_s=0.0) as lock, watched(_MARK, mark) as peak:
+        folder = scene.plan.run.folder
+        with locked(folder, wait_s=0.0) as lock, driving(folder), watched(_MARK, mark) as peak:
             ended = _played(scene, arguments, console, run_plan, lock, stages)
         with stages.timed("checks"):
             checks = [*_looked_at(scene), *_checked(scene, ended)]

@@ -1,13 +1,14 @@
-"""The starts of veRL that make up one run, and files that are written whole or not at all."""
+"""The starts of veRL that make up one run, how each of them ends, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-__all__ = ["Attempt", "attempts_of", "begin_attempt", "merge_metrics", "write_run"]
+from rlenv.runs.folder import RunInfo, State, write_info
+
+__all__ = ["STOP", "Attempt", "attempts_of", "begin_attempt", "driving", "merge_metrics", "write_run"]
+
+STOP = "stop"
+"""The file in a run's folder that asks the run to stop; whoever makes it need not know where the run runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,46 @@ def begin_attempt(run: _R, from_step: int, *, locks: Mapping[str, str] | None = 
     attempt.metrics(run.folder).parent.mkdir(parents=True, exist_ok=True)
     begun.save()
     return begun
+
+
+@contextlib.contextmanager
+def driving(folder: Path, unprepared: RunInfo | None = None, *, attempts: int | None = None) -> Iterator[None]:
+    """For as long as this process drives a run in `folder`, which it has locked.
+
+    A wish to stop that is there before the block begins was for somebody else and is forgotten. However the block ends,
+    run.json then says what has become of the run, unless it was refused as it was: an attempt that was begun meanwhile,
+    and that nobody has said the end of, was stopped by an interrupt, and has failed by anything else.
+
+    Args:
+        unprepared: what run.json says of a new run that ends before all is known that starts it again.
+        attempts: how many came before; as many as run.json has otherwise.
+    """
+    (folder / STOP).unlink(missing_ok=True)
+    if unprepared is not None:  # what a dry run has left here is prepared again
+        (folder / "run.json").unlink(missing_ok=True)
+    before = len(_fields(folder).get("attempts", ())) if attempts is None else attempts
+    state: State = "failed"
+    try:
+        yield
+    except KeyboardInterrupt:
+        state = "stopped"
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # a full disk: whatever ended the block is what has to be told
+            fields, ended = _fields(folder), time.time()
+            is_new = len(fields.get("attempts", ())) > before and fields["state"] == "running"
+            if unprepared is not None and not fields:
+                write_info(folder, dataclasses.replace(unprepared, state=state, ended=ended))
+            elif is_new or (unprepared is not None and not fields["attempts"]):
+                fields |= {"state": state, "ended": ended}
+                _write_whole(folder / "run.json", f"{json.dumps(fields, indent=2)}\n".encode())
+
+
+def _fields(folder: Path) -> dict[str, Any]:
+    """What run.json holds; nothing without one."""
+    path = folder / "run.json"
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return fields
 
 
 def write_run(run: _Run, fields: Mapping[str, Any]) -> None:

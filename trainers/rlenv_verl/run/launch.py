@@ -22,7 +22,7 @@ from rlenv.runs.folder import State
 from rlenv_verl.run import guard
 from rlenv_verl.run.guard import RUN_MARK, Segments, end_marked
 
-__all__ = ["EXIT_STATUS", "STATES", "Ending", "How", "ending_lines", "run_to_end"]
+__all__ = ["EXIT_STATUS", "STATES", "Ending", "How", "ending_lines", "run_to_end", "terminated_as_interrupted"]
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
@@ -98,7 +98,7 @@ def run_to_end(
                 raise KeyboardInterrupt
             return seconds <= time_limit_s
 
-        with _terminated_as_interrupted():
+        with terminated_as_interrupted():
             try:
                 how = _waited_for(process, look)
             finally:
@@ -152,7 +152,8 @@ def _as_interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _terminated_as_interrupted() -> AbstractContextManager[None]:
+def terminated_as_interrupted() -> AbstractContextManager[None]:
+    """In the block a SIGTERM, which would end the process where it stands, is a Ctrl-C."""
     return _handled(signal.SIGTERM, handler=_as_interrupt)
 
 

@@ -70,10 +70,12 @@ _PASSES = (
 )
 
 
-def check_before(run: Run, config: Mapping[str, Any], *, needs_weights: bool = False) -> Preflight:
+def check_before(run: Run, config: Mapping[str, Any], *, loops: Path, needs_weights: bool = False) -> Preflight:
     """What a prepared run would meet; `config` is veRL's configuration as it resolved.
 
-    `needs_weights`: the run starts now and here, so that a model without weights is an error.
+    Args:
+        loops: the agent loops' YAML.
+        needs_weights: the run starts now and here, so that a model without weights is an error.
 
     What cannot be measured, since the policy does not exist yet, is a finding.
 
@@ -81,7 +83,6 @@ def check_before(run: Run, config: Mapping[str, Any], *, needs_weights: bool = F
         UsageError: the run's tokenizer or a split cannot be read.
         SpecError: a spec's own faults.
     """
-    loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
     specs = [
         TrainedSpec(load(entry.source, set=dict(entry.set) or None), entry.source, entry.set, entry.weight)
         for entry in run.specs
@@ -96,7 +97,7 @@ def check_before(run: Run, config: Mapping[str, Any], *, needs_weights: bool = F
     report = preflight_of(
         specs,
         config,
-        loops,
+        yaml.safe_load(loops.read_text(encoding="utf-8")),
         splits=splits,
         name=run.preset,
         names=names_of(given[1:]),  # the first is the run's own

@@ -262,7 +262,7 @@ def _overrides(settings: RunSettings, folder: Path, max_prompt_tokens: int | str
     """All that veRL is given; what stands later wins."""
     overrides = settings.preset.overrides()
     overrides += [override(key, value) for key, value in _own_keys(settings, folder, max_prompt_tokens).items()]
-    if _has_own_sampler(settings.preset):
+    if is_own_sampler(settings.preset.verl.get("trainer", {}).get("v1", {}).get("sampler", {})):
         given = " ".join(settings.user_overrides)
         for name, path in (("trained_file", folder / "trained.jsonl"), ("record_dir", folder)):
             if f"sampler_kwargs.{name}" not in given:
@@ -287,8 +287,10 @@ def _check_judge(settings: RunSettings, config: Mapping[str, Any]) -> None:
     check_reward_model(config)
 
 
-def plan_of(run: Run, *more: str) -> Plan:
-    """The plan of a run, with `more` overrides that hold for this attempt alone; writes the resolved configuration.
+def plan_of(run: Run, *more: str, dry_run: bool = False) -> Plan:
+    """The plan of a run, with `more` overrides that hold for this attempt alone.
+
+    The resolved configuration is written into the run's folder, unless it is a `dry_run`.
 
     Raises:
         UsageError: veRL's configuration does not take an override.
@@ -300,8 +302,9 @@ def plan_of(run: Run, *more: str) -> Plan:
     check_masking(config)
     if run.history == "rows":
         check_rows(config)
-    (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
+    if not dry_run:
+        (run.folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+        (run.folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
     return Plan(run, overrides, config)
 
 
@@ -370,6 +373,6 @@ def _own_keys(settings: RunSettings, folder: Path, max_prompt_tokens: int | str)
     return keys
 
 
-def _has_own_sampler(preset: Preset) -> bool:
-    sampler = preset.verl.get("trainer", {}).get("v1", {}).get("sampler", {}).get("custom_sampler", {})
-    return str(sampler.get("path", "")).endswith("rlenv_verl.loop.replay_buffer")
+def is_own_sampler(sampler: Mapping[str, Any]) -> bool:
+    """Whether veRL's section `trainer.v1.sampler` names a sampler of rlenv's."""
+    return str((sampler.get("custom_sampler") or {}).get("path", "")).endswith("rlenv_verl.loop.replay_buffer")

@@ -191,6 +191,11 @@ def show_summary(summary: Mapping[str, Any], console: Console) -> None:
     if summary["time_by_phase"]:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_by_phase"].items() if share >= 0.005)
         console.print(f"time of a step ({summary['mean_step_s']} s): {shares}", markup=False)
+    if summary["lost_episodes"]:
+        console.print(
+            f"episodes that are not kept, since the run's folder could not be written: {summary['lost_episodes']}",
+            markup=False,
+        )
     if summary["failed_episodes"]:
         console.print(f"failed episodes: {summary['failed_episodes']}", markup=False)
         for reason, count in summary["failure_reasons"].items():

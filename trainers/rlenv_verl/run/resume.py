@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import orjson
 import yaml
@@ -16,11 +18,12 @@ from rlenv.runs.locks.files import Say
 from rlenv_verl.run.datasets import validation_rows, write_rows
 from rlenv_verl.run.kept import seal_all
 from rlenv_verl.run.locks import attempt_locks
+from rlenv_verl.run.prepare import is_own_sampler
 from rlenv_verl.run.runfile import Run, begun, forget_after, last_checkpoint
 from rlenv_verl.settings.preset import compose, override
 from rlenv_verl.settings.specs import TrainedSpec, load_specs
 
-__all__ = ["resumed", "validation_of"]
+__all__ = ["resumed", "step_of", "validation_of"]
 
 
 def resumed(
@@ -53,8 +56,9 @@ def resumed(
     changed = [override(key, value) for key, value in settings.items() if value is not None]
     run = dataclasses.replace(run, overrides=(*run.overrides, *changed))
     checkpoint = last_checkpoint(run.checkpoints)
-    step = _step_of(checkpoint)
+    step = step_of(checkpoint)
     config = compose(run.overrides)
+    run = _with_late_facts(run, config)
     total = config["trainer"]["total_training_steps"]
     if total is not None and step >= total:
         raise UsageError(f"{run.folder} has trained all of its {total} steps", hint="go further with --steps N")
@@ -80,7 +84,7 @@ def resumed(
 
 
 def validation_of(
-    run: Run, output: Path | None, *, tasks: int | None = None, say: Say | None = None
+    run: Run, output: Path | None, *, tasks: int | None = None, dry_run: bool = False, say: Say | None = None
 ) -> tuple[Run, list[str]]:
     """A run of its own that validates the last checkpoint of `run`, and its overrides.
 
@@ -88,6 +92,7 @@ def validation_of(
         run: the run that was trained; nothing in its folder is changed.
         output: the folder of the validation; by default `eval-STEP-TIME` in the run's.
         tasks: held-out tasks a spec; as many as the run's own otherwise.
+        dry_run: write nothing; the validation then has no attempt.
         say: is told what takes long.
 
     Raises:
@@ -100,13 +105,35 @@ def validation_of(
             f"{run.folder} has no complete checkpoint",
             hint=f"validate the policy it started from with rlenv train SPEC --eval --model {run.model}",
         )
-    step = _step_of(checkpoint)
+    step = step_of(checkpoint)
     folder = (output or run.folder / f"eval-{step}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     # Its run.json would become the validation's, and the episodes of both would count as those of one.
     if folder == run.folder.resolve() or is_run(folder) or (folder / "metrics.jsonl").exists():
         raise UsageError(f"{folder} holds a run already", hint="choose another folder with -o")
-    played = dataclasses.replace(run, validation_only=True)
-    locks = attempt_locks(played, compose(run.overrides), from_step=step, say=say)
+    keys = {"actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / "agent_loop.yaml")}
+    if tasks is not None:
+        keys["data.val_files"] = str(folder / "data" / "validation.parquet")
+    more = [override(key, value) for key, value in keys.items()]
+    more += [override("trainer.val_only", True), override("trainer.val_before_train", True), *_from(checkpoint)]
+    validation = dataclasses.replace(
+        run,
+        validation_only=True,
+        folder=folder,
+        validation_tasks=tasks if tasks is not None else run.validation_tasks,
+        warm_start=None,
+        attempts=(),
+    )
+    if dry_run:
+        return validation, more
+    locks = attempt_locks(
+        dataclasses.replace(run, validation_only=True), compose(run.overrides), from_step=step, say=say
+    )
+    _write_validation(run, folder, tasks=tasks)
+    return begun(validation, step, locks=locks), more
+
+
+def _write_validation(run: Run, folder: Path, *, tasks: int | None) -> None:
+    """What the agent loops of a validation of `run` read, and its rows where they are others than the run's own."""
     folder.mkdir(parents=True, exist_ok=True)
     loops = yaml.safe_load((run.folder / "agent_loop.yaml").read_text(encoding="utf-8"))
     for loop in loops:
@@ -115,23 +142,20 @@ def validation_of(
     (folder / "agent_loop.yaml").write_text(yaml.safe_dump(loops, sort_keys=False), encoding="utf-8")
     if run.ray_address is not None:
         shutil.copytree(run.folder / "ship", folder / "ship", dirs_exist_ok=True)
-    keys = {"actor_rollout_ref.rollout.agent.agent_loop_config_path": str(folder / "agent_loop.yaml")}
     if tasks is not None:
         rows = []
         for spec in _loaded(run):
             rows += validation_rows(spec.environment, run.validation_split, tasks=tasks, modes=run.modes)
         write_rows(folder / "data" / "validation.parquet", rows)
-        keys["data.val_files"] = str(folder / "data" / "validation.parquet")
-    more = [override(key, value) for key, value in keys.items()]
-    more += [override("trainer.val_only", True), override("trainer.val_before_train", True), *_from(checkpoint)]
-    validation = dataclasses.replace(
-        played,
-        folder=folder,
-        validation_tasks=tasks if tasks is not None else run.validation_tasks,
-        warm_start=None,
-        attempts=(),
-    )
-    return begun(validation, step, locks=locks), more
+
+
+def _with_late_facts(run: Run, config: Mapping[str, Any]) -> Run:
+    """The run with the sampler's word of where episodes are kept, which an older version did not write down."""
+    sampler = config["trainer"].get("v1", {}).get("sampler", {})
+    if not is_own_sampler(sampler) or "record_dir" in (sampler.get("sampler_kwargs") or {}):
+        return run
+    place = override("trainer.v1.sampler.sampler_kwargs.record_dir", str(run.folder), add=True)
+    return dataclasses.replace(run, overrides=(*run.overrides, place))
 
 
 def _keeps_in_its_folder(run: Run) -> None:
@@ -152,7 +176,8 @@ def _from(checkpoint: Path) -> list[str]:
     ]
 
 
-def _step_of(checkpoint: Path | None) -> int:
+def step_of(checkpoint: Path | None) -> int:
+    """The step of a checkpoint's folder, 0 without one."""
     return int(checkpoint.name.removeprefix("global_step_")) if checkpoint is not None else 0
 
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command
 from rlenv.runs.folder import State
 from rlenv.runs.locks.lock import Lock
-from rlenv.secrets import redact_value
-from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
+from rlenv_verl.run.attempts import STOP, Attempt, attempts_of, begin_attempt, write_run
 from rlenv_verl.run.datasets import Mode
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class Run:
 
     @property
     def stop(self) -> Path:
-        """The file that asks the run to stop; whoever makes it need not know where the run runs."""
-        return self.folder / "stop"
+        """The file that asks the run to stop; see `rlenv_verl.run.attempts.STOP`."""
+        return self.folder / STOP
 
     def save(self) -> None:
         """Write run.json, whole or not at all."""
@@ -137,7 +137,7 @@ class Run:
         variables = own.pop("environment")
         common = {
             "kind": "eval" if self.validation_only else "train",
-            "command": redact_value(list(self.command)),
+            "command": list(kept_command(self.command)),
             "spec": ", ".join(spec.source for spec in self.specs),
             "environment": ", ".join(spec.id for spec in self.specs),
             "policy": self.model,
@@ -160,6 +160,8 @@ class Run:
             raise UsageError(f"{folder} holds no run (there is no run.json in it)", hint=hint)
         fields = json.loads(path.read_text(encoding="utf-8"))
         version = fields.pop("version", None)
+        if version is None and "format" in fields:
+            raise UsageError(f"the run in {folder} ended before it was prepared", hint="start it again")
         if version not in _READ:
             raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
         if version > 1:
@@ -178,11 +180,10 @@ _FACTS = ("preset", "algorithm", "mode", "seed", "train_split", "validation_spli
 
 
 def begun(run: Run, from_step: int, *, locks: Mapping[str, Lock] | None = None) -> Run:
-    """The run with one more attempt that is running, kept in run.json; a wish to stop an earlier one is forgotten.
+    """The run with one more attempt that is running, kept in run.json.
 
     `locks` are what its episodes are made of, by environment; they are kept in the run's folder.
     """
-    run.stop.unlink(missing_ok=True)
     hashes = {environment: lock.write(run.folder).stem for environment, lock in (locks or {}).items()}
     return begin_attempt(dataclasses.replace(run, state="running", ended=0.0), from_step, locks=hashes)
 

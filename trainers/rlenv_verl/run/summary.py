@@ -57,6 +57,7 @@ def summarise(run: Run, ending: Ending, steps: Sequence[StepFigures], *, seconds
         "mean_step_s": _mean([entry.seconds for entry in steps if entry.seconds is not None]),
         "time_by_phase": {name: round(share, 4) for name, share in phase_shares(steps).items()},
         "kept_episodes": len(episodes),
+        "lost_episodes": int(sum(figures.get("not_kept", 0.0) for step in steps for figures in step.specs.values())),
         "failed_episodes": len(episodes.failed()),
         "failure_reasons": episodes.reasons(),
         "trained": str(trained) if trained is not None else None,

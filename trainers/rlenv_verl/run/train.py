@@ -16,17 +16,16 @@ from typing import Any
 
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
-from rlenv.models import lacks, local_model
-from rlenv.models.weights import weights_in
 from rlenv.preflight import lines_of
-from rlenv.runs.folder import is_run
+from rlenv.runs.folder import RunInfo, is_run
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.loop.lost import told_at_the_end
-from rlenv_verl.run.attempts import merge_metrics
+from rlenv_verl.run.attempts import STOP, driving, merge_metrics
 from rlenv_verl.run.kept import KeptEpisodes
-from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
 from rlenv_verl.run.locks import attempt_locks, changed_lines
 from rlenv_verl.run.metrics import MetricsFile, StepFigures, merged, without_failures
+from rlenv_verl.run.model import given_model, made_again, made_of
 from rlenv_verl.run.options import FIXED_BY_A_RUN, parser
 from rlenv_verl.run.preflight import UNMEASURED, check_before, config_of, is_to_be_made
 from rlenv_verl.run.prepare import Plan, RunSettings, asked_for, plan_of, prepare
@@ -34,7 +33,7 @@ from rlenv_verl.run.process_environment import cluster_overrides, command_text, 
 from rlenv_verl.run.progress import TimeIsUp, Waits, WarmStart, show_summary, step_lines, time_is_up_at
 from rlenv_verl.run.prompts import measure_prompts
 from rlenv_verl.run.report import plot_text, series
-from rlenv_verl.run.resume import resumed, validation_of
+from rlenv_verl.run.resume import resumed, step_of, validation_of
 from rlenv_verl.run.runfile import Run, begun, locked
 from rlenv_verl.run.summary import summarise
 from rlenv_verl.settings.policy import stops_of
@@ -59,7 +58,8 @@ def main(argv: list[str]) -> int:
             from rlenv_verl.rehearse.command import rehearse
 
             return rehearse(arguments, console, run_plan=_run)
-        return _train(arguments, console)
+        with terminated_as_interrupted():
+            return _train(arguments, console)
     except RlenvError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
         return 2
@@ -83,15 +83,10 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
             plan, lock = _new(arguments, stack, console, started)
         run = plan.run
         if arguments.dry_run:
-            text = command_text(run, run.metrics, _command(plan, run.metrics))
-            (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
-            console.print(text, markup=False)
-            is_ready = _looks_ready(plan, console, starts=False)
-            console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
-            return 0 if is_ready else 1
-        if not _looks_ready(plan, console, starts=True):
-            console.print("nothing was started", markup=False)
-            return EXIT_STATUS["failed"]
+            return _tried(plan, arguments, console)
+        if not _looks_ready(plan, run.folder, console, starts=True):
+            raise _NotReady([])
+        _heed(run.stop, console)
         limit = arguments.time_limit or run.time_limit_s or float("inf")
         left = max(limit - (time.monotonic() - started), 0.0)  # the warm start counts
         ending, steps = _run(plan, console, time_limit_s=left, lock=lock)
@@ -102,12 +97,32 @@ def _train(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_STATUS[ending.how]
 
 
-def _looks_ready(plan: Plan, console: Console, *, starts: bool) -> bool:
-    """Shows what the run would meet; False where it must not start."""
-    report = check_before(plan.run, plan.config, needs_weights=starts)
+def _tried(plan: Plan, arguments: argparse.Namespace, console: Console) -> int:
+    """Shows the command of a dry run, and what it would meet; nothing is written into the folder of a run that is."""
+    run, resumed = plan.run, arguments.resume
+    text = command_text(run, run.metrics, _command(plan, run.metrics))
+    if resumed is None:
+        (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
+    console.print(text, markup=False)
+    is_ready = _looks_ready(plan, resumed or run.folder, console, starts=False)
+    left = f"everything is in {run.folder}" if resumed is None else "nothing was written"
+    console.print(f"\nnothing was started; {left}", markup=False)
+    return 0 if is_ready else 1
+
+
+def _looks_ready(plan: Plan, folder: Path, console: Console, *, starts: bool) -> bool:
+    """Shows what the run would meet with the agent loops of a folder; False where it must not start."""
+    report = check_before(plan.run, plan.config, loops=folder / "agent_loop.yaml", needs_weights=starts)
     for line in lines_of(report):
         console.print(line, markup=False)
     return report.is_ready
+
+
+def _heed(stop: Path, console: Console) -> None:
+    """Ends the command like a Ctrl-C where the file asks for it."""
+    if stop.exists():
+        console.print(f"{stop} asked for the end", markup=False)
+        raise KeyboardInterrupt
 
 
 def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, started: float) -> tuple[Plan, int]:
@@ -129,6 +144,8 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         )
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
+    if not arguments.dry_run:
+        stack.enter_context(driving(folder, _unprepared(arguments, specs)))
 
     console.print(f"run folder  {folder}", markup=False)
     _say(variables, console)
@@ -150,7 +167,7 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
         validation_only=arguments.eval,
         ray_address=arguments.ray_address or os.environ.get("RAY_ADDRESS"),
         user_overrides=tuple(overrides),
-        given=_made_of(arguments.model, model),
+        given=made_of(arguments.model, model),
         command=arguments.command,
     )
     if warm_start is None and not is_to_be_made(model):
@@ -164,25 +181,44 @@ def _new(arguments: argparse.Namespace, stack: ExitStack, console: Console, star
     return dataclasses.replace(plan, run=begun(plan.run, 0, locks=locks)), lock
 
 
-def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int]:
-    """The run in a folder, going on from its last checkpoint; or a new folder for its validation."""
+def _unprepared(arguments: argparse.Namespace, specs: Sequence[TrainedSpec]) -> RunInfo:
+    """What can be said of a run that has no policy yet."""
+    return RunInfo(
+        "eval" if arguments.eval else "train",
+        command=arguments.command,
+        spec=", ".join(spec.source for spec in specs),
+        environment=", ".join(spec.environment.id for spec in specs),
+        policy=arguments.model or "tiny",
+    )
+
+
+def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> tuple[Plan, int | None]:
+    """The run in a folder, going on from its last checkpoint; or a new folder for its validation.
+
+    Of a dry run nothing is written, so that it takes no lock either.
+    """
     sources, overrides = spec_and_overrides(arguments.items)
     given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)] + sources
     given += [item for item in overrides if item.startswith("run.")]
     if given:
         raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
-    run = _taken(arguments, overrides)
+    idle = ("steps", "save_every") if arguments.eval else ("validation_tasks", "output")
+    if given := [f"--{name.replace('_', '-')}" for name in idle if getattr(arguments, name) is not None]:
+        why = "a validation trains nothing" if arguments.eval else "the run's own stays; with --eval it can be another"
+        raise UsageError(f"--resume does not take {', '.join(given)} here", hint=why)
+    run, lock = _taken(arguments, overrides), None
     if arguments.eval:
-        _made_again(run)
-        run, more = validation_of(run, arguments.output, tasks=arguments.validation_tasks, say=_told(console))
-        lock = stack.enter_context(locked(run.folder))
+        made_again(run)
+        tasks, dry_run = arguments.validation_tasks, arguments.dry_run
+        run, more = validation_of(run, arguments.output, tasks=tasks, dry_run=dry_run, say=_told(console))
+        if not dry_run:
+            lock = _driven(run, stack, attempts=0)
     else:
-        if arguments.validation_tasks is not None:
-            raise UsageError("--validation-tasks of a run stay as they are", hint="with --eval they can be others")
-        lock = stack.enter_context(locked(run.folder))
-        # Read again, now that nobody else changes it.
-        run = _taken(arguments, overrides)
-        _made_again(run)
+        if not arguments.dry_run:
+            lock = _driven(run, stack)
+            # Read again, now that nobody else changes it.
+            run = _taken(arguments, overrides)
+        made_again(run)
         run, more = resumed(
             run,
             steps=arguments.steps,
@@ -192,8 +228,9 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         )
     variables = with_the_shell(run.environment, os.environ, pinned=run.pinned, whose="run")
     run = dataclasses.replace(run, environment=variables.values)
-    plan = plan_of(run, *more)
-    step = run.attempts[-1].from_step if run.attempts else 0
+    plan = plan_of(run, *more, dry_run=arguments.dry_run)
+    trainer = plan.config["trainer"]
+    step = step_of(Path(trainer["resume_from_path"]) if trainer["resume_mode"] == "resume_path" else None)
     what = "validates" if arguments.eval else "goes on from"
     console.print(f"run folder  {run.folder}\n{what} step {step} of {plan.total_steps or 'the data'}", markup=False)
     _say(variables, console)
@@ -202,6 +239,13 @@ def _taken_up(arguments: argparse.Namespace, stack: ExitStack, console: Console)
         for line in changed_lines(run):
             console.print(line, markup=False)
     return plan, lock
+
+
+def _driven(run: Run, stack: ExitStack, *, attempts: int | None = None) -> int:
+    """The lock of a run's folder, in which this process drives a run from now on."""
+    lock = stack.enter_context(locked(run.folder))
+    stack.enter_context(driving(run.folder, attempts=attempts))
+    return lock
 
 
 def _told(console: Console) -> Callable[[str], None]:
@@ -248,7 +292,7 @@ def _model(
 ) -> tuple[str, dict[str, Any] | None]:
     """The policy to start from, and what was made where it is the tiny one."""
     if arguments.model not in (None, "tiny"):
-        return _given(arguments, folder), None
+        return given_model(arguments, folder), None
     if arguments.chat_template is not None:
         raise UsageError("--chat-template is for a model of your own", hint="name it with --model")
     target = folder / "model"
@@ -260,42 +304,18 @@ def _model(
         console.print("warm start: making a tiny policy", markup=False)
     with console.status("warm start: making a tiny policy") as status:
         shown = WarmStart(console, status.update)
-        report = make_tiny_policy([spec.environment for spec in specs], target, seed=seed, progress=shown.step)
+
+        def step(number: int, loss: float) -> None:
+            _heed(folder / STOP, console)
+            shown.step(number, loss)
+
+        report = make_tiny_policy([spec.environment for spec in specs], target, seed=seed, progress=step)
     console.print(
         f"warm start  {report.parameters:,} parameters, {report.vocabulary} tokens, {report.warmup.steps} steps, "
         f"loss {report.warmup.clean_loss:.3f} (clean) {report.warmup.mixed_loss:.3f} (mixed), {report.seconds:.0f} s",
         markup=False,
     )
     return str(target), dataclasses.asdict(report)
-
-
-def _given(arguments: argparse.Namespace, folder: Path) -> str:
-    """The model that was named, as veRL loads it; with a chat template of its own in the run's folder."""
-    path = Path(arguments.model)
-    place = local_model(arguments.model)
-    if path.is_dir() and Path(place) == path.absolute() and not (path / "config.json").is_file():
-        raise UsageError("; ".join(one.said for one in lacks(place) if one.stops))
-    if arguments.chat_template is None:
-        return place
-    return local_model(place, chat_template=arguments.chat_template, keep=folder / "model")
-
-
-def _made_of(given: str | None, model: str) -> str:
-    """What a model was made of, so that it can be made again; "" where it was taken as it is."""
-    if given in (None, "tiny", model):
-        return ""
-    path = Path(given).expanduser()
-    return str(path.absolute()) if path.exists() else given
-
-
-def _made_again(run: Run) -> None:
-    """Make the weights of a run's model again where the cache that they were kept in has been emptied.
-
-    They come to lie where they did: the folder is named after their content, and a template of the run's own only
-    links to it.
-    """
-    if run.given and weights_in(Path(run.model)).fault:
-        local_model(run.given)
 
 
 def _prompt_limit(settings: RunSettings) -> int | str:
@@ -318,7 +338,7 @@ def _command(plan: Plan, metrics: Path) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *plan.overrides, *more]
 
 
-def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int) -> tuple[Ending, list[StepFigures]]:
+def _run(plan: Plan, console: Console, *, time_limit_s: float, lock: int | None) -> tuple[Ending, list[StepFigures]]:
     """Run veRL and report each step as its figures come."""
     run = plan.run
     metrics = run.attempts[-1].metrics(run.folder)

@@ -13,8 +13,9 @@ from pathlib import Path
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_model
-from rlenv_verl.run.attempts import merge_metrics
-from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end
+from rlenv.runs.folder import RunInfo
+from rlenv_verl.run.attempts import driving, merge_metrics
+from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
 from rlenv_verl.run.process_environment import python_path
 from rlenv_verl.run.runfile import locked
 from rlenv_verl.sft.alone import alone
@@ -34,7 +35,8 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     try:
         arguments.command = ("rlenv", "sft", *argv)
-        return _sft(arguments, console)
+        with terminated_as_interrupted():
+            return _sft(arguments, console)
     except RlenvError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
         return 2
@@ -47,12 +49,13 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
         run, lock = (_taken_up if arguments.resume is not None else _new)(arguments, stack)
         _say(run, console)
         if arguments.dry_run:
-            if arguments.resume is None:
+            text, left = _text(run), "nothing was written"
+            if arguments.resume is None:  # of a run that is there nothing is changed
                 run.save()
-            text = _text(run)
-            (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
+                (run.folder / "command.sh").write_text(text + "\n", encoding="utf-8")
+                left = f"everything is in {run.folder}"
             console.print(text, markup=False)
-            console.print(f"\nnothing was started; everything is in {run.folder}", markup=False)
+            console.print(f"\nnothing was started; {left}", markup=False)
             return 0
         if run.machines > 1:
             raise UsageError(
@@ -70,7 +73,7 @@ def _sft(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_STATUS[ending.how]
 
 
-def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
+def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int | None]:
     if arguments.model is None or arguments.output is None:
         raise UsageError("name the model to start from with --model and the run's folder with -o")
     folder = arguments.output.resolve()
@@ -80,18 +83,24 @@ def _new(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(locked(folder, wait_s=0.0))
+    if not arguments.dry_run:
+        stack.enter_context(driving(folder, RunInfo("sft", command=arguments.command, policy=arguments.model)))
     model = local_model(arguments.model, chat_template=arguments.chat_template, keep=folder / "model")
     run = new_run(arguments, model=model, folder=folder, started_in=os.getcwd())
     return (run if arguments.dry_run else begun(run, 0)), lock
 
 
-def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int]:
+def _taken_up(arguments: argparse.Namespace, stack: ExitStack) -> tuple[SftRun, int | None]:
     given = [f"--{name.replace('_', '-')}" for name in FIXED_BY_A_RUN if getattr(arguments, name)]
     if given:
         raise UsageError("--resume goes on with the run's own settings", hint=f"leave out {', '.join(given)}")
-    lock = stack.enter_context(locked(SftRun.load(arguments.resume).folder))
+    folder = SftRun.load(arguments.resume).folder
+    if arguments.dry_run:
+        return resumed_run(arguments)[0], None
+    lock = stack.enter_context(locked(folder))
+    stack.enter_context(driving(folder))
     run, step = resumed_run(arguments)
-    return (run if arguments.dry_run else begun(run, step)), lock
+    return begun(run, step), lock
 
 
 def _say(run: SftRun, console: Console) -> None:
@@ -139,7 +148,7 @@ def _text(run: SftRun) -> str:
     return " \\\n  ".join([*head, *command[start:]])
 
 
-def _train(run: SftRun, console: Console, *, lock: int) -> Ending:
+def _train(run: SftRun, console: Console, *, lock: int | None) -> Ending:
     """Run veRL and tell each step as its figures come."""
     metrics = run.attempts[-1].metrics(run.folder)
     told: set[int] = set()

@@ -136,7 +136,7 @@ def resumed_run(arguments: argparse.Namespace) -> tuple[SftRun, int]:
         "trainer.resume_from_path": str(newest.folder),
     }
     laid = (*run.overrides, *(override(key, value) for key, value in keys.items()), *overrides)
-    compose_sft(laid, keep=run.folder / "config.yaml")
+    compose_sft(laid, keep=None if arguments.dry_run else run.folder / "config.yaml")
     limit = arguments.time_limit or run.time_limit_s
     changed = {"overrides": laid, "steps": steps, "time_limit_s": limit, "command": arguments.command}
     return dataclasses.replace(run, **changed), newest.step

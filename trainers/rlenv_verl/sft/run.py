@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlenv.errors import UsageError
+from rlenv.runs.command import kept_command
 from rlenv.runs.folder import State
-from rlenv.secrets import redact_value
 from rlenv_verl.export.checkpoints import Checkpoint
 from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 
@@ -78,7 +78,7 @@ class SftRun:
         variables = own.pop("environment")
         common = {
             "kind": "sft",
-            "command": redact_value(list(self.command)),
+            "command": list(kept_command(self.command)),
             "spec": ", ".join(self.specs),
             "environment": ", ".join(self.environments),
             "policy": self.model,
@@ -98,6 +98,8 @@ class SftRun:
         if fields.pop("kind", None) != "sft":
             raise UsageError(f"{folder} holds no run of `rlenv sft`", hint="give the folder that -o named")
         version = fields.pop("version", None)
+        if version is None and "format" in fields:
+            raise UsageError(f"the run in {folder} ended before it was prepared", hint="start it again")
         if version not in _READ:
             raise UsageError(f"{path} was written by another version of rlenv", hint="start a new run")
         if version > 1:

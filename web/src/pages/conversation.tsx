@@ -22,7 +22,11 @@ export interface Snippet {
   term: string;
   message: number;
   text: string;
+  /** What stands around it in the message, so that the same text elsewhere is not taken for it. */
+  before: string;
+  after: string;
 }
+const AROUND = [200, 40, 8, 0];
 
 /** All messages in the order in which they were said: the prompt's, and for each turn its action and what came back. */
 export function said(episode: Episode): string[] {
@@ -37,19 +41,35 @@ export function snippets(episode: Episode): Snippet[] {
   const texts = said(episode);
   return Object.entries(episode.where ?? {})
     .flatMap(([term, found]) =>
-      (found ?? []).map((place: Place) => ({
-        term,
-        message: place.message,
-        text: (texts[place.message] ?? "").slice(place.start, place.end),
-      })),
+      (found ?? []).map((place: Place) => {
+        const points = Array.from(texts[place.message] ?? ""), // places count code points, and strings UTF-16
+          part = (from: number, to: number) => points.slice(Math.max(from, 0), Math.max(to, 0)).join("");
+        return {
+          term,
+          message: place.message,
+          text: part(place.start, place.end),
+          before: part(place.start - AROUND[0]!, place.start),
+          after: part(place.end, place.end + AROUND[0]!),
+        };
+      }),
     )
     .filter(s => s.text);
+}
+/** Where a snippet stands in a part of its message: there where most of what is around it stands too. */
+function placed(s: Snippet, text: string): number {
+  for (const before of AROUND)
+    for (const after of AROUND) {
+      const head = before ? s.before.slice(-before) : "",
+        at = text.indexOf(head + s.text + s.after.slice(0, after));
+      if (at >= 0) return at + head.length;
+    }
+  return -1;
 }
 const marksIn = (shown: Shown, text: string, message: number, last: number): Mark[] =>
   shown.marks
     .filter(s => s.message >= message && s.message <= last)
     .flatMap(s => {
-      const start = text.indexOf(s.text);
+      const start = placed(s, text);
       return start < 0
         ? []
         : [{ start, end: start + s.text.length, class: s.term === shown.hot ? "evidence hot" : "evidence" }];
@@ -202,7 +222,7 @@ function CallCard({
             <UntrustedBlock
               text={result.text}
               find={shown.find}
-              marks={marksIn(shown, result.text, message, last)}
+              marks={marksIn(shown, result.text, message + 1, last)}
               full={shown.cuts[path] ? `${shown.base}/text?path=${path}` : undefined}
               label={`result of ${name}`}
             />

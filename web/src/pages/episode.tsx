@@ -411,9 +411,9 @@ export function Episode({ run, id, data: about }: { run: string; id: string; dat
       <div class="toolbar">
         <Tabs label="Parts of the episode" tabs={TABS} at={tab} onTab={onTab} />
         <span class="end buttons">
-          {group && data.group!.ids.length > 1 && (
+          {group && data.group!.samples > 1 && (
             <a class="button" href={group}>
-              Group of {data.group!.ids.length}
+              Group of {count(data.group!.samples)}
             </a>
           )}
           {tab === "conversation" && (

@@ -1,6 +1,20 @@
 /** The samples of one task side by side, turns aligned, the first difference outlined. */
 import { useEffect, useState } from "preact/hooks";
-import { compact, Empty, Fact, Fault, Loading, names, num, Outcome, plural, seconds, signed, Verdict } from "../bits";
+import {
+  compact,
+  count,
+  Empty,
+  Fact,
+  Fault,
+  Loading,
+  names,
+  num,
+  Outcome,
+  plural,
+  seconds,
+  signed,
+  Verdict,
+} from "../bits";
 import { Chart } from "../charts";
 import { go, useData, useKeys } from "../core";
 import { ShortId, Untrusted, UntrustedBlock } from "../text";
@@ -50,7 +64,7 @@ export function Group({ run, step, group }: { run: string; step: string; group: 
               <Untrusted text={decodeURIComponent(group)} />
             </code>
             <Fact name="step">{step}</Fact>
-            <Fact name="samples">{data.episodes.length}</Fact>
+            <Fact name="samples">{count(data.samples)}</Fact>
             <Fact name="mean">{num(data.mean)}</Fact>
             <Fact name="spread">{num(data.spread)}</Fact>
           </p>
@@ -58,7 +72,10 @@ export function Group({ run, step, group }: { run: string; step: string; group: 
       </div>
       <div class="split">
         <fieldset class="samples">
-          <legend>Samples by reward, up to four side by side</legend>
+          <legend>
+            Samples by reward, up to four side by side
+            {data.samples > data.episodes.length && `; the ${data.episodes.length} at both ends`}
+          </legend>
           {data.episodes.map(({ row }) => (
             <label class="check" key={row.id}>
               <input type="checkbox" checked={chosen.includes(row.id)} onChange={() => toggle(row.id)} />

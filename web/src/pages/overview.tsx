@@ -71,10 +71,12 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
   const has = (name: string) => series !== null && linesOf(series, name).length > 0;
   const running = (live?.state ?? data.state) === "running";
   const stop = () => {
-    if (confirm("Stop this run after its current step?"))
+    if (confirm("Stop this run, as Ctrl-C does?"))
       post(`/api/runs/${run}/stop`).then(() => say("The run was asked to stop."), setStopped);
   };
   const list = (q: string) => `/r/${run}/episodes${query({ q })}`;
+  const listed = (field: string, counts: Record<string, number>) =>
+    Object.entries(counts).map(([word, n]) => ({ word, n, href: list(`${field}:${quoted(word)}`) }));
   return (
     <main id="main" class="page overview" tabIndex={-1}>
       <h1 class="sr">Overview</h1>
@@ -220,25 +222,11 @@ export function Overview({ run, data, live }: { run: string; data: RunPage; live
           </Panel>
           {Object.keys(data.failures).length > 0 && (
             <Panel title="Invalid by reason">
-              <Counts
-                label="Invalid by reason"
-                items={Object.entries(data.failures).map(([word, n]) => ({
-                  word,
-                  n,
-                  href: list(`failure:${quoted(word)}`),
-                }))}
-              />
+              <Counts label="Invalid by reason" items={listed("failure", data.failures)} />
             </Panel>
           )}
           <Panel title="How episodes ended">
-            <Counts
-              label="How episodes ended"
-              items={Object.entries(data.reasons).map(([word, n]) => ({
-                word,
-                n,
-                href: list(`reason:${quoted(word)}`),
-              }))}
-            />
+            <Counts label="How episodes ended" items={listed("reason", data.reasons)} />
           </Panel>
           <Panel title="This run">
             <Facts

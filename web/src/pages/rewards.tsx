@@ -4,7 +4,7 @@ import { Chart, Scatter } from "../charts";
 import { param, query, useData, usePlace } from "../core";
 import { Untrusted } from "../text";
 import type { Live, RewardFacts } from "../types";
-import { QueryBox } from "./tools";
+import { Asked } from "./tools";
 
 export function Rewards({ run, live }: { run: string; live: Live | null }) {
   const { search } = usePlace(),
@@ -14,12 +14,7 @@ export function Rewards({ run, live }: { run: string; live: Live | null }) {
     list = (q: string) => `/r/${run}/episodes${query({ q })}`;
   return (
     <main id="main" class="page" tabIndex={-1}>
-      <div class="title">
-        <h1>Rewards</h1>
-        <span class="end">
-          <QueryBox to={`/r/${run}/rewards`} />
-        </span>
-      </div>
+      <Asked title="Rewards" to={`/r/${run}/rewards`} />
       <Fault fault={asked.fault} />
       {!data ? (
         !asked.fault && <Loading />

@@ -7,11 +7,13 @@ import { ShortId, Untrusted } from "../text";
 import type { Live, ToolFacts } from "../types";
 import { quoted } from "./overview";
 
-export function QueryBox({ to, fault }: { to: string; fault?: { message: string } }) {
+/** The title of a page of figures, and the query that they are of. */
+export function Asked({ title, to }: { title: string; to: string }) {
   const { search } = usePlace(),
     q = param(search, "q");
   return (
-    <>
+    <div class="title">
+      <h1>{title}</h1>
       <form
         class="finder"
         role="search"
@@ -30,12 +32,7 @@ export function QueryBox({ to, fault }: { to: string; fault?: { message: string 
           spellcheck={false}
         />
       </form>
-      {fault && (
-        <p class="fault" role="alert">
-          <Untrusted text={fault.message} most={1000} />
-        </p>
-      )}
-    </>
+    </div>
   );
 }
 
@@ -50,12 +47,7 @@ export function Tools({ run, live }: { run: string; live: Live | null }) {
       `/r/${run}/e/${encodeURIComponent(place.id)}#t${place.turn + 1}c${place.index + 1}`;
   return (
     <main id="main" class="page" tabIndex={-1}>
-      <div class="title">
-        <h1>Tools</h1>
-        <span class="end">
-          <QueryBox to={`/r/${run}/tools`} />
-        </span>
-      </div>
+      <Asked title="Tools" to={`/r/${run}/tools`} />
       <Fault fault={asked.fault} />
       {!tools ? (
         !asked.fault && <Loading />
