@@ -79,6 +79,10 @@ def _with_groups(scorer: Scorer, found: Sequence[Replayed], groups: Sequence[Has
         places.setdefault(group, []).append(index)
     measured = [replace(one, left_out=scorer.group_names) if one.again is not None else one for one in found]
     for group, members in places.items():
+        if all(_has_waited(found[index], scorer.group_names) for index in members):
+            for index in members:
+                measured[index] = found[index]
+            continue
         if group is None or not all(_is_member(found[index]) for index in members):
             continue
         again = [(index, one) for index in members if (one := found[index].again) is not None]
@@ -93,6 +97,12 @@ def _is_member(one: Replayed) -> bool:
     if one.again is None:
         return bool(one.skipped)
     return one.again.failure is None or one.again.failure.reason != CassetteError.reason
+
+
+def _has_waited(one: Replayed, names: Sequence[str]) -> bool:
+    """Whether a group's terms were not measured then either: a run was cut off before the group had ended."""
+    then, now = one.recorded.reward.terms, one.again.reward.terms if one.again is not None else {}
+    return one.again is None or all(then.get(name) == now.get(name) for name in names)
 
 
 def _compared(one: Replayed) -> Replayed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
+from rlenv.episodes.environment import load
+from rlenv.episodes.rollout import Job, rollout
+from rlenv.policies.oracle import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.runs.recorded import recorded as recorded_at
-from rlenv.trajectory import Failure, RewardBreakdown
+from rlenv.trajectory import Failure, RewardBreakdown, Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +198,19 @@ def test_terms_of_a_group_of_which_a_part_is_replayed_are_not_compared_and_that_
     found = {one["line"]: one["differences"] for one in json.loads(capsys.readouterr().out)["different"]}
     assert found[1][:2] == ["reward correct: 1.0 before, 0.0 now", "reward: 1.05 before, 0.05 now"]
     assert found[3] == ["reward correct: 1.0 before, 0.0 now"]
+
+
+def test_an_episode_that_was_kept_before_its_group_had_ended_replays_as_it_is(
+    grouped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = load(str(grouped / "env.yaml"))
+
+    async def played() -> list[Trajectory]:
+        async with environment:
+            policy = OraclePolicy(environment.spec, environment.parts.dialect)
+            return await rollout(environment, policy, [Job("test", 0, seed) for seed in range(2)])
+
+    record.write(grouped / "cut.jsonl", asyncio.run(played()))
+    capsys.readouterr()
+    assert main(["replay", str(grouped / "cut.jsonl"), "--spec", str(grouped / "env.yaml")]) == 0
+    assert capsys.readouterr().out == "2 of 2 episodes came out the same, 0 differently\n"
