@@ -194,6 +194,7 @@ PLACES: Mapping[str, Seen] = {
     "user": USER,
     "endpoints.writer": ENDPOINT,
     "endpoints.writer.sampling": SAMPLING,
+    "endpoints.other": {"model": ("model=k",), "sampling": ("sampling.top_p=0.5",)},  # a judge alone asks it
     "tools.broken": {"on_failure": ("on_failure=invalid",)},
     "tools.lost": {"on_failure": ("on_failure=invalid",)},
     "vars": {"path": ("path=q",)},
