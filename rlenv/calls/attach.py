@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from rlenv.calls.options import options_of
 from rlenv.errors import UsageError
 from rlenv.language.spec import ToolSpec
 from rlenv.tools.base import Tool
@@ -41,6 +42,7 @@ def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpe
         place = f"tools.{name}.cache.path" if own else "calls.cache.path"
         path = loaded.base_of(place) / cache.path
     content = entry.model_dump(mode="json", exclude=set(_POLICY))
+    options = options_of(entry, vars=spec.vars)
     base = str(loaded.base_of(f"tools.{name}"))
     found = []
     for tool in made:
@@ -52,6 +54,7 @@ def governed(made: Sequence[Tool], name: str, entry: ToolSpec, loaded: LoadedSpe
             example=_example(tool, name, entry.example, made),
             identity=_digest([spec.name, spec.version, base, *parts]),
             entry=name,
+            options=options | ({"source": tool.identity} if tool.identity else {}),
             digest=_digest(parts),
         )
         found.append(governed_tool)

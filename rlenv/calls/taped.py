@@ -58,6 +58,7 @@ def asked_of(tool: Tool, arguments: Mapping[str, Any], context: ToolContext) -> 
     depends_on = kept or tool.depends_on
     schema = _schema(json.dumps(plain(tool.parameters), sort_keys=True))
     content = {"kind": tool.kind, "tool": tool.name, "schema": schema, "arguments": plain(arguments)}
+    content["options"] = plain(tool.options)
     if depends_on == "task":
         content["task"] = plain(context.task)
     is_local = not (tool.reaches_out or tool.kind in _LEAVES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.folder import read_info
 from rlenv.runs.locks.lock import FOLDER, read_lock
-from rlenv.runs.recorded import with_ids
+from rlenv.runs.recorded import whole_groups, with_ids
 from rlenv.runs.replay import Replayed, replay
 from rlenv.runs.tapes.cassettes import Player
 from rlenv.runs.tapes.reel import Reel
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         async def main() -> list[Replayed]:
             lane = None if player is None else lambda index: player.lane(episodes[index][0])
             async with environment:
-                return await replay(environment, before, concurrency=args.concurrency, lane=lane)
+                groups = whole_groups(args.file, args.n) if environment.parts.scorer.has_group_terms else None
+                return await replay(environment, before, concurrency=args.concurrency, lane=lane, groups=groups)
 
         found = asyncio.run(main())
         if player is not None:
@@ -90,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for index, one in different
             ],
+            **({"left_out": _left_out(found)} if _left_out(found) else {}),
         }
         write_json(report)
     else:
@@ -151,6 +154,11 @@ def _check_live(names: list[str], environment: Environment) -> None:
             raise UsageError(f"--live: there is no tool '{name}'", hint=did_you_mean(name, tools, "tools:"))
 
 
+def _left_out(found: list[Replayed]) -> dict[str, int]:
+    """In how many episodes a term of a group was not compared."""
+    return dict(Counter(name for one in found for name in one.left_out))
+
+
 def _show(
     found: list[Replayed], different: list[tuple[int, Replayed]], skipped: list[Replayed], ids: list[str]
 ) -> None:
@@ -165,3 +173,5 @@ def _show(
     same = len(found) - len(different) - len(skipped)
     write(f"{same} of {len(found)} episodes came out the same, {len(different)} differently")
     write(f", {len(skipped)} had failed and were not played\n" if skipped else "\n")
+    for name, count in _left_out(found).items():
+        write(f"{name} and the reward with it are not compared in {count}: only a part of their group was replayed\n")

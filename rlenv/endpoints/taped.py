@@ -16,7 +16,7 @@ from rlenv.messages import Message
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["asked_chat", "asked_text", "completed"]
+__all__ = ["asked_chat", "asked_text", "completed", "sampling_of"]
 
 _DRAWN: Final = frozenset({"seed"})
 """Fields of a request that differ between equal questions."""
@@ -37,18 +37,19 @@ def asked_chat(
         "model": body["model"],
         "messages": [_without_ids(as_wire(message)) for message in messages],
         "tools": plain(list(tools)),
-        "sampling": _sampling(body),
+        "sampling": sampling_of(body),
     }
     return Asked("chat", endpoint, content)
 
 
 def asked_text(endpoint: str, body: Mapping[str, Any]) -> Asked:
     """Raw text as a tape knows it."""
-    content = {"model": body["model"], "prompt": body["prompt"], "sampling": _sampling(body)}
+    content = {"model": body["model"], "prompt": body["prompt"], "sampling": sampling_of(body)}
     return Asked("text", endpoint, content)
 
 
-def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """How a request chooses its tokens, as a tape knows it."""
     left_out = {"model", "prompt", *_DRAWN}
     return {key: plain(value) for key, value in body.items() if key not in left_out}
 

@@ -8,7 +8,7 @@ generated from these classes. Kinds of tools, resources and rewards bring their 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -172,6 +172,25 @@ class PolicySpec(Spec):
 class ToolSpec(PolicySpec):
     """What every kind of tool takes."""
 
+    aside: ClassVar[Mapping[str, str]] = {
+        "kind": "a tape knows the call by it anyway",
+        "description": "the policy reads it, and is not asked in a replay",
+        "example": "it is for checks, and no episode reads it",
+        "timeout_s": "a recorded answer takes the time that it took",
+        "attempt_s": "a recorded answer takes the time that it took",
+        "concurrency": "a recorded answer waits for no place",
+        "shared_concurrency": "a recorded answer waits for no place",
+        "rate_per_s": "a recorded answer waits for no place",
+        "retries": "what is recorded is what the last try gave",
+        "idempotent": "it decides about retries and kept results",
+        "cache": "what is recorded is what the episode had, kept from before or not",
+        "breaker": "what is recorded is what the episode had, refused or not",
+        "faults": "they are drawn anew",
+        "coerce": "it is done again, before a call is looked up",
+        "mutates": "the calls of a turn are put in order again",
+    }
+    """Options that do not decide what a call of such a tool is answered, with the reason; an answer on a tape is one to
+    all others."""
     kind: Text
     """Which kind of tool this is."""
     description: Text | None = None

@@ -309,6 +309,8 @@ class _Judge:
         )
         asked = None
         if here() is not None:
+            from rlenv.endpoints.taped import sampling_of  # only where there is a tape
+
             # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
             known_by = {
                 "judge": member.digest,
@@ -316,6 +318,7 @@ class _Judge:
                 "prompt": self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
                 "material": plain(material),
                 "limits": [limit, most_chars],
+                "sampling": sampling_of(client.body(member.sampling)),
             }
             asked = Asked("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
         return await client.chat(messages, sampling=sampling, asked=asked)

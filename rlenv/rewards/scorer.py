@@ -52,6 +52,8 @@ class Scorer:
         self.names: tuple[str, ...] = tuple(one.name for one in self._plan.terms)
         self.has_group_terms: bool = bool(self._plan.group)
         """Whether `score_group` measures anything."""
+        self.group_names: tuple[str, ...] = tuple(one.name for one in self._plan.group)
+        """The terms that `score_group` measures."""
         self.has_turn_terms: bool = bool(self._plan.per_turn)
         """Whether `score_turn` measures anything."""
 

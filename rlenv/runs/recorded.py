@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from rlenv.runs.reader import RunReader
 from rlenv.runs.schema import Facts
 from rlenv.trajectory import Trajectory
 
-__all__ = ["file_of", "in_order", "recorded", "recorded_in", "with_facts", "with_ids"]
+__all__ = ["file_of", "in_order", "recorded", "recorded_in", "whole_groups", "with_facts", "with_ids"]
 
 _FILE: Final = "trajectories.jsonl"
 
@@ -63,6 +64,26 @@ def _facts(row: Mapping[str, Any] | None) -> Facts | None:
     if row is None:
         return None
     return Facts(step=row["step"], sample=row["sample"], mode=row["mode"], group=row["group"] or "")
+
+
+def whole_groups(name: str | Path, count: int | None = None) -> list[Hashable]:
+    """The groups of the same episodes, equal for those of one group; None of which not all members are among them.
+
+    Raises:
+        UsageError: as `recorded`.
+    """
+    path = Path(name)
+    if is_run(path):
+        reader = open_run(path)
+        rows = {row["id"]: row for row in reader.rows() if reader.counts(row)}
+        of = {id: (row["step"], row["mode"], row["group"], row["split"], row["task"]) for id, row in rows.items()}
+        every: list[Hashable] = [*of.values()]
+        chosen: list[Hashable] = [of[id] for id in in_order(reader)[:count]]
+    else:
+        every = [(one.split, one.task_index) for one in files.read(file_of(path))]
+        chosen = every[:count]
+    sizes, found = Counter(every), Counter(chosen)
+    return [group if found[group] == sizes[group] else None for group in chosen]
 
 
 def recorded_in(run: Path) -> Iterator[Trajectory]:

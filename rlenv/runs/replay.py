@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlenv._base.bounded import cut_end
@@ -15,6 +15,8 @@ from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import together
 from rlenv.errors import CassetteError
 from rlenv.messages import Message, Sampled, ToolResult
+from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.scorer import Scorer
 from rlenv.trajectory import Trajectory, Turn
 
 __all__ = ["Replayed", "replay"]
@@ -24,13 +26,15 @@ __all__ = ["Replayed", "replay"]
 class Replayed:
     """One episode played again. `differences` name a place and what was there before and now; empty where nothing is.
 
-    `skipped` says why an episode was not played again, "" where it was.
+    `skipped` says why an episode was not played again, "" where it was. `left_out` names the terms of a group that was
+    not replayed as a whole: they are not compared, and neither are the reward and the success that they are part of.
     """
 
     recorded: Trajectory
     again: Trajectory | None
     differences: tuple[str, ...]
     skipped: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 async def replay(
@@ -39,6 +43,7 @@ async def replay(
     *,
     concurrency: int = 64,
     lane: Callable[[int], Lane] | None = None,
+    groups: Sequence[Hashable] | None = None,
 ) -> list[Replayed]:
     """Take the recorded actions once more, one by one, and compare what the environment answers.
 
@@ -49,6 +54,7 @@ async def replay(
     Args:
         lane: the lane of an episode on the tape that answers in their place. One that failed is then played too: its
             turns answer as they did, and it fails where it did.
+        groups: the group of each episode, None where not all of it is here; by default all of one task are one.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -58,7 +64,51 @@ async def replay(
             with entered(own):
                 return await _replayed(environment, recorded, is_taped=own is not None)
 
-    return await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
+    found = await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
+    scorer = environment.parts.scorer
+    if scorer.has_group_terms:
+        named = groups if groups is not None else [(one.split, one.task_index) for one in trajectories]
+        found = _with_groups(scorer, found, named)
+    return [_compared(one) for one in found]
+
+
+def _with_groups(scorer: Scorer, found: Sequence[Replayed], groups: Sequence[Hashable]) -> list[Replayed]:
+    """The episodes with the group terms of their rewards, where the whole group is among them."""
+    places: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        places.setdefault(group, []).append(index)
+    measured = [replace(one, left_out=scorer.group_names) if one.again is not None else one for one in found]
+    for group, members in places.items():
+        if all(_has_waited(found[index], scorer.group_names) for index in members):
+            for index in members:
+                measured[index] = found[index]
+            continue
+        if group is None or not all(_is_member(found[index]) for index in members):
+            continue
+        again = [(index, one) for index in members if (one := found[index].again) is not None]
+        scored = score_groups(scorer, [one for _, one in again])
+        for (index, _), one in zip(again, scored, strict=True):
+            measured[index] = replace(found[index], again=one)
+    return measured
+
+
+def _is_member(one: Replayed) -> bool:
+    """Whether a group's terms see an episode as they did: played to its end, or left out for having failed."""
+    if one.again is None:
+        return bool(one.skipped)
+    return one.again.failure is None or one.again.failure.reason != CassetteError.reason
+
+
+def _has_waited(one: Replayed, names: Sequence[str]) -> bool:
+    """Whether a group's terms were not measured then either: a run was cut off before the group had ended."""
+    then, now = one.recorded.reward.terms, one.again.reward.terms if one.again is not None else {}
+    return one.again is None or all(then.get(name) == now.get(name) for name in names)
+
+
+def _compared(one: Replayed) -> Replayed:
+    if one.again is None:
+        return one
+    return replace(one, differences=(*one.differences, *_compare(one.recorded, one.again, one.left_out)))
 
 
 async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped: bool) -> Replayed:
@@ -90,7 +140,7 @@ async def _replayed(environment: Environment, recorded: Trajectory, *, is_taped:
             await episode.truncate(recorded.cut_by or "left")
         again = episode.trajectory
     was = plain(recorded.messages[: len(prompt)])
-    differences = [*moved, *_difference("prompt", was, plain(prompt)), *_compare(recorded, again)]
+    differences = [*moved, *_difference("prompt", was, plain(prompt))]
     return Replayed(recorded, again, tuple(differences))
 
 
@@ -108,7 +158,7 @@ def _action(environment: Environment, turn: Turn) -> str | Message:
     return turn.action
 
 
-def _compare(old: Trajectory, new: Trajectory) -> list[str]:
+def _compare(old: Trajectory, new: Trajectory, left_out: Sequence[str]) -> list[str]:
     found: list[str] = []
     missed = new.failure if new.failure is not None and new.failure.reason == CassetteError.reason else None
     if len(old.turns) != len(new.turns) and missed is None:
@@ -122,7 +172,10 @@ def _compare(old: Trajectory, new: Trajectory) -> list[str]:
     found += _difference("end", [old.reason, old.truncated], [new.reason, new.truncated])
     found += _difference("answer", old.answer, new.answer)
     for name in dict.fromkeys([*old.reward.terms, *new.reward.terms]):
-        found += _numbers(f"reward {name}", _value(old, name), _value(new, name))
+        if name not in left_out:
+            found += _numbers(f"reward {name}", _value(old, name), _value(new, name))
+    if left_out:
+        return found
     found += _numbers("reward", old.reward.total, new.reward.total)
     return found + _difference("success", old.success, new.success)
 

@@ -90,8 +90,9 @@ class Tool:
     forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
     such a call is not taken again to restore what an episode left, and a replay answers it from its tape. `about` says
     what stands behind the tool, as JSON, for the lock of a run: a server's name and version. The compiler sets `kind`,
-    `example` and `policy` from the entry, and `entry`, the key under `tools`, and `digest`: what the tool is made of
-    (`identity` too), equal wherever the files of the spec stand.
+    `example` and `policy` from the entry, and `entry`, the key under `tools`, `options`, what of the entry decides the
+    answer to a call (see `rlenv.calls.options`), and `digest`: what the tool is made of (`identity` too), equal
+    wherever the files of the spec stand.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Tool:
     depends_on: DependsOn = "episode"
     identity: str = ""
     entry: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     reaches_out: bool = False

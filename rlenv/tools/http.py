@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
@@ -30,6 +30,8 @@ _JSON_TYPE = re.compile(r"application/(.*\+)?json")
 
 class HttpSpec(ToolSpec):
     """Sends one HTTP request and shows the answer, or a part of it."""
+
+    aside: ClassVar[Mapping[str, str]] = {**ToolSpec.aside, "headers": "they hold keys, and say who asks"}
 
     kind: Literal["http"]
     url: Text

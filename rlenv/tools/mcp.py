@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,16 @@ _SHOWN_DIFFERENCES = 5
 
 class McpSpec(ToolSpec):
     """Brings the tools of an MCP server."""
+
+    aside: ClassVar[Mapping[str, str]] = {
+        **ToolSpec.aside,
+        "headers": "they hold keys, and say who asks",
+        "transport": "it is how the server is reached",
+        "start_timeout_s": "no server is started",
+        "include": "tools are chosen again; a call of one that is not there fails",
+        "exclude": "tools are chosen again; a call of one that is not there fails",
+        "pin": "a call is known by the parameters of its tool, pinned or not",
+    }
 
     kind: Literal["mcp"]
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
@@ -143,15 +153,22 @@ def changes(name: str, spec: McpSpec, context: CompileContext) -> str | None:
     return ", ".join(found[:_SHOWN_DIFFERENCES]) + more
 
 
-def _asked_for(server: Server) -> Listing:
-    """The tools as the server lists them, or as a tape has them."""
-    if (lane := here()) is None:
-        return discover(server)
+def _listing(server: Server, pin: Path | None) -> Listing:
+    """The tools as they are pinned or as the server lists them; where neither can be, as a tape has them."""
+
+    def found() -> Listing:
+        return discover(server) if pin is None else read_pin(pin, server.name)
+
+    # A pin that is there counts in a replay too: it may have changed, and with it what the policy is shown.
+    is_pinned = pin is not None and pin.exists()
+    if (lane := here()) is None or (is_pinned and lane.tape.is_offline):
+        return found()
     slot = lane.tape.look(lane.at(f"tools of {server.name}"), Asked("list", server.name, {"tools": server.name}))
-    if slot.answer is not None:
+    if slot.answer is not None and not is_pinned:
         return listing_of(slot.answer.response)
-    listing = discover(server)
-    lane.tape.keep(slot, Answer("ok", listing.as_dict()))
+    listing = found()
+    if slot.answer is None:
+        lane.tape.keep(slot, Answer("ok", listing.as_dict()))
     return listing
 
 
@@ -200,7 +217,7 @@ def compile_mcp(name: str, spec: McpSpec, context: CompileContext) -> Sequence[T
     """
     server = _server(name, spec, context)
     path = pin_path(spec, context)
-    listing = read_pin(path, name) if path is not None else _asked_for(server)
+    listing = _listing(server, path)
     tools = _chosen(spec, listing, name)
     if spec.description is not None and len(tools) != 1:
         raise UsageError(

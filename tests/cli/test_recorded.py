@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlenv.cli.main import main
+from rlenv.episodes.environment import load
+from rlenv.episodes.rollout import Job, rollout
+from rlenv.policies.oracle import OraclePolicy
 from rlenv.runs import files as record
 from rlenv.runs.recorded import recorded as recorded_at
-from rlenv.trajectory import Failure, RewardBreakdown
+from rlenv.trajectory import Failure, RewardBreakdown, Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +145,72 @@ def test_a_call_that_failed_for_want_of_the_infrastructure_is_named_as_such(
     assert main(["replay", str(changed(recorded, tmp_path / "t.jsonl", turns=turns))]) == 1
     said = capsys.readouterr().out
     assert "turn 0, call 0 of 'calculate': it failed for want of the infrastructure before (server_down)" in said
+
+
+GROUPED = """
+rlenv: 1
+name: grouped
+tasks: {test: {rows: [{q: a, answer: "5"}, {q: b, answer: "6"}]}}
+prompt: {user: "{{ task.q }}"}
+rewards:
+  correct: {kind: rule, rule: exact_match}
+  rel: {kind: group, of: correct, by: rank, weight: 0.1}
+oracle: [{say: "<answer>{{ task.answer }}</answer>"}]
+"""
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> Path:
+    """Two samples of each of two tasks, whose reward compares them."""
+    (tmp_path / "env.yaml").write_text(GROUPED)
+    assert main(["eval", str(tmp_path / "env.yaml"), "-k", "2", "-o", str(tmp_path / "run"), "--json"]) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["run", "run.jsonl", "rescored"])
+def test_terms_of_a_group_are_measured_over_the_replayed_group(
+    grouped: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = ["--spec", str(grouped / "env.yaml")]
+    record.write(grouped / "run.jsonl", recorded_at(grouped / "run"))
+    assert main(["rescore", str(grouped / "run"), *spec, "-o", str(grouped / "rescored"), "--json"]) == 0
+    assert main(["replay", str(grouped / name), *spec]) == 0
+    assert capsys.readouterr().out.endswith("\n4 of 4 episodes came out the same, 0 differently\n")
+    assert main(["replay", str(grouped / name), *spec, "--set", "rewards.rel.by=best"]) == 1
+    assert "  reward rel: 0.5 before, 1.0 now\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run", "run.jsonl"])
+def test_terms_of_a_group_of_which_a_part_is_replayed_are_not_compared_and_that_is_told(
+    grouped: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.write(grouped / "run.jsonl", recorded_at(grouped / "run"))
+    argv = ["replay", str(grouped / name), "--spec", str(grouped / "env.yaml"), "-n", "3"]
+    capsys.readouterr()
+    assert main(argv) == 0
+    assert capsys.readouterr().out == (
+        "3 of 3 episodes came out the same, 0 differently\n"
+        "rel and the reward with it are not compared in 1: only a part of their group was replayed\n"
+    )
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"rel": 1}
+    assert main([*argv, "--set", "rewards.correct.expect=7", "--json"]) == 1
+    found = {one["line"]: one["differences"] for one in json.loads(capsys.readouterr().out)["different"]}
+    assert found[1][:2] == ["reward correct: 1.0 before, 0.0 now", "reward: 1.05 before, 0.05 now"]
+    assert found[3] == ["reward correct: 1.0 before, 0.0 now"]
+
+
+def test_an_episode_that_was_kept_before_its_group_had_ended_replays_as_it_is(
+    grouped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = load(str(grouped / "env.yaml"))
+
+    async def played() -> list[Trajectory]:
+        async with environment:
+            policy = OraclePolicy(environment.spec, environment.parts.dialect)
+            return await rollout(environment, policy, [Job("test", 0, seed) for seed in range(2)])
+
+    record.write(grouped / "cut.jsonl", asyncio.run(played()))
+    capsys.readouterr()
+    assert main(["replay", str(grouped / "cut.jsonl"), "--spec", str(grouped / "env.yaml")]) == 0
+    assert capsys.readouterr().out == "2 of 2 episodes came out the same, 0 differently\n"

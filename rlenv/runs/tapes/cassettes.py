@@ -29,6 +29,8 @@ _COUNTED: Final = 64
 """Differences that are counted to find the nearest request."""
 _COMPARED: Final = 256
 """Requests that are looked at for it."""
+_SINCE: Final = {"tool": "options", "judge": "sampling"}
+"""What older tapes do not have of a request, by its kind."""
 
 
 class Recorder:
@@ -207,6 +209,8 @@ class Player:
         for key in own:
             if key.content == content and key.ordinal == ordinal:
                 return key
+        if asked.kind == "judge" and any(key.content == content for key in own):
+            return None  # it was asked again less often than it is now
         if not (asked.is_shared or (self._by_content and asked.kind != "tool")):
             return None
         # The next of equal requests is the next one of whoever made them then: a judge that is asked again.
@@ -222,6 +226,11 @@ class Player:
             where = "of this kind" if self._by_content else "of this episode" if lane.episode else "of servers"
             return f"{what}: nothing {where} was recorded"
         if equal := sum(one.content == content for one in near):
+            if asked.kind == "tool" and not asked.is_shared and (self._by_content or near[0].place != lane.place):
+                return (
+                    f"{what} but from another place, and the tool counts as depending on the episode: "
+                    f"if it depends on its arguments alone, add 'cache: {{key: arguments}}' to its entry"
+                )
             return f"{what}: it was made {equal} times, and now {ordinal + 1}"
         new = _shown(asked.content)
         read = [self._reel.entry(one) for one in near[:_COMPARED]]
@@ -232,6 +241,8 @@ class Player:
         if not told:
             return f"{what}; {which} beyond what is kept of its texts"
         path, old, now = told[0]
+        if old is _NOTHING and path == f"$.{_SINCE.get(asked.kind)}":
+            return f"{what}: an older version recorded it, without all that it is known by now; record the run again"
         return f"{what}; {which} at {path}: {_quoted(old, now)} before, {_quoted(now, old)} now"
 
     def _near(self, lane: Lane, asked: Asked) -> Sequence[Key]:

@@ -161,7 +161,7 @@ def test_a_tool_with_other_parameters_is_named_at_the_first_call(
     (message,) = found["different"][0]["differences"]
     assert message.startswith(
         "turn 0 call 0: the tape has no answer to this request of tool 'ask'; the nearest, "
-        "request 0 of turn 0 call 0, differs at $.schema: "
+        "request 0 of turn 0 call 0, differs at $.options.parameters.more: "
     )
     assert found["different"][0]["episode"]
 
@@ -270,6 +270,19 @@ def test_faults_that_are_put_in_on_purpose_are_drawn_anew(tmp_path: Path, capsys
     assert all("cassette" not in str(one) and "tape" not in str(one) for one in found["different"])
 
 
+PYTHON = f"""{TASKS}
+tools: {{shout: {{kind: python, function: "own.py:shout"}}}}
+rewards: {{correct: {{kind: rule, rule: contains, expect: "{{{{ task.answer }}}}"}}}}
+oracle:
+  - call: {{shout: {{text: "{{{{ task.question }}}}"}}}}
+  - say: "<answer>{{{{ task.answer }}}}</answer>"
+"""
+OWN = '''def shout(text: str) -> str:
+    """Say it."""
+    return text.upper()
+'''
+
+
 MCP = f"""{TASKS}
 tools: {{lab: {{kind: mcp, command: [PYTHON, lab.py], include: [count, echo]}}}}
 rewards: {{correct: {{kind: rule, rule: contains, expect: "{{{{ task.answer }}}}"}}}}
@@ -290,6 +303,34 @@ def test_an_mcp_spec_replays_without_its_program(tmp_path: Path, capsys: pytest.
     (tmp_path / "lab.py").unlink()
     assert sealed("replay", str(tmp_path / "run")).opened == []
     same(capsys, tmp_path / "run", episodes=4)
+
+
+def test_pinned_tools_are_those_of_the_tape_once_the_pin_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mcp")
+    shutil.copy(ROOT / "tests" / "tools" / "servers" / "lab.py", tmp_path / "lab.py")
+    path = spec(tmp_path, MCP.replace("PYTHON", sys.executable).replace("include:", "pin: pin.json, include:"))
+    assert main(["tools", path, "--pin"]) == 0
+    assert main(["eval", path, "-k", "2", "--record", "-o", str(tmp_path / "run"), "--json"]) == 0
+    (tmp_path / "lab.py").unlink()
+    same(capsys, tmp_path / "run", episodes=4)
+    (tmp_path / "pin.json").unlink()
+    same(capsys, tmp_path / "run", episodes=4)
+
+
+def test_a_function_that_has_changed_is_seen_where_all_tools_are_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = spec(tmp_path, PYTHON)
+    (tmp_path / "own.py").write_text(OWN)
+    argv = [sys.executable, "-m", "rlenv", "eval", path, "--record", "-o", str(tmp_path / "run")]
+    subprocess.run(argv, check=True, capture_output=True, timeout=100)
+    same(capsys, tmp_path / "run", "--all-tools", episodes=2)
+    (tmp_path / "own.py").write_text(OWN.replace("upper", "lower"))
+    ran = sealed("replay", str(tmp_path / "run"), "--all-tools")
+    assert ran.code == 1
+    assert "differs at $.options.source: " in ran.out
 
 
 JUDGE = f"""{TASKS}

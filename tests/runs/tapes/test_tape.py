@@ -155,3 +155,44 @@ def test_what_is_drawn_for_each_request_is_written_over_in_the_answer(tmp_path: 
     answer = player.look(player.lane("run-0"), Asked("judge", "w", 1, echo="bbbb")).answer
     assert answer is not None
     assert (answer.outcome, answer.response) == ("ok", {"text": "nonce bbbb"})
+
+
+def miss(player: Player, lane: Lane, asked: Asked) -> str:
+    with pytest.raises(CassetteError) as error:
+        player.look(lane, asked)
+    return str(error.value)
+
+
+def test_a_tool_that_is_known_in_another_episode_alone_is_told_how_it_is_shared(taped: Reel) -> None:
+    player = Player(taped, by_content=True)
+    told = miss(player, player.lane().at("turn 0 call 0"), Asked("tool", "ask", {"q": "other"}))
+    assert told.endswith(
+        "has no answer to this request of tool 'ask' but from another place, and the tool counts as depending on the "
+        "episode: if it depends on its arguments alone, add 'cache: {key: arguments}' to its entry"
+    )
+
+
+def recorded(folder: Path, *requests: Asked) -> tuple[Player, Lane]:
+    recorder = Recorder()
+    recorder.open(folder)
+    lane = recorder.lane()
+    for index, asked in enumerate(requests):
+        recorder.keep(recorder.look(lane.at("turn 0 call 0"), asked), Answer("ok", f"answer {index}"))
+    recorder.bind(lane, "run-0")
+    recorder.close()
+    player = Player(Reel.of(folder))
+    return player, player.lane("run-0").at("turn 0 call 0")
+
+
+def test_a_judge_that_is_asked_more_often_than_it_was_has_no_answer(tmp_path: Path) -> None:
+    asked = Asked("judge", "critic", {"prompt": "say"}, is_shared=True)
+    player, lane = recorded(tmp_path, asked, asked)
+    assert [player.look(lane, asked).answer is not None for _ in range(2)] == [True, True]
+    assert miss(player, lane, asked).endswith("it was made 2 times, and now 3")
+
+
+@pytest.mark.parametrize(("kind", "key"), [("tool", "options"), ("judge", "sampling")])
+def test_a_tape_of_an_older_version_says_so(tmp_path: Path, kind: str, key: str) -> None:
+    player, lane = recorded(tmp_path, Asked(kind, "it", {"what": "one"}))
+    told = miss(player, lane, Asked(kind, "it", {"what": "one", key: {}}))
+    assert told.endswith("an older version recorded it, without all that it is known by now; record the run again")
