@@ -255,7 +255,8 @@ class _Code:
 
 
 class Remote:
-    """A name, an object or a method of the code's. It can be called and handed back; nothing else tells of it."""
+    """A name, an object or a method of the code's. It can be called and handed back, and is true, whatever it says
+    itself; nothing else tells of it."""
 
     def __init__(self, code: _Code, reference: list[Any]) -> None:
         self._code = code
@@ -272,13 +273,18 @@ class Remote:
     def _refused(self, *others: Any) -> NoReturn:
         self._code.gone("the code gave an object that is no plain data")
 
+    def __bool__(self) -> bool:
+        return True
+
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused  # type: ignore[assignment]
-    __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused  # type: ignore[assignment]
+    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused  # type: ignore[assignment]
 
 
 def _reference(value: Any) -> Any:
     if type(value) is Remote:
         return value._reference
+    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+        return ["ref", value.__name__]
     raise Unfit(f"a test handed over a {type(value).__name__}, which is no plain data")
 
 

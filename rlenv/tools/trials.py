@@ -11,9 +11,9 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlenv.errors import EpisodeError, ToolFailed
@@ -34,12 +34,14 @@ _LETTING_GO_S = 0.1
 class Verdict:
     """How a test ended. `is_ours` says that sandbox or machine failed, so that nothing is known about the code.
 
-    `why` is "" for one that passed; it may hold what the test expected.
+    `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran; those in which it
+    waited for its turn are not counted.
     """
 
     passed: bool
     why: str = ""
     is_ours: bool = False
+    seconds: float = 0.0
 
 
 class Trials:
@@ -60,10 +62,12 @@ class Trials:
         input_fd = _file(given.encode("utf-8", "surrogatepass"))
         try:
             wanted = Request({"mode": "program", "code": code}, (input_fd, input_fd))
-            outcome = await self._placed(lambda: _ran(self._codes, wanted, limits, seed))
+            async with self._places:
+                begun = time.monotonic()
+                outcome = await _ran(self._codes, wanted, limits, seed)
         finally:
             os.close(input_fd)
-        return outcome.output, _of_code(outcome)
+        return outcome.output, replace(_of_code(outcome), seconds=time.monotonic() - begun)
 
     async def tested(
         self, sources: Sequence[str], test: Mapping[str, Any], *, limits: Limits, seed: int, in_place: bool
@@ -77,11 +81,10 @@ class Trials:
             limits: of the code's process, and of the tests' own work too.
             in_place: what the code changes in its arguments is changed for the tests too.
         """
-        return await self._placed(lambda: self._pair(sources, test, limits, seed, in_place))
-
-    async def _placed(self, run: Callable[[], Any]) -> Any:
         async with self._places:
-            return await run()
+            begun = time.monotonic()
+            verdict = await self._pair(sources, test, limits, seed, in_place)
+        return replace(verdict, seconds=time.monotonic() - begun)
 
     async def _pair(
         self, sources: Sequence[str], test: Mapping[str, Any], limits: Limits, seed: int, in_place: bool
