@@ -1,18 +1,15 @@
 """The kind `judge`: a model's opinion as a number, or no number at all.
 
 Source: eq. 2 of RL-Factory, R = f_judge(τ, c). A reply that cannot be read is asked for again, with another seed, and
-then leaves the term invalid. What the policy and its tools wrote reaches the judge only as fenced material.
+then leaves the term invalid, as a judge that fails does, unless a quorum of several gave a verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import jinja2
@@ -20,35 +17,24 @@ import orjson
 from jinja2 import nodes
 from pydantic import Field
 
-from rlenv._base.bounded import cut_middle
-from rlenv._base.jsonable import plain
-from rlenv.concurrency.lanes import Asked, entered, here
-from rlenv.dialects.control_tokens import broken
-from rlenv.endpoints import REFUSED, Client, Endpoint
-from rlenv.endpoints.wire import Completion
-from rlenv.errors import EndpointError, RewardError, UsageError
+from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
-from rlenv.language.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
-from rlenv.language.templates import Template, TemplateError, template_of
-from rlenv.messages import Message
+from rlenv.language.spec import Bool, BreakerSpec, Float, Int, RewardSpec, SamplingSpec, Spec, Text
+from rlenv.language.templates import template_of
 from rlenv.rewards import places
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.fence import Fence, Material, transcript
-from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
+from rlenv.rewards.fence import Material, transcript
+from rlenv.rewards.judges.asking import SYSTEM, Asked, Asker, Failed, Member, Question
+from rlenv.rewards.judges.panel import Combine, check_panel, combine, needed
+from rlenv.rewards.verdict import ReplySchema, Verdict
 from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
 
 _NAMES = frozenset(("task", "vars", "answer", "message", "transcript"))
 _MATERIAL = frozenset(("answer", "message", "transcript"))
-_SYSTEM = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
-_CACHED = 65_536
-_LIMITS = (65_536, 16_384, 4_096, 1_024)
-"""The most characters of one material, and of what is shown to a judge that does not take so many."""
 _HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
-_FILTERED = "content_filter"
-_MOST_TEXT = 2_000
-"""Characters of a text in the reply to a question that is asked again because the last reply was cut."""
+_Above0 = Annotated[Float, Field(gt=0)]
 
 
 class JudgeMemberSpec(Spec):
@@ -60,6 +46,10 @@ class JudgeMemberSpec(Spec):
     """A prompt of its own; the term's otherwise."""
     sampling: SamplingSpec | None = None
     """Sampling of its own; the term's otherwise."""
+    weight: _Above0 = 1.0
+    """What its score counts against the others' in `mean`, `median`, `majority` and `trimmed`."""
+    limit_s: _Above0 | None = None
+    """A limit of its own; the term's otherwise."""
 
 
 class JudgeSpec(RewardSpec):
@@ -83,9 +73,16 @@ class JudgeSpec(RewardSpec):
     value_key: Text = "score"
     """The reply's key that holds the score."""
     judges: tuple[JudgeMemberSpec, ...] = ()
-    """Several judges; all have to give a score."""
+    """Several judges; all have to give a score, unless there is a `quorum`."""
+    quorum: Annotated[Int, Field(ge=1)] | Annotated[Float, Field(gt=0, le=1)] | None = None
+    """How many of the judges have to give a score: a number, or a share such as 0.5; others that fail are left out."""
     combine: Combine = "mean"
-    """How several scores become one: `mean`, `median` or `majority` (the lowest of equally frequent ones)."""
+    """How several scores become one: `mean`, `median`, `majority` (the lowest of equally frequent ones), `min`, `max`
+    or `trimmed` (the mean without one lowest and one highest)."""
+    limit_s: _Above0 | None = None
+    """Seconds for one judge's verdict, retries included; after them it has failed. By default the endpoint's limits."""
+    breaker: BreakerSpec = BreakerSpec()
+    """Fails at once for a while where an endpoint keeps failing; `{failures: 0}` always asks."""
     retries: Annotated[Int, Field(ge=0, le=10)] = 2
     """How often a reply that cannot be read is asked for again."""
     cache: Bool = True
@@ -97,63 +94,12 @@ class JudgeSpec(RewardSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
-    endpoint: Endpoint
-    prompt: Template
-    names: frozenset[str]
-    sampling: SamplingSpec
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    verdict: Verdict
-    attempts: int
-    usage: Mapping[str, int]
-
-
-class _Cache:
-    """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, _Asked] = OrderedDict()
-        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[_Asked | None]] = {}
-
-    async def get(self, key: bytes, ask: Callable[[], Any]) -> tuple[_Asked, bool]:
-        """The verdict and whether it was known or asked for already."""
-        place = (key, asyncio.get_running_loop())
-        while True:
-            if (known := self._known.get(key)) is not None:
-                return known, True
-            running = self._running.get(place)
-            if running is None:
-                break
-            if (shared := await asyncio.shield(running)) is not None:
-                return shared, True
-        future: asyncio.Future[_Asked | None] = place[1].create_future()
-        self._running[place] = future
-        asked: _Asked | None = None
-        try:
-            asked = await ask()
-        finally:
-            # None tells those who wait to ask for themselves: one caller's failure is not another's.
-            del self._running[place]
-            future.set_result(asked)
-        assert asked is not None
-        self._known[key] = asked
-        while len(self._known) > _CACHED:
-            self._known.popitem(last=False)
-        return asked, False
-
-
-@dataclass(frozen=True, slots=True)
 class _Judge:
     """A compiled judge term."""
 
     spec: JudgeSpec
-    members: Sequence[_Member]
-    reply: ReplySchema
-    cache: _Cache = field(default_factory=_Cache)
+    members: Sequence[Member]
+    asker: Asker
 
     async def measure(self, context: RewardContext) -> Measured:
         material: dict[str, Material] = {
@@ -161,193 +107,76 @@ class _Judge:
             "message": context.final_text,
             "transcript": transcript(context.turns),
         }
-        asking = [
-            asyncio.ensure_future(self._ask(index, member, context, material))
-            for index, member in enumerate(self.members)
+        question = Question(
+            task=context.task,
+            vars=context.vars,
+            material=material,
+            parties=(_MATERIAL,),
+            scope=context.shared(),
+            caller=(context.seed, id(context.turns)),
+        )
+        found = await self._asked(question)
+        lowest = Verdict(self.spec.scale[0], "the judge's server refuses what was written")
+        verdicts: list[Verdict | None] = [
+            None if isinstance(asked, Failed) else asked.verdict or lowest for asked, _ in found
         ]
-        try:
-            found = await asyncio.gather(*asking)
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-        raw = combine([asked.verdict.score for asked, _ in found], how=self.spec.combine)
+        given = [(one.score, by.weight) for one, by in zip(verdicts, self.members, strict=True) if one is not None]
+        raw = combine([one for one, _ in given], how=self.spec.combine, weights=[weight for _, weight in given])
         low, high = self.spec.scale
         details = {
             "raw": raw,
             "scale": list(self.spec.scale),
             "judges": [
-                {
-                    "endpoint": member.endpoint.name,
-                    "model": member.endpoint.model,
-                    "prompt_sha256": member.digest,
-                    "score": asked.verdict.score,
-                    "attempts": asked.attempts,
-                    "is_cached": is_cached,
-                    **({} if is_cached else asked.usage),
-                }
-                for member, (asked, is_cached) in zip(self.members, found, strict=True)
+                _details(member, asked, verdict, is_cached=is_cached)
+                for member, verdict, (asked, is_cached) in zip(self.members, verdicts, found, strict=True)
             ],
         }
-        reason = found[0][0].verdict.reason
-        shown = self.members[0].names
-        where = places.of_quotes(reason, context.messages, context.turns, all_turns="transcript" in shown)
-        return Measured((raw - low) / (high - low), reason, details, where)
+        speaker = next(index for index, verdict in enumerate(verdicts) if verdict is not None)
+        said = verdicts[speaker]
+        assert said is not None
+        shows_all = "transcript" in self.members[speaker].names
+        where = places.of_quotes(said.reason, context.messages, context.turns, all_turns=shows_all)
+        return Measured((raw - low) / (high - low), said.reason, details, where)
 
-    async def _ask(
-        self, index: int, member: _Member, context: RewardContext, material: Mapping[str, Material]
-    ) -> tuple[_Asked, bool]:
-        named = [name for name in sorted(_MATERIAL) if name in member.names] or ["message"]
-        # The fence's mark is new for each request, so the key is made of what stands in it.
-        key = hashlib.sha256(
-            orjson.dumps(
-                [
-                    member.digest,
-                    member.endpoint.base_url,
-                    member.endpoint.model,
-                    self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
-                    [json.dumps(material[name]) for name in named],
-                ]
-            )
-        ).digest()
+    async def _asked(self, question: Question) -> list[tuple[Asked | Failed, bool]]:
+        """What each judge says, in order.
 
-        async def ask() -> _Asked:
-            lane = here()
-            with entered(lane and lane.at(f"judge {index}")):
-                return await self._request(member, context, {name: material[name] for name in named})
-
-        return await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
-
-    async def _request(self, member: _Member, context: RewardContext, material: Mapping[str, Material]) -> _Asked:
-        client = await member.endpoint.client(context.shared())
-        usage = {"prompt_tokens": 0, "completion_tokens": 0}
-        problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
-        most_chars: int | None = None  # of each text in the reply
-        bound: int | None = _most_chars(member)
-        while attempt <= self.spec.retries:
-            nonce = secrets.token_hex(8)
-            try:
-                completion = await self._chat(
-                    client, member, context, material, nonce, limits[0], attempt, most_chars=most_chars
-                )
-            except EndpointError as error:
-                if error.status in REFUSED and most_chars is not None:
-                    most_chars = bound = None  # a server that knows no bound in a schema
-                    continue
-                if error.status not in REFUSED or len(limits) == 1:
-                    raise RewardError(f"the judge did not answer: {error}") from error
-                limits.pop(0)  # the policy may have written more than the judge takes: it is shown less of it
-                continue
-            _count(usage, completion)
-            attempt += 1
-            if completion.finish_reason == "length":
-                # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
-                most_chars = bound
-            is_filtered = is_filtered and completion.finish_reason == _FILTERED
-            try:
-                verdict = self._read(completion, nonce, material)
-            except UnreadableReply as error:
-                problem = str(error)
-                continue
-            return _Asked(verdict, attempt, usage)
-        if is_filtered and await self._judges_nothing(client, member, context, usage):
-            return _Asked(Verdict(self.spec.scale[0], "the judge's server refuses what was written"), attempt, usage)
-        raise RewardError(
-            f"no reply of {member.endpoint.model} could be read in {self.spec.retries + 1} tries: {problem}"
-        )
-
-    async def _judges_nothing(
-        self, client: Client, member: _Member, context: RewardContext, usage: dict[str, int]
-    ) -> bool:
-        """Whether the judge gives a verdict where there is no material: then the material is what it refuses."""
-        nonce = secrets.token_hex(8)
-        nothing = dict.fromkeys(_MATERIAL, "(left out)")
-        try:
-            completion = await self._chat(client, member, context, nothing, nonce, _LIMITS[-1], 0)
-            _count(usage, completion)
-            self._read(completion, nonce, {})
-        except (EndpointError, UnreadableReply):
-            return False
-        return True
-
-    async def _chat(
-        self,
-        client: Client,
-        member: _Member,
-        context: RewardContext,
-        material: Mapping[str, Material],
-        nonce: str,
-        limit: int,
-        attempt: int,
-        *,
-        most_chars: int | None = None,
-    ) -> Completion:
-        """One reply to the question about `material`, of which at most `limit` characters are shown each.
-
-        `most_chars` bounds each text of the reply.
+        Raises:
+            RewardError: too few of them gave a verdict, or one of them failed by what it was shown.
         """
-        fence = Fence(limit)
-        fenced = {name: fence(one) for name, one in material.items()}
-        prompt = self._filled(member, context, {name: fenced.get(name, "") for name in _MATERIAL})
-        if not member.names & _MATERIAL:
-            prompt += f"\n\n{fenced['message']}"
-        low, high = self.spec.scale
-        schema = self.reply.asked(nonce, most_chars=most_chars)
-        form = (
-            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
-            f"{orjson.dumps(schema).decode()}\n'{self.spec.value_key}' goes from {low:g} to {high:g}."
-        )
-        messages = [
-            Message("system", _SYSTEM.format(fence=fence.instructions, form=form)),
-            Message("user", f"{prompt}{_rubric(self.spec)}"),
+        least = needed(self.spec.quorum, len(self.members))
+        asking = [
+            asyncio.ensure_future(self.asker.ask(f"judge {index}", member, question))
+            for index, member in enumerate(self.members)
         ]
-        sampling = member.sampling.model_copy(
-            update={
-                "seed": self.spec.seed + attempt,
-                "extra": {"response_format": _response_format(schema), **member.sampling.extra},
-            }
-        )
-        asked = None
-        if here() is not None:
-            from rlenv.endpoints.taped import sampling_of  # only where there is a tape
-
-            # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
-            known_by = {
-                "judge": member.digest,
-                "model": member.endpoint.model,
-                "prompt": self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
-                "material": plain(material),
-                "limits": [limit, most_chars],
-                "sampling": sampling_of(client.body(member.sampling)),
-            }
-            asked = Asked("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
-        return await client.chat(messages, sampling=sampling, asked=asked)
-
-    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
-        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
-        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
-        return self.reply.read(
-            completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
-        )
-
-    def _filled(self, member: _Member, context: RewardContext, fenced: Mapping[str, str]) -> str:
-        """The prompt; what a row holds spells no control token in it, and material cannot."""
         try:
-            return broken(*member.prompt.written(task=context.task, vars=context.vars, **fenced))
-        except TemplateError as error:
-            raise RewardError(f"prompt: {error}") from error
+            for ended in asyncio.as_completed(asking):
+                asked, _ = await ended
+                # Without a quorum nobody waits for the others of a panel that has failed.
+                if isinstance(asked, Failed) and (least == len(asking) or not asked.is_own):
+                    raise RewardError(asked.why)
+            found = [one.result() for one in asking]
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        failed = [
+            f"{member.endpoint.name}: {asked.why}"
+            for member, (asked, _) in zip(self.members, found, strict=True)
+            if isinstance(asked, Failed)
+        ]
+        if len(found) - len(failed) < least:
+            gave = f"{len(found) - len(failed)} of {len(found)} judges gave a verdict, {least} have to"
+            raise RewardError(f"{gave} ({'; '.join(failed)})")
+        return found
 
 
-def _count(usage: dict[str, int], completion: Completion) -> None:
-    for name, count in completion.usage.as_dict().items():
-        usage[name] = usage.get(name, 0) + count
-
-
-def _most_chars(member: _Member) -> int:
-    """The most characters of a text in a reply that has to end within its limit of tokens: a quarter as many as these,
-    since a character may be a token, and the nonce, the keys and the score have to fit too."""
-    tokens = member.sampling.max_tokens or member.endpoint.sampling.max_tokens
-    return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 4))
+def _details(member: Member, asked: Asked | Failed, verdict: Verdict | None, *, is_cached: bool) -> dict[str, Any]:
+    known = {"endpoint": member.endpoint.name, "model": member.endpoint.model, "prompt_sha256": member.digest}
+    if isinstance(asked, Failed) or verdict is None:
+        return {**known, "score": None, "error": asked.why if isinstance(asked, Failed) else ""}
+    usage = {} if is_cached else asked.usage
+    return {**known, "score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
 
 
 def _rubric(spec: JudgeSpec) -> str:
@@ -357,10 +186,6 @@ def _rubric(spec: JudgeSpec) -> str:
     return f"\n\nRubric:\n{lines}"
 
 
-def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
-
-
 def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     low, high = spec.scale
     if not low < high:
@@ -368,17 +193,31 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     if (spec.endpoint is None) == (not spec.judges):
         raise UsageError("give either endpoint or judges", hint="name one of them")
     listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
+    is_weighted = any("weight" in one.model_fields_set for one in spec.judges)
+    check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
     reply = ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
     members = [
         _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
         for index, member in enumerate(listed)
     ]
-    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, reply).measure)
+    asker = Asker(
+        reply=reply,
+        names=_MATERIAL,
+        shown=("message",),
+        says=f"'{spec.value_key}' goes from {low:g} to {high:g}.",
+        ending=_rubric(spec),
+        retries=spec.retries,
+        seed=spec.seed,
+        breaker=spec.breaker,
+        is_cached=spec.cache,
+        tells_apart=spec.quorum is not None,
+    )
+    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, asker).measure)
 
 
 def _member(
     member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext, *, at: str
-) -> _Member:
+) -> Member:
     endpoint = endpoint_of(member.endpoint, context, key=f"{at}endpoint")
     source, key = (spec.prompt, "prompt") if member.prompt is None else (member.prompt, f"{at}prompt")
     template = template_of(source, key=key, names=_NAMES)
@@ -389,9 +228,10 @@ def _member(
             hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
-    written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, _SYSTEM, sampling.model_dump()]
+    written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, SYSTEM, sampling.model_dump()]
     digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return _Member(endpoint, template, frozenset(template.names), sampling, digest)
+    limit_s = member.limit_s or spec.limit_s
+    return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 
 
 def _changed_material(source: str) -> str:

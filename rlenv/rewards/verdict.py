@@ -1,15 +1,14 @@
-"""A judge's reply to a number on its scale, and several numbers to one."""
+"""A judge's reply to a number on its scale."""
 
 from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal, cast
+from typing import Any
 
 import orjson
 
@@ -17,9 +16,7 @@ from rlenv._base.bounded import cut_middle, encodable
 from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import UsageError
 
-__all__ = ["Combine", "ReplySchema", "UnreadableReply", "Verdict", "combine"]
-
-Combine = Literal["mean", "median", "majority"]
+__all__ = ["ReplySchema", "UnreadableReply", "Verdict"]
 
 _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _SPACE = re.compile(r"\s+")
@@ -185,14 +182,3 @@ def _default(key: str, scale: tuple[float, float]) -> dict[str, Any]:
         "required": ["reasoning", key],
         "additionalProperties": False,
     }
-
-
-def combine(scores: Sequence[float], *, how: Combine) -> float:
-    """Several judges' scores as one: their mean, their median, or the most frequent, the lowest of equally frequent."""
-    if how == "mean":
-        return statistics.fmean(scores)
-    if how == "median":
-        return float(statistics.median(scores))
-    counts = Counter(scores)
-    most = max(counts.values())
-    return min(cast("list[float]", [score for score, count in counts.items() if count == most]))
