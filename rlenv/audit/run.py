@@ -23,6 +23,7 @@ from rlenv.audit.adversaries import (
     columns_in,
     instructions,
 )
+from rlenv.audit.checked import check_data
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.wrap import Faulty, Planting, wrapped
 from rlenv.episodes.drive import drive
@@ -80,6 +81,7 @@ async def audit(
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
+    seen.see_data(*await check_data(environment, seen.golds, seed=seed))
     return seen.report()
 
 
