@@ -31,6 +31,7 @@ _COMMANDS = {
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),
     "lock": ("rlenv.cli.lock", "show what made a run's episodes, by content, or what differs between two"),
     "rescore": ("rlenv.cli.rescore", "give recorded episodes the rewards of another spec and show the difference"),
+    "ablate": ("rlenv.cli.ablate", "say what each reward term of recorded episodes is worth, alone and together"),
     "preflight": ("rlenv.cli.preflight", "say before a run whether lengths and memory fit, and whether it is exact"),
     "collect": ("rlenv.cli.collect", "make supervised data out of episodes, as the tokens that training reads"),
     "sft": ("rlenv.cli.sft", "start a policy on supervised data, with veRL's own trainer"),
