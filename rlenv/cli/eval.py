@@ -293,9 +293,8 @@ def _show_figures(table: Table, environment: Environment, summary: Summary) -> N
         table.add_row(f"  {escape(name)}", figure(group.success_rate), _notes(group.success_interval, over))
     if len(summary.groups) > 1:
         note = f"each of {len(summary.groups)} groups counts alike"
-        table.add_row(
-            "  mean of these", figure(summary.groups_success_mean), _notes(summary.groups_success_interval, note)
-        )
+        notes = [note, _interval(summary.groups_success_interval)]
+        table.add_row("  mean of these", figure(summary.groups_success_mean), _notes(None, *notes))
     _show_passes(table, "pass@", summary.pass_at_k)
     _show_passes(table, "pass^", summary.pass_hat_k)
 
