@@ -154,7 +154,7 @@ def mean_of_parts(parts: Sequence[tuple[float, Interval]]) -> Interval | None:
 
 def clopper_pearson_upper(trials: int) -> float:
     """The upper bound of a share of which none of `trials` was seen, 95 % two-sided (Clopper and Pearson 1934)."""
-    return 1.0 - 0.025 ** (1 / trials)
+    return 1.0 - math.pow(0.025, 1 / trials)
 
 
 @cache

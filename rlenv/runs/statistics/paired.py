@@ -104,7 +104,8 @@ def _by_task(
     differences: NDArray[np.float64], tasks: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     _, at = np.unique(tasks, return_inverse=True)
-    return np.bincount(at, differences), np.bincount(at)
+    sums: NDArray[np.float64] = np.bincount(at, differences).astype(np.float64)
+    return sums, np.bincount(at).astype(np.int64)
 
 
 def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64]) -> Chance:

@@ -76,7 +76,7 @@ def test_nineteen_of_twenty_intervals_of_a_change_hold_it() -> None:
         before = random.beta(1, 1, 100)
         after = np.clip(before + 0.1 * (random.random(100) < 0.5), 0, 1)
         truth = 0.5 * (0.1 - 0.1**2 / 2)  # of a uniform rate, what is above 0.9 has no room
-        a, b = (1.0 * (random.random((100, 4)) < rates[:, None]).ravel() for rates in (before, after))
+        a, b = ((random.random((100, 4)) < rates[:, None]).ravel().astype(np.float64) for rates in (before, after))
         change = paired_change(a, b, tasks, is_share=True)
         assert change.low is not None
         assert change.high is not None

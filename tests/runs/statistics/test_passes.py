@@ -23,7 +23,7 @@ def test_both_are_what_every_choice_of_k_samples_gives() -> None:
 
 def test_one_rises_with_k_and_the_other_falls_and_at_one_both_are_the_success_rate() -> None:
     tasks = [(0, 8), (3, 8), (8, 8), (5, 8)]
-    at, hat = (pass_curve(kind, tasks, samples=8) for kind in ("at", "hat"))  # type: ignore[arg-type]
+    at, hat = (pass_curve(kind, tasks, samples=8) for kind in ("at", "hat"))
     assert at[1] == hat[1]
     assert at[1].value == 0.5
     assert at[1].interval == clustered_counts(tasks)
