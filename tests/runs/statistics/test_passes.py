@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlenv.runs.statistics.intervals import clustered_counts
+from rlenv.runs.statistics.intervals import clustered_counts, student, wilson
 from rlenv.runs.statistics.passes import pass_at, pass_curve, pass_hat
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text(encoding="utf-8"))
@@ -48,3 +48,9 @@ def test_very_many_samples_have_figures_at_powers_of_two() -> None:
     found = pass_curve("hat", [(2_000, 3_000)], samples=3_000)
     assert list(found) == [2**power for power in range(12)] + [3_000]
     assert found[2].value == pytest.approx(2_000 * 1_999 / (3_000 * 2_999), abs=1e-12)
+
+
+def test_equal_tasks_leave_an_interval_as_wide_as_their_samples_do() -> None:
+    one = pass_curve("at", [(4, 16)] * 20, samples=16)[4]
+    assert one.interval is not None
+    assert one.interval == pytest.approx(wilson((one.value or 0) * 80, 80, quantile=student(19)))  # 20 · 16 / 4 choices
