@@ -26,6 +26,8 @@ _COMMANDS = {
     "bench": ("rlenv.cli.bench", "measure how fast an environment steps on this machine, without a model"),
     "runs": ("rlenv.cli.runs", "list, show, pack, export and remove runs that were kept"),
     "view": ("rlenv.cli.view", "open runs in the browser, or show episodes in the terminal"),
+    "compare": ("rlenv.cli.compare", "say what changed from one run to another, and whether it may be chance"),
+    "power": ("rlenv.cli.power", "say how many tasks it takes to see a difference of so much"),
     "report": ("rlenv.cli.report", "write runs as one HTML file for papers and reviews"),
     "replay": ("rlenv.cli.replay", "take recorded actions once more and compare what the environment answers"),
     "audit": ("rlenv.cli.audit", "attack the reward of a spec and print a report card"),

@@ -22,6 +22,7 @@ __all__ = [
     "mean",
     "mean_interval",
     "pass_at",
+    "success_width",
     "summarise",
     "wilson",
 ]
@@ -117,6 +118,12 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
         groups_success_mean=mean([rate for rate, _ in parts]),
         groups_success_interval=mean_of_parts(parts),
     )
+
+
+def success_width(trajectories: Sequence[Trajectory]) -> float:
+    """How wide the 95 % interval of the success rate is; 1 where nothing is valid."""
+    low, high = clustered(list(_by_task(trajectories, lambda one: one.success).values()))
+    return high - low
 
 
 def _grouped(trajectories: Sequence[Trajectory], column: str) -> dict[str, GroupSummary]:

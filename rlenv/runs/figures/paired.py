@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from rlenv._base.jsonable import plain
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.statistics.paired import paired_change, sign_flips
+from rlenv.runs.statistics.power import Spread, Tasks, needed, spread_of
 
-__all__ = ["Pair", "compared", "pairs"]
+__all__ = ["Pair", "compared", "pairs", "pilot", "spread_of_run"]
 
 _MOST: Final = 5_000
 """Pairs that are listed, the broken and the fixed ones first."""
@@ -120,6 +121,32 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
         "tasks": [_listed(a, b, found[place], kinds[place]) for place in by_kind],
         "left_out": max(0, len(found) - _MOST),
     }
+
+
+def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1, 4, 16)) -> list[Tasks]:
+    """How many tasks of k samples it takes to see a difference of success, by how these two runs vary (`needed`).
+
+    Raises:
+        UsageError: fewer than two tasks are valid in both.
+    """
+    found, *_ = pairs(a, b)
+    found = found or pairs(a, b, by="sample")[0]
+    before, after = a.numbers("success"), b.numbers("success")
+    changes = [((pair.split, pair.task), float(after[pair.b] - before[pair.a])) for pair in found]
+    known = [(task, change) for task, change in changes if not math.isnan(change)]
+    runs = (spread_of_run(a), spread_of_run(b))
+    return needed(ks, difference=difference, runs=runs, change=spread_of(known))
+
+
+def spread_of_run(rows: Snapshot) -> Spread:
+    """How the successes of a run vary between tasks and within them, over the episodes that a comparison pairs.
+
+    Raises:
+        UsageError: fewer than two tasks are valid.
+    """
+    success = rows.numbers("success")
+    places = [(key[:2], place) for key, found in _last(rows, "sample").items() for place in found]
+    return spread_of((task, float(success[place])) for task, place in places if not math.isnan(success[place]))
 
 
 def _tested(values: tuple[NDArray[np.float64], NDArray[np.float64]], tasks: NDArray[np.int64]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def score_interval(
         worth = min(share * (1 - share) / spread if spread > 1e-30 else math.inf, most)
     if worth == math.inf:
         return (low + share * span,) * 2
-    is_estimate = share not in (0.0, 1.0) and (trials > count or most == math.inf)
+    is_estimate = share not in (0.0, 1.0) and most > count
     bounds = wilson(share * worth, worth, quantile=student(count - 1) if is_estimate and count > 1 else Z)
     return (low + bounds[0] * span, low + bounds[1] * span)
 
@@ -154,7 +154,7 @@ def mean_of_parts(parts: Sequence[tuple[float, Interval]]) -> Interval | None:
 
 def clopper_pearson_upper(trials: int) -> float:
     """The upper bound of a share of which none of `trials` was seen, 95 % two-sided (Clopper and Pearson 1934)."""
-    return 1.0 - 0.025 ** (1 / trials)
+    return 1.0 - math.pow(0.025, 1 / trials)
 
 
 @cache

@@ -70,8 +70,8 @@ def paired_change(
     ones. Pairs with a side that is not known (not a number) are left out.
 
     The mean of the differences and its cluster-robust standard error (`standard_error`) times Student's t. There is no
-    interval for fewer than two tasks, nor where no difference varies; of shares of which none changed, it is as far to
-    both sides as so many tasks leave possible that some do (Clopper and Pearson's bound for none of them).
+    interval for fewer than two tasks, nor where no difference varies; of shares of which none or all changed, it is as
+    wide as so many tasks leave possible that some come out otherwise (Clopper and Pearson's bound for none of them).
     """
     known = ~np.isnan(a) & ~np.isnan(b)
     invalid = int((~known).sum())
@@ -80,8 +80,10 @@ def paired_change(
     a, b = a[known], b[known]
     sums, sizes = _by_task(b - a, tasks[known])
     change, half = float((b - a).mean()), math.nan
-    if is_share and not (b - a).any():
-        half = clopper_pearson_upper(len(sums))
+    if is_share and bool(((b - a) == change).all()):
+        half = clopper_pearson_upper(len(sums)) * (
+            2 if change else 1
+        )  # one that is broken takes 2 from one that is fixed
     elif len(sums) > 1 and np.isfinite(sums).all():
         error = _error(sums, sizes)
         half = student(len(sums) - 1) * error if error else math.nan
@@ -102,7 +104,8 @@ def _by_task(
     differences: NDArray[np.float64], tasks: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     _, at = np.unique(tasks, return_inverse=True)
-    return np.bincount(at, differences), np.bincount(at)
+    sums: NDArray[np.float64] = np.bincount(at, differences).astype(np.float64)
+    return sums, np.bincount(at).astype(np.int64)
 
 
 def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64]) -> Chance:

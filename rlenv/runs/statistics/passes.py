@@ -84,5 +84,7 @@ def _figure(k: int, known: Sequence[tuple[float, int]], tasks: Sequence[tuple[in
         interval = clustered_counts(held)  # a share of samples: pass@1 and the success rate are one figure
     else:
         clusters = [(one, 1) for one, number in known for _ in range(number)]
-        interval = score_interval(clusters, 0.0, 1.0)
+        # A mean over all choices of k samples of n varies by k / n of what one choice varies, at most (Hoeffding 1948).
+        # Near 0 and 1, where few tasks show how much, the variance between tasks alone is too small too often.
+        interval = score_interval(clusters, 0.0, 1.0, most=sum(valid for _, valid in held) / k)
     return PassAtK(value, count, len(tasks) - count, interval)

@@ -49,8 +49,9 @@ def spread_of(samples: Iterable[tuple[Any, float]]) -> Spread:
     """The variances of a pilot run, of each sample's task and number.
 
     By the analysis of variance of one factor: the mean square within tasks, and that between less that within, over
-    the samples of a task (Searle, Casella and McCulloch 1992, "Variance Components", 3.6; never below 0). With one
-    sample a task nothing tells the two apart, and all of it counts as between tasks: more samples then promise nothing.
+    the samples of a task (Searle, Casella and McCulloch 1992, "Variance Components", 3.6). Where that would be below 0
+    tasks do not differ, and the variance of all samples is that within. With one sample a task nothing tells the two
+    apart, and all of it counts as between tasks: more samples then promise nothing.
 
     Raises:
         UsageError: there are fewer than two tasks.
@@ -68,7 +69,8 @@ def spread_of(samples: Iterable[tuple[Any, float]]) -> Spread:
     across = math.fsum(len(group) * (mean - middle) ** 2 for group, mean in zip(groups, means, strict=True))
     within = inside / (trials - count) if trials > count else 0.0
     size = (trials - sum(len(group) ** 2 for group in groups) / trials) / (count - 1)
-    return Spread(middle, max(0.0, (across / (count - 1) - within) / size), within)
+    between = (across / (count - 1) - within) / size
+    return Spread(middle, between, within) if between >= 0 else Spread(middle, 0.0, (inside + across) / (trials - 1))
 
 
 def spread_of_rate(rate: float, icc: float) -> Spread:
@@ -103,12 +105,15 @@ def paired_tasks(change: Spread, *, difference: float, k: int) -> int:
 def needed(
     ks: Sequence[int], *, difference: float, runs: tuple[Spread, Spread], change: Spread | None = None
 ) -> list[Tasks]:
-    """The tasks that it takes for each number of samples; paired where it is known how pairs differ."""
+    """The tasks that it takes for each number of samples; paired where it is known how pairs differ.
+
+    None where nothing varies: a pilot that only fails, say, does not tell how one varies that sometimes succeeds.
+    """
     return [
         Tasks(
             k,
-            unpaired_tasks(*runs, difference=difference, k=k),
-            None if change is None else paired_tasks(change, difference=difference, k=k),
+            unpaired_tasks(*runs, difference=difference, k=k) if any(one.of(1) for one in runs) else None,
+            None if change is None or not change.of(1) else paired_tasks(change, difference=difference, k=k),
         )
         for k in ks
     ]
