@@ -135,13 +135,26 @@ def _show_judge(console: Console, report: JudgeReport) -> None:
     title = f"judge '{report.term}' · {report.anchors} anchors, {report.invalid} invalid"
     console.print(escape(title), soft_wrap=True)
     table = Table("", "value", "95 % interval")
-    rows = {"accuracy": report.accuracy, "kappa": report.kappa, "rank correlation": report.spearman}
+    rows = {"accuracy": report.accuracy, "mean error": report.error, "kappa": report.kappa, "alpha": report.alpha}
+    rows |= {"rank correlation": report.spearman}
     rows |= {f"bias by {name}": estimate for name, estimate in report.bias.items()}
+    for place, member in enumerate(report.members):
+        who = f"judges.{place} ({member.endpoint})"
+        rows |= {f"{who}: kappa": member.kappa}
+        rows |= {f"{who}: bias by {name}": estimate for name, estimate in member.bias.items()}
     rows |= {"drift": report.drift} if report.drift is not None else {}
     for name, estimate in rows.items():
         interval = f"{figure(estimate.low)} to {figure(estimate.high)}"
-        table.add_row(name, figure(estimate.value), interval)
+        table.add_row(escape(name), figure(estimate.value), interval)
     console.print(table)
+    if report.members:
+        console.print(f"agreement within the panel (alpha): {figure(report.members_alpha)}")
+    curve = Table("scores from", "to", "anchors", "mean score", "mean label")
+    for one in report.calibration.bins:
+        curve.add_row(*map(figure, (one.low, one.high)), str(one.count), figure(one.score), figure(one.label))
+    console.print(curve)
+    if (line := report.calibration.line) is not None:
+        console.print(f"label = {figure(line[0])} + {figure(line[1])} x score, by least squares; applied nowhere")
     for finding in report.findings:
         console.print(f"[red]{escape(finding)}[/red]")
     console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")

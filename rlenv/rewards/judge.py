@@ -94,6 +94,11 @@ class JudgeSpec(RewardSpec):
     sampling: SamplingSpec = SamplingSpec(temperature=0.0)
     """Of all judges."""
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest score that comes out: of a comparison, a loss and a win."""
+        return self.scale if self.pairwise is None else (0.0, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
@@ -117,7 +122,7 @@ class _Judge:
             scope=context.shared(),
             caller=(context.seed, id(context.turns)),
         )
-        ask, scale = self._point, self.spec.scale
+        ask = self._point
         if self.other is not None and self.spec.pairwise is not None:
             try:
                 other = self.other.text(task=context.task, vars=context.vars)
@@ -125,10 +130,10 @@ class _Judge:
                 raise RewardError(f"pairwise.with: {error}") from error
             own = material[self.spec.pairwise.of]
             question = paired(question, own, other, parties=(frozenset(NAMES[:1]),))
-            ask, scale = self._pair, (0.0, 1.0)
+            ask = self._pair
         least = needed(self.spec.quorum, len(self.members))
         asked = [ask(index, member, question) for index, member in enumerate(self.members)]
-        return self._measured(await ask_all(asked, self.members, least=least), scale, context)
+        return self._measured(await ask_all(asked, self.members, least=least), context)
 
     async def _point(self, index: int, member: Member, question: Question) -> Given | Failed:
         asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
@@ -144,9 +149,8 @@ class _Judge:
         found = await compare(self.asker, f"judge {index}", member, question)
         return found if isinstance(found, Failed) else Given(found.score, found.reason, found.as_details())
 
-    def _measured(
-        self, found: Sequence[Given | Failed], scale: tuple[float, float], context: RewardContext
-    ) -> Measured:
+    def _measured(self, found: Sequence[Given | Failed], context: RewardContext) -> Measured:
+        scale = self.spec.ends
         given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
         weights = [by.weight for _, by in given]
         raw = combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
