@@ -33,7 +33,7 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 
-__all__ = ["Anchor", "JudgeReport", "audit_judge", "read_anchors"]
+__all__ = ["Anchor", "JudgeReport", "audit_judge", "judge_of", "read_anchors"]
 
 _BIAS = 0.1
 """A bias below this share of the scale is let pass, however sure."""
@@ -164,7 +164,7 @@ async def audit_judge(
         UsageError: no such judge, a label outside of its scale, or an earlier report of another judge's: other
             anchors, another scale, another model or another prompt.
     """
-    judge = _Judge(environment, _judge(environment, term), concurrency=concurrency, seed=seed)
+    judge = _Judge(environment, judge_of(environment, term), concurrency=concurrency, seed=seed)
     low, high = judge.scale
     for number, anchor in enumerate(anchors, 1):
         if not low <= anchor.label <= high:
@@ -328,7 +328,12 @@ def _findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
         yield f"drift: scores moved by {drift.value:+.2f} of the scale since the earlier run"
 
 
-def _judge(environment: Environment, term: str | None) -> Term:
+def judge_of(environment: Environment, term: str | None) -> Term:
+    """The judge that a term's name stands for; the only one by default.
+
+    Raises:
+        UsageError: there is none of that name, or more than one and no name.
+    """
     judges = {one.name: one for one in environment.parts.terms if isinstance(one.spec, JudgeSpec)}
     if term is None and len(judges) == 1:
         return next(iter(judges.values()))
