@@ -170,42 +170,16 @@ async def audit_judge(
         if not low <= anchor.label <= high:
             label = f"the label {anchor.label:g} of anchor {number}"
             raise UsageError(f"{label} is outside of the scale of '{judge.name}', {low:g} to {high:g}")
-    anchors_sha256 = _digest(anchors)
-    earlier = _earlier(before, judge, len(anchors), anchors_sha256) if before is not None else None
+    earlier = _earlier(before, judge, len(anchors), _digest(anchors)) if before is not None else None
     reasons: Counter[str] = Counter()
     asked = await judge.ask([(anchor.task, anchor.message) for anchor in anchors], reasons)
     if earlier is not None:
         _check_prompt(earlier, judge.digests)
     scores = [one.score for one in asked]
-    labels = [anchor.label for anchor in anchors]
-    pairs = _pairs(labels, scores)
-    step = _steps(labels)
     varied = {name: await _varied(judge, anchors, name) for name in _variants("")}
-    report = JudgeReport(
-        term=judge.name,
-        scale=judge.scale,
-        prompt_sha256=tuple(judge.digests),
-        models=judge.models,
-        anchors_sha256=anchors_sha256,
-        anchors=len(anchors),
-        invalid=scores.count(None),
-        invalid_reasons=dict(reasons.most_common()),
-        accuracy=bootstrap([(label, step(found)) for label, found in pairs], accuracy, seed=seed),
-        kappa=bootstrap(pairs, kappa, seed=seed),
-        alpha=bootstrap(pairs, alpha, seed=seed),
-        spearman=bootstrap(pairs, spearman, seed=seed),
-        error=bootstrap(judge.shares(pairs), distance, seed=seed),
-        calibration=calibration(pairs, scale=judge.scale),
-        bias={
-            name: _change([a.score for a in one], [b.score for b in two], judge.scale, seed)
-            for name, (one, two) in varied.items()
-        },
-        members=_members(judge, labels, asked, varied),
-        members_alpha=alpha([one.members for one in asked]) if len(judge.models) > 1 else None,
-        drift=_change(earlier["scores"], scores, judge.scale, seed) if earlier is not None else None,
-        scores=tuple(scores),
-        findings=(),
-    )
+    report = _report(judge, anchors, asked, varied, invalid_reasons=dict(reasons.most_common()))
+    if earlier is not None:
+        report = replace(report, drift=_change(earlier["scores"], scores, judge.scale, seed))
     return replace(report, findings=tuple(_findings(report, min_kappa)))
 
 
@@ -271,6 +245,46 @@ async def _varied(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[
         await judge.ask([(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors]) for side in (0, 1)
     ]
     return first, second
+
+
+def _report(
+    judge: _Judge,
+    anchors: Sequence[Anchor],
+    asked: Sequence[_Asked],
+    varied: Mapping[str, tuple[list[_Asked], list[_Asked]]],
+    *,
+    invalid_reasons: Mapping[str, int],
+) -> JudgeReport:
+    """The report without drift and findings."""
+    scores = [one.score for one in asked]
+    labels = [anchor.label for anchor in anchors]
+    pairs = _pairs(labels, scores)
+    step = _steps(labels)
+    return JudgeReport(
+        term=judge.name,
+        scale=judge.scale,
+        prompt_sha256=tuple(judge.digests),
+        models=judge.models,
+        anchors_sha256=_digest(anchors),
+        anchors=len(anchors),
+        invalid=scores.count(None),
+        invalid_reasons=invalid_reasons,
+        accuracy=bootstrap([(label, step(found)) for label, found in pairs], accuracy, seed=judge.seed),
+        kappa=bootstrap(pairs, kappa, seed=judge.seed),
+        alpha=bootstrap(pairs, alpha, seed=judge.seed),
+        spearman=bootstrap(pairs, spearman, seed=judge.seed),
+        error=bootstrap(judge.shares(pairs), distance, seed=judge.seed),
+        calibration=calibration(pairs, scale=judge.scale),
+        bias={
+            name: _change([a.score for a in one], [b.score for b in two], judge.scale, judge.seed)
+            for name, (one, two) in varied.items()
+        },
+        members=_members(judge, labels, asked, varied),
+        members_alpha=alpha([one.members for one in asked]) if len(judge.models) > 1 else None,
+        drift=None,
+        scores=tuple(scores),
+        findings=(),
+    )
 
 
 def _members(
