@@ -6,7 +6,6 @@ then leaves the term invalid, as a judge that fails does, unless a quorum of sev
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,18 +19,18 @@ from pydantic import Field
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, BreakerSpec, Float, Int, RewardSpec, SamplingSpec, Spec, Text
-from rlenv.language.templates import template_of
+from rlenv.language.templates import Template, TemplateError, template_of
 from rlenv.rewards import places
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.fence import Material, transcript
-from rlenv.rewards.judges.asking import SYSTEM, Asked, Asker, Failed, Member, Question
-from rlenv.rewards.judges.panel import Combine, check_panel, combine, needed
+from rlenv.rewards.judges.asking import SYSTEM, Asker, Failed, Member, Question
+from rlenv.rewards.judges.pairs import CHOICES, KEY, NAMES, SAYS, PairwiseSpec, compare, paired
+from rlenv.rewards.judges.panel import Combine, Given, ask_all, check_panel, combine, needed
 from rlenv.rewards.verdict import ReplySchema, Verdict
 from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
 
-_NAMES = frozenset(("task", "vars", "answer", "message", "transcript"))
 _MATERIAL = frozenset(("answer", "message", "transcript"))
 _HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
 _Above0 = Annotated[Float, Field(gt=0)]
@@ -81,6 +80,9 @@ class JudgeSpec(RewardSpec):
     or `trimmed` (the mean without one lowest and one highest)."""
     limit_s: _Above0 | None = None
     """Seconds for one judge's verdict, retries included; after them it has failed. By default the endpoint's limits."""
+    pairwise: PairwiseSpec | None = None
+    """Compare with another answer, in both orders, in place of a score: 1 for a win, 0 for a loss. The prompt's
+    material is then `first` and `second`."""
     breaker: BreakerSpec = BreakerSpec()
     """Fails at once for a while where an endpoint keeps failing; `{failures: 0}` always asks."""
     retries: Annotated[Int, Field(ge=0, le=10)] = 2
@@ -92,21 +94,26 @@ class JudgeSpec(RewardSpec):
     sampling: SamplingSpec = SamplingSpec(temperature=0.0)
     """Of all judges."""
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest score that comes out: of a comparison, a loss and a win."""
+        return self.scale if self.pairwise is None else (0.0, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """A compiled judge term."""
+    """A compiled judge term; `other` is the answer to compare with, where it compares."""
 
     spec: JudgeSpec
     members: Sequence[Member]
     asker: Asker
+    other: Template | None
 
     async def measure(self, context: RewardContext) -> Measured:
-        material: dict[str, Material] = {
-            "answer": context.answer if context.answer is not None else "(no answer was given)",
-            "message": context.final_text,
-            "transcript": transcript(context.turns),
-        }
+        answer = context.answer if context.answer is not None else "(no answer was given)"
+        material: dict[str, Material] = {"answer": answer, "message": context.final_text}
+        if self.other is None:
+            material["transcript"] = transcript(context.turns)
         question = Question(
             task=context.task,
             vars=context.vars,
@@ -115,68 +122,54 @@ class _Judge:
             scope=context.shared(),
             caller=(context.seed, id(context.turns)),
         )
-        found = await self._asked(question)
-        lowest = Verdict(self.spec.scale[0], "the judge's server refuses what was written")
-        verdicts: list[Verdict | None] = [
-            None if isinstance(asked, Failed) else asked.verdict or lowest for asked, _ in found
-        ]
-        given = [(one.score, by.weight) for one, by in zip(verdicts, self.members, strict=True) if one is not None]
-        raw = combine([one for one, _ in given], how=self.spec.combine, weights=[weight for _, weight in given])
-        low, high = self.spec.scale
-        details = {
-            "raw": raw,
-            "scale": list(self.spec.scale),
-            "judges": [
-                _details(member, asked, verdict, is_cached=is_cached)
-                for member, verdict, (asked, is_cached) in zip(self.members, verdicts, found, strict=True)
-            ],
-        }
-        speaker = next(index for index, verdict in enumerate(verdicts) if verdict is not None)
-        said = verdicts[speaker]
-        assert said is not None
-        shows_all = "transcript" in self.members[speaker].names
-        where = places.of_quotes(said.reason, context.messages, context.turns, all_turns=shows_all)
-        return Measured((raw - low) / (high - low), said.reason, details, where)
-
-    async def _asked(self, question: Question) -> list[tuple[Asked | Failed, bool]]:
-        """What each judge says, in order.
-
-        Raises:
-            RewardError: too few of them gave a verdict, or one of them failed by what it was shown.
-        """
+        ask = self._point
+        if self.other is not None and self.spec.pairwise is not None:
+            try:
+                other = self.other.text(task=context.task, vars=context.vars)
+            except TemplateError as error:
+                raise RewardError(f"pairwise.with: {error}") from error
+            own = material[self.spec.pairwise.of]
+            question = paired(question, own, other, parties=(frozenset(NAMES[:1]),))
+            ask = self._pair
         least = needed(self.spec.quorum, len(self.members))
-        asking = [
-            asyncio.ensure_future(self.asker.ask(f"judge {index}", member, question))
-            for index, member in enumerate(self.members)
-        ]
-        try:
-            for ended in asyncio.as_completed(asking):
-                asked, _ = await ended
-                # Without a quorum nobody waits for the others of a panel that has failed.
-                if isinstance(asked, Failed) and (least == len(asking) or not asked.is_own):
-                    raise RewardError(asked.why)
-            found = [one.result() for one in asking]
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-        failed = [
-            f"{member.endpoint.name}: {asked.why}"
-            for member, (asked, _) in zip(self.members, found, strict=True)
-            if isinstance(asked, Failed)
-        ]
-        if len(found) - len(failed) < least:
-            gave = f"{len(found) - len(failed)} of {len(found)} judges gave a verdict, {least} have to"
-            raise RewardError(f"{gave} ({'; '.join(failed)})")
-        return found
+        asked = [ask(index, member, question) for index, member in enumerate(self.members)]
+        return self._measured(await ask_all(asked, self.members, least=least), context)
 
+    async def _point(self, index: int, member: Member, question: Question) -> Given | Failed:
+        asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
+        if isinstance(asked, Failed):
+            return asked
+        lowest = Verdict(self.spec.scale[0], "the judge's server refuses what was written")
+        verdict = asked.verdict or lowest
+        usage = {} if is_cached else asked.usage
+        details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
+        return Given(verdict.score, verdict.reason, details)
 
-def _details(member: Member, asked: Asked | Failed, verdict: Verdict | None, *, is_cached: bool) -> dict[str, Any]:
-    known = {"endpoint": member.endpoint.name, "model": member.endpoint.model, "prompt_sha256": member.digest}
-    if isinstance(asked, Failed) or verdict is None:
-        return {**known, "score": None, "error": asked.why if isinstance(asked, Failed) else ""}
-    usage = {} if is_cached else asked.usage
-    return {**known, "score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
+    async def _pair(self, index: int, member: Member, question: Question) -> Given | Failed:
+        found = await compare(self.asker, f"judge {index}", member, question)
+        return found if isinstance(found, Failed) else Given(found.score, found.reason, found.as_details())
+
+    def _measured(self, found: Sequence[Given | Failed], context: RewardContext) -> Measured:
+        scale = self.spec.ends
+        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
+        weights = [by.weight for _, by in given]
+        raw = combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
+        judges = [
+            {
+                "endpoint": by.endpoint.name,
+                "model": by.endpoint.model,
+                "prompt_sha256": by.digest,
+                **(one.details if isinstance(one, Given) else {"score": None, "error": one.why}),
+            }
+            for one, by in zip(found, self.members, strict=True)
+        ]
+        details = {"raw": raw, "scale": list(scale), "judges": judges}
+        if self.other is not None:
+            details["position_bias"] = sum(bool(one.details["position_bias"]) for one, _ in given)
+        said, by = given[0]
+        where = places.of_quotes(said.reason, context.messages, context.turns, all_turns="transcript" in by.names)
+        low, high = scale
+        return Measured((raw - low) / (high - low), said.reason, details, where)
 
 
 def _rubric(spec: JudgeSpec) -> str:
@@ -195,16 +188,18 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
     is_weighted = any("weight" in one.model_fields_set for one in spec.judges)
     check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
-    reply = ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
+    reply, other = _reply(spec), None
+    if spec.pairwise is not None:
+        other = template_of(spec.pairwise.with_, key="pairwise.with", names=frozenset(("task", "vars")))
     members = [
         _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
         for index, member in enumerate(listed)
     ]
     asker = Asker(
         reply=reply,
-        names=_MATERIAL,
-        shown=("message",),
-        says=f"'{spec.value_key}' goes from {low:g} to {high:g}.",
+        names=_material(spec),
+        shown=("message",) if other is None else NAMES,
+        says=f"'{spec.value_key}' goes from {low:g} to {high:g}." if other is None else SAYS,
         ending=_rubric(spec),
         retries=spec.retries,
         seed=spec.seed,
@@ -212,7 +207,24 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
         is_cached=spec.cache,
         tells_apart=spec.quorum is not None,
     )
-    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, asker).measure)
+    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, asker, other).measure)
+
+
+def _material(spec: JudgeSpec) -> frozenset[str]:
+    return _MATERIAL if spec.pairwise is None else frozenset(NAMES)
+
+
+def _reply(spec: JudgeSpec) -> ReplySchema:
+    """
+    Raises:
+        UsageError: the schema is none, or a comparison is to have a form of its own.
+    """
+    if spec.pairwise is None:
+        return ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
+    for key, attribute in (("scale", "scale"), ("schema", "schema_"), ("value_key", "value_key")):
+        if attribute in spec.model_fields_set:
+            raise UsageError("a comparison has no use for it", key=key, hint="leave it out, or leave pairwise out")
+    return ReplySchema(None, key=KEY, scale=(0.0, 1.0), choices=CHOICES)
 
 
 def _member(
@@ -220,21 +232,25 @@ def _member(
 ) -> Member:
     endpoint = endpoint_of(member.endpoint, context, key=f"{at}endpoint")
     source, key = (spec.prompt, "prompt") if member.prompt is None else (member.prompt, f"{at}prompt")
-    template = template_of(source, key=key, names=_NAMES)
-    if changed := _changed_material(source):
+    material = _material(spec)
+    template = template_of(source, key=key, names=material | {"task", "vars"})
+    if spec.pairwise is not None and len(material & template.names) == 1:
+        (named,) = material & template.names
+        raise UsageError(f"it shows '{named}' alone", key=key, hint="name first and second, or neither: both follow")
+    if changed := _changed_material(source, material):
         raise UsageError(
             f"it changes '{changed}', which is material and stands fenced, as JSON",
             key=key,
             hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
-    written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, SYSTEM, sampling.model_dump()]
+    written = [source, _rubric(spec), reply.schema, list(spec.scale), reply.key, SYSTEM, sampling.model_dump()]
     digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
     limit_s = member.limit_s or spec.limit_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 
 
-def _changed_material(source: str) -> str:
+def _changed_material(source: str, material: frozenset[str]) -> str:
     """The material that a template does more with than write it, "" where there is none: a filter or an index would
     break its fence, or fail for what a policy wrote."""
     tree = jinja2.Environment().parse(source)
@@ -242,7 +258,7 @@ def _changed_material(source: str) -> str:
         if isinstance(node, (nodes.And, nodes.Or)) or (isinstance(node, nodes.Filter) and node.name in _HARMLESS):
             continue
         for name in node.find_all(nodes.Name):
-            if name.name in _MATERIAL:
+            if name.name in material:
                 return name.name
     return ""
 

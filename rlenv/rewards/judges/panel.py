@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from rlenv.errors import UsageError
+from rlenv.errors import RewardError, UsageError
+from rlenv.rewards.judges.asking import Failed, Member
 
-__all__ = ["Combine", "check_panel", "combine", "needed"]
+__all__ = ["Combine", "Given", "ask_all", "check_panel", "combine", "needed"]
 
 Combine = Literal["mean", "median", "majority", "min", "max", "trimmed"]
 
@@ -41,6 +44,46 @@ def needed(quorum: int | float | None, count: int) -> int:
     if quorum is None:
         return count
     return quorum if isinstance(quorum, int) else math.ceil(quorum * count - _CLOSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one judge gave: its score, why, and what the details say of it."""
+
+    score: float
+    reason: str
+    details: Mapping[str, Any]
+
+
+async def ask_all(
+    asked: Sequence[Coroutine[Any, Any, Given | Failed]], members: Sequence[Member], *, least: int
+) -> list[Given | Failed]:
+    """What each judge gives, in order; all are asked at once.
+
+    Args:
+        asked: one for each member.
+        least: how many have to give a score.
+
+    Raises:
+        RewardError: too few gave one, one of them failed by what it was shown, or what asking raises.
+    """
+    asking = [asyncio.ensure_future(one) for one in asked]
+    try:
+        for ended in asyncio.as_completed(asking):
+            found = await ended
+            # Without a quorum nobody waits for the others of a panel that has failed.
+            if isinstance(found, Failed) and (least == len(asking) or not found.is_own):
+                raise RewardError(found.why)
+        results = [one.result() for one in asking]
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    pairs = zip(members, results, strict=True)
+    failed = [f"{member.endpoint.name}: {one.why}" for member, one in pairs if isinstance(one, Failed)]
+    if (gave := len(results) - len(failed)) < least:
+        raise RewardError(f"{gave} of {len(results)} judges gave a verdict, {least} have to ({'; '.join(failed)})")
+    return results
 
 
 def combine(scores: Sequence[float], *, how: Combine, weights: Sequence[float] = ()) -> float:

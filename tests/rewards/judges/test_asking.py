@@ -131,7 +131,7 @@ def test_a_judge_that_hangs_fails_at_its_own_limit_and_the_others_count() -> Non
 
 def test_an_endpoint_that_keeps_failing_is_asked_by_no_later_episode() -> None:
     server = panel(writer=DOWN)
-    texts = [lambda scope, text=str(index): context(scope, text) for index in range(6)]  # type: ignore[misc]
+    texts = [lambda scope, text=str(index): context(scope, text) for index in range(6)]
     found = judged(server, *texts, breaker={"failures": 2, "reset_s": 1000})
     assert all(isinstance(one, RewardError) for one in found)
     assert len(server.asked) == 2
