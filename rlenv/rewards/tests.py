@@ -228,9 +228,7 @@ def _compile(name: str, spec: TestsSpec, context: TermCompileContext) -> Term:
         tests=tests,
         reads_answer="answer" in spec.code and "{" in spec.code,
     )
-    return Term(
-        name=name, spec=spec, measure_async=term.measure, where=where_answer if term.reads_answer else None
-    )
+    return Term(name=name, spec=spec, measure_async=term.measure, where=where_answer if term.reads_answer else None)
 
 
 KIND = Kind(TestsSpec, _compile)

@@ -23,6 +23,7 @@ import math
 import os
 import struct
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -340,7 +341,12 @@ def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) ->
     free = read - _defined(tree) - names.keys()
     missing = {name for name in free if not hasattr(builtins, name)}
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    if is_test and not missing and len(called & free) == 1 and not any(isinstance(names.get(name), Remote) for name in read):
+    if (
+        is_test
+        and not missing
+        and len(called & free) == 1
+        and not any(isinstance(names.get(name), Remote) for name in read)
+    ):
         missing = called & free
     for name in missing:
         is_module = name in sys.stdlib_module_names
@@ -365,7 +371,10 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def _run(wanted: Mapping[str, Any], code: _Code) -> None:
-    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    # Where unittest.main() looks for tests.
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    names, sys.argv = module.__dict__, ["tests"]
+    names["__builtins__"] = builtins
     own = {name: Remote(code, ["ref", name]) for name in wanted["names"]}
     exec(_bound(wanted["setup"], names, code, is_test=False), names)
     names.update(own)

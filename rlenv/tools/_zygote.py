@@ -163,9 +163,7 @@ def renewed(setting: dict[str, Any]) -> bool:
     return True
 
 
-def run(
-    descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any], exchange: Any
-) -> None:
+def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any], exchange: Any) -> None:
     """In the child: descriptors, limits, identity, the filter, the code; never returns."""
     request, printed, result, *more = descriptors
     wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))
