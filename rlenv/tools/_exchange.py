@@ -65,9 +65,10 @@ def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, dict):
         return ["dict", *([encoded(key, refer), encoded(item, refer)] for key, item in dict.items(value))]
-    for name, base in (("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset)):
+    for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
-            return [name, *(encoded(item, refer) for item in base.__iter__(value))]
+            items: Iterator[Any] = base.__iter__(value)  # type: ignore[arg-type]
+            return [base.__name__, *(encoded(one, refer) for one in items)]
     return _rare(value, refer)
 
 
@@ -277,8 +278,8 @@ class Remote:
     def __bool__(self) -> bool:
         return True
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused  # type: ignore[assignment]
-    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused
 
 
 def _reference(value: Any) -> Any:
@@ -304,12 +305,12 @@ def _changed(args: tuple[Any, ...], after: list[Any]) -> None:
 def _error(name: str, text: str) -> BaseException:
     if not isinstance(name, str) or not isinstance(text, str) or not name.isidentifier():
         raise Unfit("an exception without a name")
-    kind = getattr(builtins, name, None)
+    kind: Any = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         kind = type(name[:100], (Exception,), {})
     elif not issubclass(kind, Exception):
         raise Unfit(name)  # the code's exit is not that of the tests
-    error = kind.__new__(kind)
+    error: BaseException = kind.__new__(kind)  # not called: some of these types take more than a text
     error.args = (text[:_MAX_TEXT],)
     return error
 

@@ -3,8 +3,8 @@
 It is process 1 of its own process namespace, so nothing inside can kill it, and it can kill everything inside. It reads
 requests from a socket (descriptor 0), each with three descriptors: a file with the request, the pipe for what the code
 prints, the file for its result; and with two more where the code reads an input or is tested (see `_exchange`): its
-input, and its end of the socket to whoever tests it. It answers with one JSON object once no process of the request is left. It keeps no
-time: whoever asks looks at the clock and at the processor, and says when to stop.
+input, and its end of the socket to whoever tests it. It answers with one JSON object once no process of the request is
+left. It keeps no time: whoever asks looks at the clock and at the processor, and says when to stop.
 
 Within its own user namespace it may mount, and does two things with that: the devices become read-only for good, and
 every piece of code finds a new file system on /tmp. The code has none of that: before it runs, its process gives up
@@ -112,7 +112,8 @@ def serve() -> None:
 def loaded(path: str) -> Any:
     """The module in a file."""
     spec = importlib.util.spec_from_file_location("exchange", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

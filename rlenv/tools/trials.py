@@ -34,8 +34,8 @@ _LETTING_GO_S = 0.1
 class Verdict:
     """How a test ended. `is_ours` says that sandbox or machine failed, so that nothing is known about the code.
 
-    `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran; those in which it
-    waited for its turn are not counted.
+    `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran, without those in
+    which it waited for its turn.
     """
 
     passed: bool

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a table of attacks reads best with one a row
 """Code that tries to pass hidden tests without doing what they ask: none earns more than honest code would."""
 
 from __future__ import annotations

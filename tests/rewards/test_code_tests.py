@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a table of cases reads best with one a row
 """The reward kind tests: what honest code earns in each form of tests, and what the spec refuses."""
 
 from __future__ import annotations
