@@ -73,8 +73,7 @@ def read_calls(value: Any, entry: str) -> Sequence[Test]:
 
 
 def read_printed(value: Any) -> Sequence[Test]:
-    """The inputs and outputs of a task: a list of `{input, output}`, or `{inputs, outputs}` as APPS has it; also as JSON
-    text.
+    """The inputs and outputs of a task: a list of `{input, output}`, or `{inputs, outputs}` as APPS has it, or JSON of it.
 
     Raises:
         RewardError: they are something else.

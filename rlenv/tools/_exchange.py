@@ -5,7 +5,8 @@ comes across, so nothing that the code defines, replaces or writes takes part in
 socket by itself is only a value that it could have returned.
 
 A frame is four bytes of length and JSON: text, booleans, null, floats and integers below 2**63 as they are, all else
-as a list whose first item names the kind. This file imports nothing of rlenv.
+as a list whose first item names the kind. This file imports nothing of rlenv but
+`_matching`, which is loaded before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
-import contextlib
 import decimal
 import fractions
 import importlib
@@ -26,6 +26,8 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
+
+from rlenv.tools._matching import matches, short
 
 MAX_FRAME = 4 * 1024 * 1024
 MAX_ITEMS = 100_000
@@ -64,7 +66,8 @@ def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
         value = float.__float__(value)
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, dict):
-        return ["dict", *([encoded(key, refer), encoded(item, refer)] for key, item in dict.items(value))]
+        pairs: Any = dict.items(value)
+        return ["dict", *([encoded(key, refer), encoded(item, refer)] for key, item in pairs)]
     for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
             items: Iterator[Any] = base.__iter__(value)  # type: ignore[arg-type]
@@ -285,8 +288,9 @@ class Remote:
 def _reference(value: Any) -> Any:
     if type(value) is Remote:
         return value._reference
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-        return ["ref", value.__name__]
+    name = value.__name__ if isinstance(value, type) else ""
+    if name and getattr(builtins, name, None) is value:
+        return ["ref", name]
     raise Unfit(f"a test handed over a {type(value).__name__}, which is no plain data")
 
 
@@ -395,70 +399,11 @@ def _call(wanted: Mapping[str, Any], code: _Code) -> str:
     how = wanted["compare"]
     if matches(found, expected, how["by"], how["tolerance"], how["relative_tolerance"]):
         return ""
-    return f"gave {_short(found)}, expected {_short(expected)}"
+    return f"gave {short(found)}, expected {short(expected)}"
 
 
 def _nothing(reference: Any) -> NoReturn:
     raise Unfit("a test holds a reference")
-
-
-def matches(found: Any, expected: Any, by: str, tolerance: float, relative: float) -> bool:
-    """Whether a value is the expected one.
-
-    `exact` asks for the same types at every depth; `equal` takes a tuple for a list, a whole float for an integer, and
-    NaN where NaN is expected; `unordered` is `equal` in which the order of the outermost list does not count. Numbers
-    may differ by `tolerance`, or by `relative` times the expected one.
-    """
-    if by == "unordered" and isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-        return _same_items(list(found), expected, tolerance, relative)
-    numbers = (int, float, complex, decimal.Decimal, fractions.Fraction)
-    if by == "exact" and type(found) is not type(expected):
-        return False
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return found is expected
-    if isinstance(found, numbers) and isinstance(expected, numbers):
-        return _near(found, expected, tolerance, relative)
-    inner = "exact" if by == "exact" else "equal"
-    if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-        return len(found) == len(expected) and all(
-            matches(mine, gold, inner, tolerance, relative) for mine, gold in zip(found, expected, strict=True)
-        )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            matches(found[key], gold, inner, tolerance, relative) for key, gold in expected.items()
-        )
-    return bool(type(found) is type(expected) and found == expected)
-
-
-def _same_items(found: list[Any], expected: Any, tolerance: float, relative: float) -> bool:
-    if len(found) != len(expected):
-        return False
-    for gold in expected:
-        for place, mine in enumerate(found):
-            if matches(mine, gold, "equal", tolerance, relative):
-                del found[place]
-                break
-        else:
-            return False
-    return True
-
-
-def _near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
-    if found == expected or (found != found and expected != expected):
-        return True
-    if not (tolerance or relative):
-        return False
-    with contextlib.suppress(OverflowError, TypeError, ValueError, decimal.InvalidOperation):
-        apart = abs(complex(found) - complex(expected))
-        return bool(apart <= max(tolerance, relative * abs(complex(expected))))
-    return False
-
-
-def _short(value: Any) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:  # an integer of more digits than Python writes
-        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
 
 
 def _described(error: BaseException) -> str:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlenv.errors import EpisodeError, ToolFailed
-from rlenv.tools._cell import Outcome
+from rlenv.tools._cell import Limits, Outcome, Request
 from rlenv.tools._exchange import encoded
-from rlenv.tools._sandbox import Limits, Request, Sandboxes, check_sandbox
+from rlenv.tools._sandbox import Sandboxes, check_sandbox
 
 __all__ = ["Limits", "Trials", "Verdict", "check_sandbox", "encoded", "opened"]
 
