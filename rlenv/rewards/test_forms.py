@@ -73,7 +73,7 @@ def read_calls(value: Any, entry: str) -> Sequence[Test]:
 
 
 def read_printed(value: Any) -> Sequence[Test]:
-    """The inputs and outputs of a task: a list of `{input, output}`, or `{inputs, outputs}` as APPS has it, or JSON of it.
+    """The inputs and outputs of a task: a list of `{input, output}`, or APPS's `{inputs, outputs}`; also as JSON text.
 
     Raises:
         RewardError: they are something else.

@@ -67,7 +67,7 @@ def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, dict):
         pairs: Any = dict.items(value)
-        return ["dict", *([encoded(key, refer), encoded(item, refer)] for key, item in pairs)]
+        return ["dict", *([encoded(pair[0], refer), encoded(pair[1], refer)] for pair in pairs)]
     for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
             items: Iterator[Any] = base.__iter__(value)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def _rare(value: Any, refer: Callable[[Any], Any] | None) -> Any:
     if isinstance(value, fractions.Fraction):
         return ["Fraction", encoded(value.numerator), encoded(value.denominator)]
     if isinstance(value, (type({}.keys()), type({}.values()), type({}.items()))):
-        return ["list", *(encoded(item, refer) for item in value)]
+        return ["list", *(encoded(one, refer) for one in list[Any](value))]
     if isinstance(value, Iterator):
         items = list(itertools.islice(value, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:

@@ -1,6 +1,7 @@
 """Whether a value that a policy's code gave is the expected one; runs in the tests' sandbox.
 
-This file imports nothing of rlenv. Both values are plain data by then (see `_exchange`): no method of the code's is called.
+This file imports nothing of rlenv. Both values are plain data by then (see `_exchange`): no method of the code's is
+called.
 """
 
 from __future__ import annotations
