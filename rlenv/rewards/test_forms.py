@@ -58,7 +58,10 @@ def read_calls(value: Any, entry: str) -> Sequence[Test]:
         raise RewardError(f"entry: '{entry:.80}' names nothing that can be called") from None
     tests: list[Test] = []
     for number, row in enumerate(_rows(value, "calls"), 1):
-        given, expected = _field(row, "calls", number, "args", "input"), _field(row, "calls", number, "expected", "output")
+        given, expected = (
+            _field(row, "calls", number, "args", "input"),
+            _field(row, "calls", number, "expected", "output"),
+        )
         if isinstance(given, str):  # LiveCodeBench: one JSON value a line
             given, expected = [_json(line) for line in given.splitlines()], _json(expected)
         if not isinstance(given, (list, tuple)):
@@ -70,8 +73,7 @@ def read_calls(value: Any, entry: str) -> Sequence[Test]:
 
 
 def read_printed(value: Any) -> Sequence[Test]:
-    """The inputs and outputs of a task: a list of `{input, output}`, or `{inputs, outputs}` as APPS has it; also as JSON
-    text.
+    """The inputs and outputs of a task: a list of `{input, output}`, or APPS's `{inputs, outputs}`; also as JSON text.
 
     Raises:
         RewardError: they are something else.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
 from rlenv.rewards.rule import NO_ANSWER, where_answer
 from rlenv.rewards.templating import UnfitAnswer, compile_for_context
-from rlenv.rewards.test_forms import Call, Printed, Program, Test, read_calls, read_printed, read_programs, same_output
+from rlenv.rewards.test_forms import Call, Printed, Test, read_calls, read_printed, read_programs, same_output
 from rlenv.tools.trials import Trials, Verdict, check_sandbox, opened
 
 __all__ = ["KIND", "TestsSpec", "last_block"]
@@ -228,9 +228,7 @@ def _compile(name: str, spec: TestsSpec, context: TermCompileContext) -> Term:
         tests=tests,
         reads_answer="answer" in spec.code and "{" in spec.code,
     )
-    return Term(
-        name=name, spec=spec, measure_async=term.measure, where=where_answer if term.reads_answer else None
-    )
+    return Term(name=name, spec=spec, measure_async=term.measure, where=where_answer if term.reads_answer else None)
 
 
 KIND = Kind(TestsSpec, _compile)

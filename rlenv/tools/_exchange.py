@@ -5,7 +5,8 @@ comes across, so nothing that the code defines, replaces or writes takes part in
 socket by itself is only a value that it could have returned.
 
 A frame is four bytes of length and JSON: text, booleans, null, floats and integers below 2**63 as they are, all else
-as a list whose first item names the kind. This file imports nothing of rlenv.
+as a list whose first item names the kind. This file imports nothing of rlenv but
+`_matching`, which is loaded before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
-import contextlib
 import decimal
 import fractions
 import importlib
@@ -23,8 +23,11 @@ import math
 import os
 import struct
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
+
+from rlenv.tools._matching import matches, short
 
 MAX_FRAME = 4 * 1024 * 1024
 MAX_ITEMS = 100_000
@@ -63,10 +66,12 @@ def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
         value = float.__float__(value)
         return value if math.isfinite(value) else ["float", repr(value)]
     if isinstance(value, dict):
-        return ["dict", *([encoded(key, refer), encoded(item, refer)] for key, item in dict.items(value))]
-    for name, base in (("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset)):
+        pairs: Any = dict.items(value)
+        return ["dict", *([encoded(pair[0], refer), encoded(pair[1], refer)] for pair in pairs)]
+    for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
-            return [name, *(encoded(item, refer) for item in base.__iter__(value))]
+            items: Iterator[Any] = base.__iter__(value)  # type: ignore[arg-type]
+            return [base.__name__, *(encoded(one, refer) for one in items)]
     return _rare(value, refer)
 
 
@@ -82,7 +87,7 @@ def _rare(value: Any, refer: Callable[[Any], Any] | None) -> Any:
     if isinstance(value, fractions.Fraction):
         return ["Fraction", encoded(value.numerator), encoded(value.denominator)]
     if isinstance(value, (type({}.keys()), type({}.values()), type({}.items()))):
-        return ["list", *(encoded(item, refer) for item in value)]
+        return ["list", *(encoded(one, refer) for one in list[Any](value))]
     if isinstance(value, Iterator):
         items = list(itertools.islice(value, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:
@@ -276,15 +281,16 @@ class Remote:
     def __bool__(self) -> bool:
         return True
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused  # type: ignore[assignment]
-    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused
 
 
 def _reference(value: Any) -> Any:
     if type(value) is Remote:
         return value._reference
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-        return ["ref", value.__name__]
+    name = value.__name__ if isinstance(value, type) else ""
+    if name and getattr(builtins, name, None) is value:
+        return ["ref", name]
     raise Unfit(f"a test handed over a {type(value).__name__}, which is no plain data")
 
 
@@ -303,12 +309,12 @@ def _changed(args: tuple[Any, ...], after: list[Any]) -> None:
 def _error(name: str, text: str) -> BaseException:
     if not isinstance(name, str) or not isinstance(text, str) or not name.isidentifier():
         raise Unfit("an exception without a name")
-    kind = getattr(builtins, name, None)
+    kind: Any = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         kind = type(name[:100], (Exception,), {})
     elif not issubclass(kind, Exception):
         raise Unfit(name)  # the code's exit is not that of the tests
-    error = kind.__new__(kind)
+    error: BaseException = kind.__new__(kind)  # not called: some of these types take more than a text
     error.args = (text[:_MAX_TEXT],)
     return error
 
@@ -340,7 +346,12 @@ def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) ->
     free = read - _defined(tree) - names.keys()
     missing = {name for name in free if not hasattr(builtins, name)}
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    if is_test and not missing and len(called & free) == 1 and not any(isinstance(names.get(name), Remote) for name in read):
+    if (
+        is_test
+        and not missing
+        and len(called & free) == 1
+        and not any(isinstance(names.get(name), Remote) for name in read)
+    ):
         missing = called & free
     for name in missing:
         is_module = name in sys.stdlib_module_names
@@ -365,7 +376,10 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def _run(wanted: Mapping[str, Any], code: _Code) -> None:
-    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
+    # Where unittest.main() looks for tests.
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    names, sys.argv = module.__dict__, ["tests"]
+    names["__builtins__"] = builtins
     own = {name: Remote(code, ["ref", name]) for name in wanted["names"]}
     exec(_bound(wanted["setup"], names, code, is_test=False), names)
     names.update(own)
@@ -385,70 +399,11 @@ def _call(wanted: Mapping[str, Any], code: _Code) -> str:
     how = wanted["compare"]
     if matches(found, expected, how["by"], how["tolerance"], how["relative_tolerance"]):
         return ""
-    return f"gave {_short(found)}, expected {_short(expected)}"
+    return f"gave {short(found)}, expected {short(expected)}"
 
 
 def _nothing(reference: Any) -> NoReturn:
     raise Unfit("a test holds a reference")
-
-
-def matches(found: Any, expected: Any, by: str, tolerance: float, relative: float) -> bool:
-    """Whether a value is the expected one.
-
-    `exact` asks for the same types at every depth; `equal` takes a tuple for a list, a whole float for an integer, and
-    NaN where NaN is expected; `unordered` is `equal` in which the order of the outermost list does not count. Numbers
-    may differ by `tolerance`, or by `relative` times the expected one.
-    """
-    if by == "unordered" and isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-        return _same_items(list(found), expected, tolerance, relative)
-    numbers = (int, float, complex, decimal.Decimal, fractions.Fraction)
-    if by == "exact" and type(found) is not type(expected):
-        return False
-    if isinstance(found, bool) or isinstance(expected, bool):
-        return found is expected
-    if isinstance(found, numbers) and isinstance(expected, numbers):
-        return _near(found, expected, tolerance, relative)
-    inner = "exact" if by == "exact" else "equal"
-    if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
-        return len(found) == len(expected) and all(
-            matches(mine, gold, inner, tolerance, relative) for mine, gold in zip(found, expected, strict=True)
-        )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            matches(found[key], gold, inner, tolerance, relative) for key, gold in expected.items()
-        )
-    return bool(type(found) is type(expected) and found == expected)
-
-
-def _same_items(found: list[Any], expected: Any, tolerance: float, relative: float) -> bool:
-    if len(found) != len(expected):
-        return False
-    for gold in expected:
-        for place, mine in enumerate(found):
-            if matches(mine, gold, "equal", tolerance, relative):
-                del found[place]
-                break
-        else:
-            return False
-    return True
-
-
-def _near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
-    if found == expected or (found != found and expected != expected):
-        return True
-    if not (tolerance or relative):
-        return False
-    with contextlib.suppress(OverflowError, TypeError, ValueError, decimal.InvalidOperation):
-        apart = abs(complex(found) - complex(expected))
-        return bool(apart <= max(tolerance, relative * abs(complex(expected))))
-    return False
-
-
-def _short(value: Any) -> str:
-    try:
-        return repr(value)[:200]
-    except ValueError:  # an integer of more digits than Python writes
-        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
 
 
 def _described(error: BaseException) -> str:

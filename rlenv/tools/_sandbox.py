@@ -15,24 +15,23 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlenv._base.bounded import encodable
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
-from rlenv.tools import _exchange, _zygote
+from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
-from rlenv.tools._cell import Outcome, plain
+from rlenv.tools._cell import Limits, Outcome, Request, plain
 from rlenv.tools._pipes import Collected, collected, readable
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools._work import only_child, work_of
 from rlenv.tools._zygote import is_plain
 from rlenv.tools.base import ToolContext
 
-__all__ = ["Limits", "Request", "Sandboxes", "check_sandbox", "sandbox_runner"]
+__all__ = ["Sandboxes", "check_sandbox", "sandbox_runner"]
 
 _START_S = 30.0
 _GRACE_S = 2.0
@@ -49,34 +48,9 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _GONE = "the code's sandbox was gone; try again"
 
 
-class Limits(Protocol):
-    """What a piece of code may use: its own seconds, what it may hold, how much of what it prints is kept."""
-
-    @property
-    def time_s(self) -> float: ...
-    @property
-    def memory_mb(self) -> int: ...
-    @property
-    def max_bytes(self) -> int: ...
-
-
 class _Pooled(Limits, Protocol):
     @property
     def workers(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is run: `told` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or nothing.
-
-    `sent` is called once a sandbox has them. `patience_s` is how long it is waited for where that is more than the
-    time that the limits give to the code itself.
-    """
-
-    told: Mapping[str, Any]
-    fds: tuple[int, ...] = ()
-    sent: Callable[[], None] = lambda: None
-    patience_s: float = 0.0
 
 
 def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
@@ -102,7 +76,8 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
         argv += ["--perms", "0755", "--dir", folder]
     for device in _DEVICES:
         argv += ["--dev-bind", device, device]
-    argv += ["--ro-bind", _zygote.__file__, "/zygote.py", "--ro-bind", _exchange.__file__, "/exchange.py"]
+    for name, module in (("zygote", _zygote), ("matching", _matching), ("exchange", _exchange)):
+        argv += ["--ro-bind", str(module.__file__), f"/{name}.py"]
     argv += ["--ro-bind-data", str(filter_fd), "/filter", "--ro-bind-data", str(setting_fd), "/setting"]
     argv += ["--perms", "0755", "--dir", "/tmp", "--remount-ro", "/"]
     for name, value in (("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0"), ("TZ", "UTC")):

@@ -3,8 +3,8 @@
 It is process 1 of its own process namespace, so nothing inside can kill it, and it can kill everything inside. It reads
 requests from a socket (descriptor 0), each with three descriptors: a file with the request, the pipe for what the code
 prints, the file for its result; and with two more where the code reads an input or is tested (see `_exchange`): its
-input, and its end of the socket to whoever tests it. It answers with one JSON object once no process of the request is left. It keeps no
-time: whoever asks looks at the clock and at the processor, and says when to stop.
+input, and its end of the socket to whoever tests it. It answers with one JSON object once no process of the request is
+left. It keeps no time: whoever asks looks at the clock and at the processor, and says when to stop.
 
 Within its own user namespace it may mount, and does two things with that: the devices become read-only for good, and
 every piece of code finds a new file system on /tmp. The code has none of that: before it runs, its process gives up
@@ -75,7 +75,8 @@ def serve() -> None:
         flags = REMOUNT | BIND | READ_ONLY | NOSUID | NOEXEC
         check(LIBC.mount(None, device.encode(), None, ctypes.c_ulong(flags), None))
     null = os.open("/dev/null", os.O_RDWR)
-    exchange = loaded("/exchange.py")
+    loaded("/matching.py", "rlenv.tools._matching")
+    exchange = loaded("/exchange.py", "rlenv.tools._exchange")
     for _ in range(20):  # the interpreter adapts to what it runs; done here, no child has to copy those pages
         execute("1 + 1", json.loads('{"error": null}'))
         json.dumps({"shown": "2"})
@@ -109,12 +110,14 @@ def serve() -> None:
             os._exit(0)
 
 
-def loaded(path: str) -> Any:
-    """The module in a file."""
-    spec = importlib.util.spec_from_file_location("exchange", path)
-    assert spec is not None and spec.loader is not None
+def loaded(path: str, name: str) -> Any:
+    """The module in a file, to be imported by its name from now on."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.modules[name] = module
     return module
 
 
@@ -163,9 +166,7 @@ def renewed(setting: dict[str, Any]) -> bool:
     return True
 
 
-def run(
-    descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any], exchange: Any
-) -> None:
+def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any], exchange: Any) -> None:
     """In the child: descriptors, limits, identity, the filter, the code; never returns."""
     request, printed, result, *more = descriptors
     wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlenv.errors import EpisodeError, ToolFailed
-from rlenv.tools._cell import Outcome
+from rlenv.tools._cell import Limits, Outcome, Request
 from rlenv.tools._exchange import encoded
-from rlenv.tools._sandbox import Limits, Request, Sandboxes, check_sandbox
+from rlenv.tools._sandbox import Sandboxes, check_sandbox
 
 __all__ = ["Limits", "Trials", "Verdict", "check_sandbox", "encoded", "opened"]
 
@@ -34,8 +34,8 @@ _LETTING_GO_S = 0.1
 class Verdict:
     """How a test ended. `is_ours` says that sandbox or machine failed, so that nothing is known about the code.
 
-    `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran; those in which it
-    waited for its turn are not counted.
+    `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran, without those in
+    which it waited for its turn.
     """
 
     passed: bool

@@ -14,7 +14,7 @@ from rlenv.policies.scripted import RandomPolicy
 from rlenv.runs.rescore import compare, rescore
 from rlenv.trajectory import Trajectory
 
-_EXAMPLES = ("chart_qa", "code", "command", "customer", "first", "mcp_clock", "python_tool")
+_EXAMPLES = ("chart_qa", "code", "command", "customer", "first", "humaneval", "mbpp", "mcp_clock", "python_tool")
 SPECS = (
     *("arithmetic", "gsm8k", "nl2sql", "search-qa"),
     *(f"examples/{name}/env.yaml" for name in _EXAMPLES),
