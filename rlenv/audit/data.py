@@ -27,7 +27,7 @@ _FEW = 0.01
 _NAMED = 5
 _EVALUATES = re.compile(r"(?:^|[^a-z])(?:test|eval\w*|dev\w*|val\w*|held\w*|bench\w*|exam\w*)(?:[^a-z]|$)")
 _SPACES = re.compile(r"\s+")
-_MARKS = ".,;:!?\"'“”‘’"  # noqa: RUF001  # as people type them
+_MARKS = ".,;:!?\"'“”‘’"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 _RUN = re.compile("[\x80-\uffff]{2,16}")
 
@@ -275,7 +275,9 @@ def _broken(rows: Sequence[Row], found: Found) -> None:
         if broken := next((piece for text in texts for piece in _pieces(text)), ""):
             bad.append(row)
             shown = shown or repr(broken)
-    found.share("broken_text", bad, len(rows), f"prompts or golds hold {shown}, which no reader wrote; decode them anew")
+    found.share(
+        "broken_text", bad, len(rows), f"prompts or golds hold {shown}, which no reader wrote; decode them anew"
+    )
 
 
 def _pieces(text: str) -> Iterable[str]:
