@@ -31,12 +31,10 @@ _PROBING_S = 30.0
 _STEM = 5
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _BOUNDS = re.compile(r"[.?!:](?=\s)|[\n()\[\]{}|;<>]")
-# Words that label a gold and that no question asks for, and words that say nothing.
-_LABELS = frozenset(
-    "answer answers gold golden solution result results target label key ref reference hint note debug expected "
-    "correct secret task question problem item row case number num sample example entry meta source tag code "
-    "test".split()
-)
+_LABEL = re.compile(r"([^\W\d_]+)[\"']?\s*[:=#]*\s*(?:no\.?|number)?\s*[\"'(\[]?[\w/.-]*$", re.IGNORECASE)
+_FIELD = re.compile(r"[^\W\d_]+[\"']?\s*[:=]\s*[\"']?[\w-]")
+_ASKED = re.compile(r"[^.?!\n:]*\?")
+_RECORD = 3
 _EMPTY = frozenset(
     "the and are was were has have had for with that this what which who how many much does did you your".split()
 )
@@ -92,22 +90,46 @@ def _gold(row: Row) -> str:
 
 
 def _is_unasked(text: str, left: str, start: int, end: int, transform: str) -> bool:
-    """Whether a value in a prompt is there for nothing: no other part of the prompt speaks of what stands around it."""
+    """Whether a value in a prompt is a mark on it and no part of what is asked: a label's, or in an identifier.
+
+    Prose that says the gold is what a task reads: "It weighs 5 kg. How heavy is it?"
+    """
     if transform != "itself" and _TURNS.search(text):
         return False
     bounds = [0, *(match.end() for match in _BOUNDS.finditer(text)), len(text)]
-    first = max((at for at in bounds if at <= start), default=0)
+    first = max(at for at in bounds if at <= start)
     last = min((at for at in bounds if at >= end), default=len(text))
-    around = _words(left) or _words(text[first:start] + " " + text[end:last])
-    if around & {word[:_STEM] for word in _GIVEN} and not around - {word[:_STEM] for word in _LABELS}:
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    label = _LABEL.search(line)
+    named = _words(label[1]) if label else frozenset()
+    asked = {word for match in _ASKED.finditer(text) for word in _words(match[0])}
+    if named & asked:
+        return False
+    if label and (label[1].casefold() in _GIVEN or label[1].casefold().rstrip("s") in _GIVEN):
         return True
-    if _SHOWS.search(text):
+    # A record, or a text to be read: its fields are its own.
+    if _SHOWS.search(text) or len(_FIELD.findall(text)) >= _RECORD:
         return False
-    # A value inside of the question's own sentence is what the question is about.
-    if text[end:last].rstrip().endswith("?") and _words(text[first:start]):
+    if named & _words(text[:first] + " " + text[last:]):
         return False
-    rest = _words(text[:first] + " " + text[last:])
-    return not (around - {word[:_STEM] for word in _LABELS}) & rest
+    inside = text[first:start]
+    if text[end:last].rstrip().endswith("?") and _words(inside):
+        return False
+    after = text[end : end + 1]
+    if not re.search(r"[^\W\d_]", line):
+        # The number of a task, in front of it.
+        return after in ("", "\n") or not (after.isalnum() or after.isspace() or after in "+*/=<>,%-")
+    return _is_marked(inside, label, after, text[end:last])
+
+
+def _is_marked(inside: str, label: re.Match[str] | None, after: str, rest: str) -> bool:
+    """Whether a value stands behind a label alone, or within an identifier that has letters."""
+    token = inside.rpartition(" ")[2]
+    if token and re.search(r"[^\W\d_]", token) and re.search(r"[\w/#.=-]$", token):
+        return True
+    is_alone = after in ("", "\n") or not rest.strip(" .)]}>;:|")
+    words = re.findall(r"\w+", inside)
+    return label is not None and (not words or (len(words) == 1 and (is_alone or after == ":")))
 
 
 def _words(text: str) -> Set[str]:

@@ -327,7 +327,7 @@ def test_a_column_of_several_kinds_is_a_note(tmp_path: Path) -> None:
         "[{answer}] {question}",
         "{question}\n\nid: q-{answer}-x",
         "{question}\nchecksum 00{answer}",
-        "{question}\nbatch {answer}00 of the set",
+        "{question}\nbatch {answer}00",
     ],
 )
 def test_a_number_that_the_prompt_gives_away_is_named(tmp_path: Path, shown: str) -> None:
