@@ -189,9 +189,9 @@ def _prompts(rows: Sequence[Row]) -> list[str]:
 def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
     """How many of `prompts` are expected among `others` where both are drawn from as few questions as they look like.
 
-    Prompts of equally many words are one template; it has as many questions as its slots have combinations. A slot of
-    numbers has their range, one of words those that come again and again: a word that comes once is of a list that
-    nobody can see the end of.
+    Prompts of equally many words are one template; it has as many questions as its slots have combinations. What
+    comes again and again in a slot is all that it has; other numbers have their range, and a word that comes once is
+    of a list that nobody can see the end of.
     """
     groups: dict[int, list[list[str]]] = defaultdict(list)
     theirs: Counter[int] = Counter()
@@ -205,10 +205,12 @@ def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
         size, slots = 1.0, [set(column) for column in zip(*some, strict=True)]
         slots = [slot for slot in slots if len(slot) > 1]
         for slot in slots:
-            if all(word.isdigit() and len(word) < _DIGITS for word in slot):
+            if 2 * len(slot) <= len(some):
+                size *= len(slot)
+            elif all(word.isdigit() and len(word) < _DIGITS for word in slot):
                 size *= max(map(int, slot)) - min(map(int, slot)) + 1
             else:
-                size *= len(slot) if 2 * len(slot) <= len(some) else math.inf
+                size = math.inf
         if slots and len(some) >= _TEMPLATE:
             expected += len(some) * theirs[length] / size
     return expected

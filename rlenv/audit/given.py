@@ -1,7 +1,7 @@
 """Golds that stand where a policy can read them without answering: prompts, tools, and what tools say to anything.
 
 A task may show its gold by nature: a passage holds the answer, a database its rows. What is no such thing is a place
-that gives the gold away whatever the question is (see `rlenv.audit.places`), and a tool's description that says it.
+that gives the gold away whatever is asked (see `rlenv.audit.place_rules`), and a tool's description that says it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from rlenv.audit.data import Found, Row, Rows, named
-from rlenv.audit.places import Sure, learn
+from rlenv.audit.place_rules import Sure, learn
 from rlenv.audit.report import Finding
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError
