@@ -426,3 +426,9 @@ def test_every_shipped_spec_and_example_passes(name: str) -> None:
     report = asyncio.run(main())
     assert report.findings == ()
     assert all(attack.share is None or attack.share <= 0.2 for attack in report.attacks)
+
+
+def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("answer: Lima", 'answer: ""'))
+    assert ("empty_gold", "correct") in holes(audited(path))
