@@ -228,7 +228,10 @@ async def _asked(
     for tool in tools:
         rng = random.Random(tool.name)
         parameters = dict(tool.parameters)
-        calls = [{}, *({} if not parameters.get("properties") else random_value(parameters, rng) for _ in range(2))]
+        calls: list[dict[str, Any]] = [
+            {},
+            *({} if not parameters.get("properties") else random_value(parameters, rng) for _ in range(2)),
+        ]
         for arguments in {json.dumps(one, sort_keys=True, default=str): one for one in calls}.values():
             texts: dict[str, list[tuple[str, Row]]] = defaultdict(list)
             for row in some:
