@@ -247,7 +247,7 @@ def _option_columns(rows: Sequence[Row]) -> Iterator[tuple[str, dict[int, Mappin
     """Columns that hold each row's options, which the prompt shows: by row, label (or number) to text, in order."""
     names = dict.fromkeys(name for row in rows[:100] for name in row.task if _OPTIONS.search(name))
     for name in names:
-        found = {}
+        found: dict[int, Mapping[str, str]] = {}
         for row in rows:
             value = row.task.get(name)
             if (
