@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rlenv.audit.data import Found, check_rows, read_rows
+from rlenv.audit.given import find_leaks
 from rlenv.audit.golds import check_golds
-from rlenv.audit.leaks import find_leaks
 from rlenv.audit.report import Finding
 from rlenv.episodes.environment import Environment
 from rlenv.trajectory import Trajectory

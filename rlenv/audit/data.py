@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -26,8 +27,12 @@ _FEW = 0.01
 """A share of faulty rows that a large set may have by accident: below it they are a note."""
 _NAMED = 5
 _EVALUATES = re.compile(r"(?:^|[^a-z])(?:test|eval\w*|dev\w*|val\w*|held\w*|bench\w*|exam\w*)(?:[^a-z]|$)")
+_TOKEN = re.compile(r"\d+|\w+|[^\w\s]")
+_DIGITS = 7
+_TEMPLATE = 8
+_NO_SURPRISE = 0.01
 _SPACES = re.compile(r"\s+")
-_MARKS = ".,;:!?\"'“”‘’"  # noqa: RUF001  # as people type them
+_MARKS = ".,;:!?\"'“”‘’"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 _RUN = re.compile("[\x80-\uffff]{2,16}")
 
@@ -177,6 +182,50 @@ def _key(row: Row, seen: Set[str] | None) -> tuple[object, ...]:
     return _plain(row.prompt), golds or row.answer, _data(row, seen)
 
 
+def _prompts(rows: Sequence[Row]) -> list[str]:
+    return [_plain(row.prompt) for row in rows if row.prompt is not None]
+
+
+def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
+    """How many of `prompts` are expected among `others` where both are drawn from as few questions as they look like.
+
+    Prompts of equally many words are one template; it has as many questions as its slots have combinations. What
+    comes again and again in a slot is all that it has; other numbers have their range, and a word that comes once is
+    of a list that nobody can see the end of.
+    """
+    groups: dict[int, list[list[str]]] = defaultdict(list)
+    theirs: Counter[int] = Counter()
+    for prompt in prompts:
+        words = _TOKEN.findall(prompt)
+        groups[len(words)].append(words)
+    for prompt in others:
+        theirs[len(_TOKEN.findall(prompt))] += 1
+    expected = 0.0
+    for length, some in groups.items():
+        size, slots = 1.0, [set(column) for column in zip(*some, strict=True)]
+        slots = [slot for slot in slots if len(slot) > 1]
+        for slot in slots:
+            if 2 * len(slot) <= len(some):
+                size *= len(slot)
+            elif all(word.isdigit() and len(word) < _DIGITS for word in slot):
+                size *= max(map(int, slot)) - min(map(int, slot)) + 1
+            else:
+                size = math.inf
+        if slots and len(some) >= _TEMPLATE:
+            expected += len(some) * theirs[length] / size
+    return expected
+
+
+def _is_chance(count: int, expected: float) -> bool:
+    """Whether so many repeats or more are no surprise: the upper tail of the Poisson distribution is above 0.01."""
+    below = (
+        math.fsum(math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(count))
+        if expected
+        else 1.0
+    )
+    return 1 - below > _NO_SURPRISE
+
+
 def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, opaque: bool) -> None:
     for split, some in rows.items():
         first: dict[object, Row] = {}
@@ -191,6 +240,10 @@ def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, 
         if opaque and again:
             # What code makes of a row may differ by the episode's seed.
             found.notes.append(f"{message}; whether their episodes differ is known to the code that reads them")
+        elif again and _is_chance(len(again), _by_chance(prompts := _prompts(some), prompts) / 2):
+            found.notes.append(
+                f"{message}; there are few questions of this kind, and so many repeats are to be expected"
+            )
         else:
             found.share("duplicate_rows", again, len(some), f"{message}; drop the copies")
 
@@ -205,7 +258,10 @@ def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *,
         message = f"{len(pairs)} of {len(rows[inner])} rows in split '{inner}' stand in '{outer}' too ({shown})"
         if not pairs:
             continue
-        if held and not opaque:
+        expected = _by_chance(_prompts(rows[inner]), _prompts(rows[outer]))
+        if _is_chance(len(pairs), expected):
+            found.notes.append(f"{message}; there are few questions of this kind, and so many are to be expected")
+        elif held and not opaque:
             fix = f"drop them from '{outer}', or success on '{inner}' is partly memory"
             found.share("split_overlap", [row for row, _ in pairs], len(rows[inner]), f"{message}; {fix}")
         else:
@@ -275,7 +331,9 @@ def _broken(rows: Sequence[Row], found: Found) -> None:
         if broken := next((piece for text in texts for piece in _pieces(text)), ""):
             bad.append(row)
             shown = shown or repr(broken)
-    found.share("broken_text", bad, len(rows), f"prompts or golds hold {shown}, which no reader wrote; decode them anew")
+    found.share(
+        "broken_text", bad, len(rows), f"prompts or golds hold {shown}, which no reader wrote; decode them anew"
+    )
 
 
 def _pieces(text: str) -> Iterable[str]:

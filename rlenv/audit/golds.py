@@ -77,7 +77,9 @@ def _normaliser(term: Term, rule: str) -> Callable[[str], str]:
     return NORMALISERS[getattr(term.spec, "normalise", "none")]
 
 
-def golds_of(readable: Sequence[Reader], task: Mapping[str, Any], constants: Mapping[str, Any]) -> dict[str, tuple[Gold, ...]]:
+def golds_of(
+    readable: Sequence[Reader], task: Mapping[str, Any], constants: Mapping[str, Any]
+) -> dict[str, tuple[Gold, ...]]:
     """The accepted values of a row by term; a term that the row does not fill is left out."""
     found = {}
     for reader in readable:
@@ -120,7 +122,7 @@ def _empty(reader: Reader, rows: Sequence[Row], found: Found) -> None:
 
 def _unreadable(reader: Reader, split: str, rows: Sequence[Row], environment: Environment, found: Found) -> None:
     term = reader.term
-    if len(rows) > _MOST_READ and term.check_gold is not None:
+    if len(rows) > _MOST_READ and term.measure is None:
         found.notes.append(f"{term.name}: {_MOST_READ} of {len(rows)} golds in split '{split}' were read")
         rows = rows[:: -(-len(rows) // _MOST_READ)]
     bad, why = [], ""
@@ -181,7 +183,11 @@ def tail(hits: int, of: int, chance: float) -> float:
     if chance <= 0:
         return float(hits <= 0)
     logs = (
-        math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1) + k * math.log(chance) + (of - k) * math.log1p(-chance)
+        math.lgamma(of + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(of - k + 1)
+        + k * math.log(chance)
+        + (of - k) * math.log1p(-chance)
         for k in range(hits, of + 1)
     )
     return min(1.0, math.fsum(math.exp(one) for one in logs))
@@ -194,7 +200,9 @@ def _constant(environment: Environment, split: str, rows: Sequence[Row], found: 
     weights = {name: spec.weight for name, spec in environment.spec.rewards.items() if spec.weight > 0}
     if 2 * sum(weight for name, weight in weights.items() if name in named) <= sum(weights.values()) or not paying:
         return
-    joint = Counter(tuple((term, golds[0].key) for term, golds in row.golds.items() if golds) for row in rows if row.golds)
+    joint = Counter(
+        tuple((term, golds[0].key) for term, golds in row.golds.items() if golds) for row in rows if row.golds
+    )
     total = joint.total()
     if total < 5 or not any(joint.most_common(1)[0][0]):
         return
@@ -210,14 +218,18 @@ def _constant(environment: Environment, split: str, rows: Sequence[Row], found: 
 
 
 def _options(split: str, rows: Sequence[Row], found: Found) -> bool:
-    """Golds that are not among their row's options, and options whose place gives the gold away; True for the latter."""
+    """Golds that are none of their row's options, and options whose place gives the gold away; True for the latter."""
     for column, options in _option_columns(rows):
-        places = [(row, len(options[row.index]), _place(row, options[row.index])) for row in rows if row.index in options]
+        places = [
+            (row, len(options[row.index]), _place(row, options[row.index])) for row in rows if row.index in options
+        ]
         known = [(row, size, place) for row, size, place in places if place is not None]
         if 2 * len(known) < len(places):
             continue
         lost = [row for row, _, place in places if place is None]
-        message = f"the gold is none of the options in '{column}' on {len(lost)} of {len(places)} rows of split '{split}'"
+        message = (
+            f"the gold is none of the options in '{column}' on {len(lost)} of {len(places)} rows of split '{split}'"
+        )
         if lost:
             found.report("gold_not_in_options", lost, f"{message}; mend the options or the gold")
         counts = Counter(place for _, _, place in known)
@@ -235,10 +247,14 @@ def _option_columns(rows: Sequence[Row]) -> Iterator[tuple[str, dict[int, Mappin
     """Columns that hold each row's options, which the prompt shows: by row, label (or number) to text, in order."""
     names = dict.fromkeys(name for row in rows[:100] for name in row.task if _OPTIONS.search(name))
     for name in names:
-        found = {}
+        found: dict[int, Mapping[str, str]] = {}
         for row in rows:
             value = row.task.get(name)
-            if isinstance(value, Mapping) and set(value) >= {"label", "text"} and isinstance(value["text"], (list, tuple)):
+            if (
+                isinstance(value, Mapping)
+                and set(value) >= {"label", "text"}
+                and isinstance(value["text"], (list, tuple))
+            ):
                 value = dict(zip(map(str, value["label"]), value["text"], strict=False))
             elif isinstance(value, (list, tuple)):
                 value = {str(number): one for number, one in enumerate(value)}

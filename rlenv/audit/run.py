@@ -79,9 +79,10 @@ async def audit(
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
+            run.doing = "the rows were being looked at"
+            seen.see_data(*await check_data(environment, seen.golds, seed=seed))
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
-    seen.see_data(*await check_data(environment, seen.golds, seed=seed))
     return seen.report()
 
 

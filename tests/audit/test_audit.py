@@ -448,3 +448,9 @@ def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell
                 return await audit(environment, tasks=2)
 
     assert ("judge_obeys", "kind") in holes(asyncio.run(main()))
+
+
+def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("answer: Lima", 'answer: ""'))
+    assert ("empty_gold", "correct") in holes(audited(path))

@@ -1,7 +1,7 @@
 """Golds that stand where a policy can read them without answering: prompts, tools, and what tools say to anything.
 
 A task may show its gold by nature: a passage holds the answer, a database its rows. What is no such thing is a place
-that gives the gold away whatever the question is (see `rlenv.audit.places`), and a tool's description that says it.
+that gives the gold away whatever is asked (see `rlenv.audit.place_rules`), and a tool's description that says it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from rlenv.audit.data import Found, Row, Rows, named
-from rlenv.audit.places import Sure, learn
+from rlenv.audit.place_rules import Sure, learn
 from rlenv.audit.report import Finding
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError
@@ -30,13 +30,14 @@ _MOST_TOOLS = 12
 _PROBING_S = 30.0
 _STEM = 5
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_BOUNDS = re.compile(r"[.?!](?=\s)|[\n()\[\]{}|;<>]")
-# Words that label a gold and that no question asks for, and words that say nothing.
-_LABELS = frozenset(
-    "answer answers gold golden solution result results target label key ref reference hint note debug expected correct "
-    "secret task question problem item row case number num sample example entry meta source tag code test".split()
+_BOUNDS = re.compile(r"[.?!:](?=\s)|[\n()\[\]{}|;<>]")
+_LABEL = re.compile(r"([^\W\d_]+)[\"']?\s*[:=#]*\s*(?:no\.?|number)?\s*[\"'(\[]?[\w/.-]*$", re.IGNORECASE)
+_FIELD = re.compile(r"[^\W\d_]+[\"']?\s*[:=]\s*[\"']?[\w-]")
+_ASKED = re.compile(r"[^.?!\n:]*\?")
+_RECORD = 3
+_EMPTY = frozenset(
+    "the and are was were has have had for with that this what which who how many much does did you your".split()
 )
-_EMPTY = frozenset("the and are was were has have had for with that this what which who how many much does did you your".split())
 # A prompt that says so shows its gold by nature.
 _SHOWS = re.compile(
     r"\b(?:passages?|texts?|documents?|contexts?|paragraphs?|articles?|excerpts?|e-?mails?|messages?|tables?|extract\w*|cop(?:y|ies)"
@@ -51,13 +52,17 @@ _TURNS = re.compile(
 _GIVEN = frozenset("answer gold golden solution result target label ref hint debug expected correct secret".split())
 
 
+_Views = dict[tuple[str, str], dict[str, tuple[Sure, list[Row], str]]]
+"""By finding and place, and by split: the rule, the rows that it was learnt on, and how it was asked."""
+
+
 async def find_leaks(
     environment: Environment, rows: Rows, played: Mapping[str, Sequence[Trajectory]], found: Found, *, seed: int
 ) -> None:
     """Findings over golds that stand where no question has to be read; what tools say is asked of the tools."""
     _in_tools(environment, rows, found)
     biased = {finding.hole for finding in found.findings}
-    views: dict[tuple[str, str], dict[str, tuple[Sure, list[Row]]]] = defaultdict(dict)
+    views: _Views = defaultdict(dict)
     for split, some in rows.items():
         usable = [row for row in some if _gold(row)]
         # Options whose place gives the gold away are named as that.
@@ -65,13 +70,15 @@ async def find_leaks(
             shown = [row for row in usable if row.prompt]
             sure = learn([row.prompt or "" for row in shown], [_gold(row) for row in shown], allowed=_is_unasked)
             if sure is not None:
-                views["gold_in_prompt", "the prompt"][split] = (sure, shown)
+                views["gold_in_prompt", "the prompt"][split] = (sure, shown, "")
         await _asked(environment, split, usable, played[split], views, found, seed=seed)
     for (hole, view), splits in views.items():
-        sure, asked = next(iter(splits.values()))
-        right = [asked[at] for at in sure.rows]
-        where = ", ".join(f"{one.hits} of {one.of} in '{split}'" for split, (one, _) in splits.items())
-        message = f"{view} gives golds away: {sure.rule} is the gold on {where} (by chance {sure.chance:.0%})"
+        if not splits:
+            continue
+        sure, shown, how = next(iter(splits.values()))
+        right = [shown[at] for at in sure.rows]
+        where = ", ".join(f"{one.hits} of {one.of} in '{split}'" for split, (one, _, _) in splits.items())
+        message = f"{view}{how} gives golds away: {sure.rule} is the gold on {where} (by chance {sure.chance:.0%})"
         found.findings.append(Finding(hole, f"{message}: {named(right)}; take it out"))
 
 
@@ -83,22 +90,46 @@ def _gold(row: Row) -> str:
 
 
 def _is_unasked(text: str, left: str, start: int, end: int, transform: str) -> bool:
-    """Whether a value in a prompt is there for nothing: no other part of the prompt speaks of what stands around it."""
+    """Whether a value in a prompt is a mark on it and no part of what is asked: a label's, or in an identifier.
+
+    Prose that says the gold is what a task reads: "It weighs 5 kg. How heavy is it?"
+    """
     if transform != "itself" and _TURNS.search(text):
         return False
     bounds = [0, *(match.end() for match in _BOUNDS.finditer(text)), len(text)]
-    first = max((at for at in bounds if at <= start), default=0)
+    first = max(at for at in bounds if at <= start)
     last = min((at for at in bounds if at >= end), default=len(text))
-    around = _words(left) or _words(text[first:start] + " " + text[end:last])
-    if around & {word[:_STEM] for word in _GIVEN} and not around - {word[:_STEM] for word in _LABELS}:
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    label = _LABEL.search(line)
+    named = _words(label[1]) if label else frozenset()
+    asked = {word for match in _ASKED.finditer(text) for word in _words(match[0])}
+    if named & asked:
+        return False
+    if label and (label[1].casefold() in _GIVEN or label[1].casefold().rstrip("s") in _GIVEN):
         return True
-    if _SHOWS.search(text):
+    # A record, or a text to be read: its fields are its own.
+    if _SHOWS.search(text) or len(_FIELD.findall(text)) >= _RECORD:
         return False
-    # A value inside of the question's own sentence is what the question is about.
-    if text[end:last].rstrip().endswith("?") and _words(text[first:start]):
+    if named & _words(text[:first] + " " + text[last:]):
         return False
-    rest = _words(text[:first] + " " + text[last:])
-    return not (around - {word[:_STEM] for word in _LABELS}) & rest
+    inside = text[first:start]
+    if text[end:last].rstrip().endswith("?") and _words(inside):
+        return False
+    after = text[end : end + 1]
+    if not re.search(r"[^\W\d_]", line):
+        # The number of a task, in front of it.
+        return after in ("", "\n") or not (after.isalnum() or after.isspace() or after in "+*/=<>,%-")
+    return _is_marked(inside, label, after, text[end:last])
+
+
+def _is_marked(inside: str, label: re.Match[str] | None, after: str, rest: str) -> bool:
+    """Whether a value stands behind a label alone, or within an identifier that has letters."""
+    token = inside.rpartition(" ")[2]
+    if token and re.search(r"[^\W\d_]", token) and re.search(r"[\w/#.=-]$", token):
+        return True
+    is_alone = after in ("", "\n") or not rest.strip(" .)]}>;:|")
+    words = re.findall(r"\w+", inside)
+    return label is not None and (not words or (len(words) == 1 and (is_alone or after == ":")))
 
 
 def _words(text: str) -> Set[str]:
@@ -117,7 +148,9 @@ def _in_tools(environment: Environment, rows: Rows, found: Found) -> None:
         for name, lines in texts:
             hits = []
             for row in usable:
-                own = {word for word in _tokens(row.prompt or "") if 5 * common[word] <= len(usable) or common[word] == 1}
+                own = {
+                    word for word in _tokens(row.prompt or "") if 5 * common[word] <= len(usable) or common[word] == 1
+                }
                 said = [line for line in lines if _holds(line, _gold(row))]
                 # A list of all that there is names other rows' golds on the same line, and tells nothing of this row.
                 if any(own & set(_tokens(line)) - set(_tokens(_gold(row))) for line in said):
@@ -125,12 +158,18 @@ def _in_tools(environment: Environment, rows: Rows, found: Found) -> None:
             if 2 * len(hits) > len(usable):
                 message = f"the description or schema of tool '{name}' says the gold beside the question's own words"
                 fix = "take the examples from other tasks"
-                found.report("gold_in_tool", hits, f"{message} on {len(hits)} of {len(usable)} rows of '{split}'; {fix}")
+                found.report(
+                    "gold_in_tool", hits, f"{message} on {len(hits)} of {len(usable)} rows of '{split}'; {fix}"
+                )
                 continue
-            everywhere = [row for row in usable if len(_gold(row)) > 1 and any(_holds(line, _gold(row)) for line in lines)]
+            everywhere = [
+                row for row in usable if len(_gold(row)) > 1 and any(_holds(line, _gold(row)) for line in lines)
+            ]
             listed = len(usable) >= 6 and len(golds) == len(usable) and 5 * len(everywhere) >= 4 * len(usable)
             if listed:
-                found.notes.append(f"tool '{name}' lists the golds of {len(everywhere)} of {len(usable)} rows of '{split}'")
+                found.notes.append(
+                    f"tool '{name}' lists the golds of {len(everywhere)} of {len(usable)} rows of '{split}'"
+                )
 
 
 def _static(description: str, parameters: Mapping[str, Any]) -> list[str]:
@@ -168,7 +207,7 @@ async def _asked(
     split: str,
     rows: Sequence[Row],
     played: Sequence[Trajectory],
-    views: dict[tuple[str, str], dict[str, tuple[Sure, list[Row]]]],
+    views: _Views,
     found: Found,
     *,
     seed: int,
@@ -189,7 +228,10 @@ async def _asked(
     for tool in tools:
         rng = random.Random(tool.name)
         parameters = dict(tool.parameters)
-        calls = [{}, *({} if not parameters.get("properties") else random_value(parameters, rng) for _ in range(2))]
+        calls: list[dict[str, Any]] = [
+            {},
+            *({} if not parameters.get("properties") else random_value(parameters, rng) for _ in range(2)),
+        ]
         for arguments in {json.dumps(one, sort_keys=True, default=str): one for one in calls}.values():
             texts: dict[str, list[tuple[str, Row]]] = defaultdict(list)
             for row in some:
@@ -201,13 +243,14 @@ async def _asked(
                     texts["result" if result.outcome == "ok" else "error"].append((result.text, row))
             for kind, shown in texts.items():
                 # What the oracle itself calls alike on every row is how the task is meant to be solved.
-                if len({text for text, _ in shown}) < 2 or (kind == "result" and tool.name in same):
+                by_split = views[f"gold_in_{kind}", f"tool '{tool.name}'"]
+                is_task = kind == "result" and tool.name in same
+                if split in by_split or is_task or len({text for text, _ in shown}) < 2:
                     continue
                 sure = learn([text for text, _ in shown], [_gold(row) for _, row in shown])
                 if sure is not None:
-                    said = f"tool '{tool.name}', called with {json.dumps(arguments, default=str):.80},"
-                    views.setdefault((f"gold_in_{kind}", said), {})[split] = (sure, [row for _, row in shown])
-                    break
+                    how = f", called with {json.dumps(arguments, default=str):.80},"
+                    by_split[split] = (sure, [row for _, row in shown], how)
 
 
 def _same_calls(played: Sequence[Trajectory]) -> Set[str]:
