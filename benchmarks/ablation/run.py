@@ -20,12 +20,13 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
 from judge import scripted_judge
+
 from rlenv.runs.figures.charts import Row, interval_chart
 from rlenv.testing.endpoint import FakeEndpoint
 
