@@ -20,12 +20,13 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
 from judge import scripted_judge
+
 from rlenv.runs.figures.charts import Row, interval_chart
 from rlenv.testing.endpoint import FakeEndpoint
 
@@ -59,7 +60,7 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     asyncio.run(_all(arguments))
     found = {
-        (name, seed): _summary(arguments.output / f"{name}-{seed}")
+        (name, seed): _summary(arguments.output / f"{name}-{seed}", arguments.steps)
         for name in arguments.only
         for seed in arguments.seeds
     }
@@ -74,9 +75,9 @@ async def _all(arguments: argparse.Namespace) -> None:
             policy = await asyncio.to_thread(_policy, arguments, seed)
             for name in arguments.only:
                 folder = arguments.output / f"{name}-{seed}"
-                if _summary(folder) is None:
+                if _summary(folder, arguments.steps) is None:
                     await asyncio.to_thread(_train, name, folder, arguments, seed=seed, policy=policy)
-                _told(name, seed, _summary(folder))
+                _told(name, seed, _summary(folder, arguments.steps))
 
 
 def _policy(arguments: argparse.Namespace, seed: int) -> Path:
@@ -112,13 +113,14 @@ def _train(name: str, folder: Path, arguments: argparse.Namespace, *, seed: int,
             log.write(f"\nended after {limit:.0f} s\n".encode())
 
 
-def _summary(folder: Path) -> dict[str, Any] | None:
-    """What a run that reached its last step left; None for others."""
+def _summary(folder: Path, steps: int) -> dict[str, Any] | None:
+    """What a run left that measured held-out success at its last step, also where the limit met it behind that."""
     path = folder / "summary.json"
     if not path.is_file():
         return None
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found if found["ending"]["how"] == "finished" else None
+    rates = found["held_out_success"]
+    return found if rates and rates[-1]["step"] >= steps else None
 
 
 def _told(name: str, seed: int, found: Mapping[str, Any] | None) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, Final
 
-from rich.markup import escape
-from rich.table import Table
-
-from rlenv._base.figures import figure
-from rlenv.cli.console import Console
+from rlenv._base.jsonable import plain
 from rlenv.cli.options import add_set
 from rlenv.cli.scored import Scored, Source, agreement_table, bounded, environments_of, scored_again, within
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
-from rlenv.runs import files as record
 from rlenv.runs.ablation import Ablation, ablation
 from rlenv.runs.figures.agreement import Agreement
 from rlenv.runs.figures.charts import Row, interval_chart
@@ -52,14 +48,15 @@ def run(args: argparse.Namespace) -> int:
         scored = asyncio.run(scored_again(environments, source, concurrency=args.concurrency))
     found = ablation(environment, scored[name].episodes, reference=args.reference, groups=source.apart)
     agreement = agreement_table(scored)
-    whole = {"environment": environment.id, **record.plain(found), "agreement": record.plain(agreement)}
+    whole = {"environment": environment.id, **plain(found), "agreement": plain(agreement)}
+    text = _markdown(environment.id, found, agreement)
     if args.json:
         write_json(whole)
     else:
-        _show(Console(highlight=False), environment.id, found)
+        write(text)
     if files:
-        files["json"].write_bytes(record.dump(whole))
-        files["md"].write_text(_markdown(environment.id, found, agreement), encoding="utf-8")
+        files["json"].write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        files["md"].write_text(text, encoding="utf-8")
         files["svg"].write_text(_chart(environment.id, found), encoding="utf-8")
         if not args.json:
             write(f"{', '.join(str(path) for path in files.values())}\n")
@@ -105,17 +102,9 @@ def _head(name: str, found: Ablation) -> str:
     return f"{name} · {found.episodes} episodes, agreement with: {found.reference}"
 
 
-def _show(console: Console, name: str, found: Ablation) -> None:
-    console.print(escape(_head(name, found)), soft_wrap=True)
-    table = Table(*_COLUMNS)
-    for row in _rows(found):
-        table.add_row(*map(escape, row))
-    console.print(table)
-
-
 def _markdown(name: str, found: Ablation, agreement: list[Agreement]) -> str:
     lines = [_head(name, found), "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
-    lines += [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in _rows(found)]
+    lines += [f"| {' | '.join(row)} |" for row in _rows(found)]
     if agreement:
         lines += ["", "| terms | episodes | kappa | Spearman | Kendall |", "|---|---|---|---|---|"]
         for one in agreement:

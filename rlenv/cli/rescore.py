@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
@@ -23,7 +24,6 @@ from rlenv.cli.scored import Scored, Source, agreement_table, bounded, environme
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs import files as record
 from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
@@ -159,7 +159,7 @@ def _say(
     agreement = agreement_table(measured)
     summaries = {name: summarise(one.episodes, seconds=0.0) for name, one in found.items()}
     if args.json:
-        whole = {name: {**record.plain(differences[name]), **_intervals(summaries[name])} for name in found}
+        whole = {name: {**plain(differences[name]), **_intervals(summaries[name])} for name in found}
         shown = next(iter(whole.values())) if len(whole) == 1 else {"variants": whole}
         write_json({**shown, "agreement": [asdict(one) for one in agreement]})
         return

@@ -148,10 +148,10 @@ def kendalls_tau(table: Table) -> float | None:
     same = float((table[:-1, :-1] * above[1:, 1:]).sum())
     beside = np.cumsum(np.cumsum(table[::-1], axis=0), axis=1)[::-1]
     opposite = float((table[:-1, 1:] * beside[1:, :-1]).sum())
-    pairs = _pairs(float(table.sum()))
-    spread = (pairs - float(_pairs(rows).sum())) * (pairs - float(_pairs(columns).sum()))
+    pairs = _pairs(np.array([table.sum()]))
+    spread = (pairs - _pairs(rows)) * (pairs - _pairs(columns))
     return (same - opposite) / math.sqrt(spread) if spread > 0 else None
 
 
-def _pairs(counts: NDArray[np.float64] | float) -> NDArray[np.float64] | float:
-    return counts * (counts - 1) / 2
+def _pairs(counts: NDArray[np.float64]) -> float:
+    return float((counts * (counts - 1) / 2).sum())
