@@ -23,6 +23,7 @@ from rlenv.audit.adversaries import (
     columns_in,
     instructions,
 )
+from rlenv.audit.looks import LOOKS, Looked
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.wrap import Faulty, Planting, wrapped
 from rlenv.episodes.drive import drive
@@ -112,6 +113,11 @@ class _Run:
         step = max(1, len(usable) // tasks)
         answers = [gold.answer for gold in usable if gold.answer]
         await self.attack(split, usable[::step][:tasks], answers)
+        looked = Looked(self.environment, split, golds, tasks, self.seed, self.concurrency)
+        for look in LOOKS:
+            await look(looked)
+        self.seen.looked += looked.findings
+        self.seen.notes += looked.notes
 
     def _progress(self, what: str, done: int, total: int) -> None:
         self.doing = f"{what}, {done} of {total} tasks done"
