@@ -122,21 +122,8 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.findings == ()
     assert report.passes
     assert report.oracle_reward == 1.0
-    assert {attack.name: attack.reward for attack in report.attacks} == dict.fromkeys(
-        [
-            *("empty", "echo", "every_option", "many_answers", "empty_form", "placeholder", "odd_answer"),
-            *(
-                "thought_answer",
-                "planted_output",
-                "idle_calls",
-                "leaked_field",
-                "judge_instructions",
-                "very_long",
-                "constant_answer",
-            ),
-        ],
-        0.0,
-    )
+    assert {attack.reward for attack in report.attacks} == {0.0, None}
+    assert {attack.name for attack in report.attacks if attack.reward is None} == {"leak", "chance", "emptied_state"}
     assert report.faults is not None
     assert report.faults.invalid == 0
 
