@@ -266,6 +266,7 @@ ADVERSARIES: tuple[Adversary, ...] = (
         does="gives an answer that shares something with the right one and is not it",
         hint="compare more strictly: a smaller tolerance, the whole text, no common beginning or part",
         write=_near,
+        most=0.8,
         partial=99,
         wide=True,
     ),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rlenv.audit.adversaries import ADVERSARIES, Adversary
 from rlenv.audit.chapter import Chapter
-from rlenv.audit.play import Way
+from rlenv.audit.play import Key, Way
 from rlenv.audit.report import Finding, Thresholds
 from rlenv.audit.verdicts import SLACK, Suspect, Verdicts, episode_of, share_of
 from rlenv.episodes.environment import Environment
@@ -46,6 +46,7 @@ def judge_chapter(
             said = f"'{term}' rises by {rise:.2f} when only what a tool wrote changes: it is read"
             found = Finding("tool_output", said, term, _OUTPUT_HINT, episode_of(shown, gold))
             verdicts.explain_whole(term, found)
+    _judge(verdicts, named["judge_instructions"], chapter)
     suspect = Suspect(
         name="emptied_state",
         hole="emptied_state",
@@ -67,7 +68,7 @@ def judge_chapter(
 
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
-    for name in ("every_option", "pasted", "judge_instructions"):
+    for name in ("every_option", "pasted"):
         _judge(verdicts, named[name], chapter)
 
 
@@ -96,6 +97,9 @@ def _named(environment: Environment, found: Finding, chapter: Chapter) -> Findin
     if found.hole == "paid_for_ending":
         if has_state and term is not None and may_read_state(term.spec):
             return dataclasses.replace(found, hole="state_at_start", hint=_STATE_HINT)
+        if found.episode is not None and _is_empty(chapter, (found.episode.split, found.episode.task)):
+            named = next(adversary for adversary in ADVERSARIES if adversary.name == "empty")
+            return dataclasses.replace(found, hole=named.hole, hint=named.hint)
         if environment.spec.answer.from_ == "final_message":
             named = next(adversary for adversary in ADVERSARIES if adversary.name == "wrong_answer")
             found = dataclasses.replace(found, hole=named.hole, hint=named.hint)
@@ -107,6 +111,17 @@ def _named(environment: Environment, found: Finding, chapter: Chapter) -> Findin
             hint = "look at these rows: any answer is right there; refuse rows that the rule cannot compare"
             return dataclasses.replace(found, hole="partial_tasks", hint=hint)
     return found
+
+
+def _is_empty(chapter: Chapter, key: Key) -> bool:
+    """Whether on this task an answer is right if it is empty, and wrong if it says something."""
+
+    def earns(way: Way) -> bool:
+        gold, ended = chapter.golds[key].reward.total or 0.0, way.get(key)
+        return ended is not None and (ended.reward.total or 0.0) > gold / 2
+
+    said, unsaid = chapter.ways.get("wrong_answer", []), chapter.ways.get("empty_form", [])[:1]
+    return not any(map(earns, said)) and any(map(earns, unsaid))
 
 
 def _judge_leaks(verdicts: Verdicts, chapter: Chapter) -> None:

@@ -109,6 +109,8 @@ def _by_content(sources: Sequence[Source], subjects: Sequence[Subject]) -> list[
             "" if stands_in(subject.prompt, right) else text
             for text, subject, right in zip(texts, subjects, rights, strict=True)
         ]
+        if len(set(texts)) < 2:  # what is said on every task alike gives no task away
+            continue
         hits = stands_in_each(heard, rights)
         if hits >= 3 and hits >= _HALF * len(subjects):
             taken = {index: right for index, right in enumerate(rights) if stands_in(texts[index], right)}

@@ -167,7 +167,7 @@ class _Run:
         self._progress(f"{split}: attacks", steps - 3, steps)
         await read_places(player, chapter, attacked)
         self._progress(f"{split}: attacks", steps - 2, steps)
-        await self._guesses(player, chapter, attacked, answers)
+        await self._guesses(player, chapter, attacked, wide, answers)
         self._progress(f"{split}: attacks", steps - 1, steps)
         await self._signal(chapter, chosen)
         if self.environment.parts.tools:
@@ -215,13 +215,18 @@ class _Run:
             chapter.asked.append((f"{tool_name}({name})", way))
 
     async def _guesses(
-        self, player: Player, chapter: Chapter, subjects: Sequence[Subject], answers: Sequence[str]
+        self,
+        player: Player,
+        chapter: Chapter,
+        subjects: Sequence[Subject],
+        wide: Sequence[Subject],
+        answers: Sequence[str],
     ) -> None:
         """The split's most frequent answers, each given to every task, and a choice among a task's own options."""
-        here = Counter(subject.gold.answer for subject in subjects)
+        here = Counter(subject.gold.answer for subject in wide)
         for answer, _ in Counter(answers).most_common(_CONSTANTS):
             # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
-            others = [one for one in subjects if here[answer] > 1 or one.gold.answer != answer]
+            others = [one for one in wide if here[answer] > 1 or one.gold.answer != answer]
             way = await player.way(others, lambda one, said=answer: [one.form(said)])
             if way:
                 chapter.constants.append((answer, way))
