@@ -20,6 +20,7 @@ __all__ = ["Account"]
 
 _RISES = 0.05
 _LISTED = 20
+_PAID_TO_ALL = ("empty_answer", "form_only", "paid_for_ending", "partial_tasks", "state_at_start")
 _ORACLE_FAILED = ("oracle", "policy")
 
 
@@ -91,7 +92,9 @@ class Account:
         alike = _mean([float(one) for one in self.alike])
         faults = self._faults()
         findings = [*self._oracle_findings(), *self._holes(oracle or 0.0), *self.looked]
-        if alike is not None and alike > self.thresholds.no_signal:
+        # Tasks on which everybody earns all are those of a hole that has been named.
+        is_named = any(one.hole in _PAID_TO_ALL for one in findings) and alike != 1
+        if alike is not None and alike > self.thresholds.no_signal and not is_named:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"
             findings.append(Finding("no_signal", message, hint="look at a term that tells answers apart"))
         if faults is not None and faults.invalid:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlenv.audit.play import Adaptive, Results
 from rlenv.audit.probes import filler
-from rlenv.audit.subject import Action, Subject, same, shaped
+from rlenv.audit.subject import Subject, same, shaped
 from rlenv.messages import Message, ToolCall
 from rlenv.tools.base import Tool
 
@@ -124,8 +124,8 @@ def _odd(told: Mapping[str, str]) -> str | None:
     return next(one for one, text in told.items() if text == rare)
 
 
-def empty_state(subject: Subject) -> Adaptive:
-    """Calls each tool that changes something for all that the others list, and then says that it does not know."""
+def empty_state(subject: Subject, *, changing: Sequence[Tool]) -> Adaptive:
+    """Calls these tools, which change something, for all that the others list, and then gives a wrong answer."""
     limits, tools = subject.environment.spec.limits, list(subject.environment.parts.tools.values())
     looks = [tool for tool in tools if not tool.mutates and not subject.submits(tool.name)]
     turns, made = limits.turns - 1, 0
@@ -137,8 +137,8 @@ def empty_state(subject: Subject) -> Adaptive:
         names = [name for result in results if not result.is_error for name in _ID.findall(result.text)]
     wanted = [
         ToolCall(tool.name, arguments)
-        for tool in tools
-        if tool.mutates and not subject.submits(tool.name)
+        for tool in changing
+        if not subject.submits(tool.name)
         for arguments in _changes(tool, list(dict.fromkeys(names)))
     ]
     for start in range(0, len(wanted), limits.calls_per_turn):
@@ -147,10 +147,6 @@ def empty_state(subject: Subject) -> Adaptive:
             break
         yield Message("assistant", "", tuple(some))
         turns, made = turns - 1, made + len(some)
-    yield from _said(subject)
-
-
-def _said(subject: Subject) -> Iterator[Action]:
     yield subject.form("?")
 
 

@@ -22,6 +22,8 @@ class Chapter:
     """How many different answers the oracle gives."""
     ways: dict[str, list[Way]] = field(default_factory=dict)
     """By the adversary's name."""
+    worked: Way = field(default_factory=dict)
+    """The oracle's actions without its last one, and then no answer: what is done and not what is said."""
     emptied: list[Way] = field(default_factory=list)
     asked: list[tuple[str, Way]] = field(default_factory=list)
     """By what was asked: a tool and its parameter."""

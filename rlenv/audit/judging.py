@@ -68,6 +68,7 @@ def judge_chapter(
 
 
 def _judge_rest(verdicts: Verdicts, named: Mapping[str, Adversary], chapter: Chapter) -> None:
+    verdicts.explain(chapter.worked)  # who pastes what tools gave has called them; that may be the task
     for name in ("every_option", "pasted"):
         _judge(verdicts, named[name], chapter)
 

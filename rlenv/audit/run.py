@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 
 from rlenv.audit.account import Account
-from rlenv.audit.adversaries import ADVERSARIES, SAYS, options_of
+from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.looks import LOOKS, Looked
@@ -42,6 +42,7 @@ _BATCH = 64
 _WIDE = 200
 _QUICK_S = 0.05
 _MOST_OPTIONS = 12
+_MOST_CHANGING = 6
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many steps it is done with, and how many there are."""
@@ -205,8 +206,10 @@ class _Run:
     async def _stateful(self, player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
         """Tools that change something, called for all there is; tools that can be asked for each answer."""
         tools = self.environment.parts.tools.values()
-        if any(tool.mutates for tool in tools):
-            way = await player.way(subjects, empty_state)
+        chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), SHRUG])
+        changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
+        for some in [changing, *([tool] for tool in changing)] if changing else ():
+            way = await player.way(subjects, partial(empty_state, changing=some))
             chapter.emptied.append({key: ended for key, ended in way.items() if not _did_the_task(ended, chapter)})
         names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
         for tool_name, name in list(names)[:8]:

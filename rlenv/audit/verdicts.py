@@ -75,7 +75,7 @@ class Verdicts:
             return bool(earning)
         self._found(suspect, best[1])
         for way in earning:
-            self._explain(way)
+            self.explain(way)
         return True
 
     def explain_whole(self, term: str, finding: Finding) -> None:
@@ -109,7 +109,8 @@ class Verdicts:
         if suspect.name not in found.also and suspect.hole != found.hole:
             self.findings[index] = dataclasses.replace(found, also=(*found.also, suspect.name))
 
-    def _explain(self, way: Way) -> None:
+    def explain(self, way: Way) -> None:
+        """Takes what a way earns as known."""
         for key, ended in way.items():
             for name, value in self._earned(ended).items():
                 if value > SLACK:
