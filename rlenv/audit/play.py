@@ -31,14 +31,24 @@ class Player:
         self.seed = seed
         self._places = asyncio.Semaphore(concurrency)
         self._seen = seen
+        self._played: dict[tuple[Key, tuple[str, ...]], Trajectory] = {}
 
     async def way(self, subjects: Sequence[Subject], write: Callable[[Subject], Iterable[Action] | Adaptive]) -> Way:
         """One rule on these tasks; those for which it writes nothing are left out."""
         scripts = [(subject, write(subject)) for subject in subjects]
         played = [(subject, script) for subject, script in scripts if script or not isinstance(script, (list, tuple))]
-        ended = await together([self.play(subject.gold, script) for subject, script in played])
+        ended = await together([self._once(subject, script) for subject, script in played])
         keys = [(subject.gold.split, subject.gold.task_index) for subject, _ in played]
         return dict(zip(keys, ended, strict=True))
+
+    async def _once(self, subject: Subject, script: Iterable[Action] | Adaptive) -> Trajectory:
+        """An episode; where the same was done on the same task before, what that gave: equal seeds play equally."""
+        if not isinstance(script, (list, tuple)):
+            return await self.play(subject.gold, script)
+        key = ((subject.gold.split, subject.gold.task_index), tuple(map(subject.text_of, script)))
+        if key not in self._played:
+            self._played[key] = await self.play(subject.gold, script)
+        return self._played[key]
 
     async def play(self, gold: Trajectory, script: Iterable[Action] | Adaptive) -> Trajectory:
         """One episode; one that the script does not end is truncated behind it."""

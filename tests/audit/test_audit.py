@@ -154,7 +154,8 @@ def test_a_term_that_pays_for_length_is_found_by_name(tmp_path: Path) -> None:
 def test_a_term_that_pays_for_form_alone_is_found_by_name(tmp_path: Path) -> None:
     report = audited(write(tmp_path, "  form: {kind: rule, rule: regex, pattern: '<answer>', of: message}\n"))
     assert ("form_only", "form") in holes(report)
-    assert [set(one.also) for one in report.findings] == [{"empty_form"}]
+    assert [one.hole for one in report.findings] == ["form_only"]
+    assert "empty_form" in report.findings[0].also
 
 
 def test_an_answer_that_the_prompt_shows_is_found(tmp_path: Path) -> None:
@@ -167,9 +168,7 @@ def test_an_answer_that_the_prompt_shows_is_found(tmp_path: Path) -> None:
 def test_options_that_the_prompt_lists_are_no_leak(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        **{
-            '"{{ task.question }}"}\ntools': '"{{ task.question }} Paris, Rome, Bonn, Oslo, Riga, Lima or Cairo?"}\ntools'
-        },
+        **{'"{{ task.question }}"}\ntools': '"{{ task.question }} Paris, Rome, Oslo, Riga, Lima or Bern?"}\ntools'},
     )
     assert audited(path).findings == ()
 
