@@ -149,7 +149,8 @@ class Account:
         episodes = [ended for ways in played for way in ways for ended in way.values()]
         best: Way = {}
         for ways in played:
-            best |= max(ways, key=lambda way: share_of(way, golds), default={})
+            if ways:
+                best.update(max(ways, key=lambda way: share_of(way, golds)))
         valid = {key: ended for key, ended in best.items() if ended.reward.total is not None}
         rewards = [ended.reward.total or 0.0 for ended in valid.values()]
         share = share_of(valid, golds)

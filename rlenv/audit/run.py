@@ -214,7 +214,7 @@ class _Run:
         names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
         for tool_name, name in list(names)[:8]:
             tool = self.environment.parts.tools[tool_name]
-            way = await player.way(subjects, lambda one, t=tool, n=name: ask_each(one, t, n))
+            way = await player.way(subjects, partial(ask_each, tool=tool, name=name))
             chapter.asked.append((f"{tool_name}({name})", way))
 
     async def _guesses(
@@ -230,7 +230,7 @@ class _Run:
         for answer, _ in Counter(answers).most_common(_CONSTANTS):
             # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
             others = [one for one in wide if here[answer] > 1 or one.gold.answer != answer]
-            way = await player.way(others, lambda one, said=answer: [one.form(said)])
+            way = await player.way(others, partial(_says, said=answer))
             if way:
                 chapter.constants.append((answer, way))
         if not answers:
@@ -240,7 +240,7 @@ class _Run:
         for number in range(max(map(len, choices.values()), default=0)):
             some = [one for one, found in listed if number < len(found)]
             chapter.choices.append(
-                await player.way(some, lambda one, n=number: [one.form(choices[one.gold.task_index][n])])
+                await player.way(some, partial(_chooses, choices, number))
             )
 
     async def _signal(self, chapter: Chapter, golds: Sequence[Trajectory]) -> None:
@@ -256,6 +256,14 @@ class _Run:
 def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: Subject) -> Sequence[Action]:
     found = scripts[subject.gold.task_index]
     return found[number] if number < len(found) else ()
+
+
+def _says(subject: Subject, said: str) -> list[Action]:
+    return [subject.form(said)]
+
+
+def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: Subject) -> list[Action]:
+    return [subject.form(choices[subject.gold.task_index][number])]
 
 
 def _did_the_task(ended: Trajectory, chapter: Chapter) -> bool:
