@@ -99,7 +99,9 @@ def _choices(tool: Tool) -> Iterator[tuple[str, Any]]:
     """Each value of each parameter that has but a few, or names some."""
     for name, part in tool.parameters.get("properties", {}).items():
         kinds = part.get("type")
-        choices: list[Any] = [True, False] if kinds == "boolean" or (isinstance(kinds, list) and "boolean" in kinds) else []
+        choices: list[Any] = (
+            [True, False] if kinds == "boolean" or (isinstance(kinds, list) and "boolean" in kinds) else []
+        )
         for option in part.get("anyOf", ()):
             choices += [True, False] if option.get("type") == "boolean" else option.get("enum", [])
         choices += list(part.get("enum", ()))[:8] + list(part.get("examples", ()))[:4]

@@ -239,9 +239,7 @@ class _Run:
         choices = {one.gold.task_index: found for one, found in listed if found}
         for number in range(max(map(len, choices.values()), default=0)):
             some = [one for one, found in listed if number < len(found)]
-            chapter.choices.append(
-                await player.way(some, partial(_chooses, choices, number))
-            )
+            chapter.choices.append(await player.way(some, partial(_chooses, choices, number)))
 
     async def _signal(self, chapter: Chapter, golds: Sequence[Trajectory]) -> None:
         """Two random policies; whether everybody scores alike is seen with what the adversaries got."""
