@@ -150,7 +150,8 @@ class Account:
         best: Way = {}
         for ways in played:
             if ways:
-                best.update(max(ways, key=lambda way: share_of(way, golds)))
+                shares = [share_of(way, golds) for way in ways]
+                best.update(ways[shares.index(max(shares))])
         valid = {key: ended for key, ended in best.items() if ended.reward.total is not None}
         rewards = [ended.reward.total or 0.0 for ended in valid.values()]
         share = share_of(valid, golds)
