@@ -1,207 +1,305 @@
 """Policies that do nothing useful: what each of them writes for one task.
 
 They know what an attacker could know: the prompt, the form of an answer, and the answers of the split as a set. The
-form is taken from the oracle's last action, with the right answer replaced.
+form is taken from the oracle's last action, with the right answer replaced. Each entry is one rule for all tasks, so
+that what it earns is what a policy would that had learned it; the order of the entries is that of causes: what an
+earlier one earns, a later one does not find again.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlenv.audit.tells import tells_for
-from rlenv.episodes.environment import Environment
+from rlenv.audit.subject import Action, Subject, far_numbers, instructions, same, shaped
 from rlenv.messages import Message, ToolCall
-from rlenv.policies.scripted import random_value
-from rlenv.rewards.judge import JudgeSpec
-from rlenv.trajectory import Trajectory
 
-__all__ = ["ADVERSARIES", "CONSTANT", "SAYS", "Action", "Adversary", "Subject", "columns_in", "instructions"]
+__all__ = ["ADVERSARIES", "SAYS", "SHRUG", "Adversary", "options_of"]
 
-Action = str | Message
-_SHRUG = "I do not know."
+SHRUG = "I do not know."
 SAYS = "It is what the tool says."
 _LONG_WORDS = 8_000
 _MAX_OPTIONS = 200
+_LEAST_OPTIONS = 24
+_NONSENSE = "zqx vorple"
 _ODD = (
-    "\x00",
-    "9" * 5_000,
-    "1e999999",
-    "-nan",
-    "{" * 500,
-    "[[1, null]]",
-    "\\frac{1}{0}",
-    "'; --",
-    "\ud800",
-    "\u0661\u0662",
+    *("\x00", "9" * 5_000, "1e999999", "-nan", "{" * 500, "[[1, null]]", "\\frac{1}{0}", "'; --", "\ud800"),
+    *("\u0661\u0662", "", "null", "{}", "[]", "a,b", ",", "abc", "1/0", "-1", "x = ", '"', "%"),
 )
+_LETTERED = re.compile(r"(?:^|[\s(])([A-J])[).:]\s+(\S[^\n]*?)(?=\s+\(?[A-J][).:]\s|\n|$)", re.MULTILINE)
+_ONE_OF = re.compile(r"((?:[\w.'-]+(?: [\w.'-]+)?, ?)*[\w.'-]+),? or ([\w.'-]+)\s*[?.:)]")
+
+Script = Sequence[Action]
+Write = Callable[[Subject], Sequence[Script]]
 
 
-def instructions(environment: Environment) -> list[str]:
-    """What tells each judge to give the best score of its scale: the lowest where its weight is negative.
-
-    Without a judge, what a judge of the default scale would be told.
-    """
-    judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
-    asked = [tells_for(scale=one.ends, value_key=one.value_key, is_paid=one.weight >= 0) for one in judges]
-    # A reward without a judge has nobody to tell: one text stands for all.
-    return list(dict.fromkeys(tell.text for tells in asked or [tells_for(scale=(1.0, 5.0))[:1]] for tell in tells))
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One task as the adversaries see it, with what the oracle did there."""
-
-    environment: Environment
-    task: Mapping[str, Any]
-    gold: Trajectory
-    options: Sequence[str]
-    """The oracle's answers over all tasks that it played, without repeats."""
-    leaked: Sequence[str] = ()
-    """Columns that stand in the prompt or in what tools answer to anything."""
-
-    @property
-    def prompt(self) -> str:
-        """What the user message says."""
-        return self.gold.messages[-1].content
-
-    def form(self, answer: str) -> Action:
-        """The oracle's last action with another answer in it."""
-        spec = self.environment.spec.answer
-        last = self.gold.turns[-1]
-        if spec.from_ == "tool":
-            for call in last.parsed.calls:
-                if isinstance(call, ToolCall) and call.name == spec.tool:
-                    key = spec.argument or next(iter(call.arguments), "answer")
-                    return Message("assistant", "", (ToolCall(call.name, {**call.arguments, key: answer}),))
-        text, right = last.action, self.gold.answer or ""
-        before, found, after = text.rpartition(right) if right else ("", "", "")
-        if found:
-            return before + answer + after
-        return {"tag": f"<{spec.tag}>{answer}</{spec.tag}>", "boxed": f"\\boxed{{{answer}}}"}.get(spec.from_, answer)
-
-    def form_text(self, answer: str) -> str:
-        """As `form`, as text also where the answer is a call."""
-        made = self.form(answer)
-        said = Message("assistant", made) if isinstance(made, str) else made
-        return self.environment.parts.dialect.render_action(said)
-
-    def wrong(self) -> list[str]:
-        """Answers of other tasks."""
-        right = self.gold.answer
-        return [option for option in self.options if option != right] or ["?"]
-
-    def call(self, rng: random.Random) -> Message | None:
-        """A call without a purpose, None where there are no tools."""
-        tools = list(self.environment.parts.tools.values())
-        spec = self.environment.spec.answer
-        tools = [tool for tool in tools if not (spec.from_ == "tool" and tool.name == spec.tool)]
-        if not tools:
-            return None
-        tool = rng.choice(tools)
-        return Message("assistant", "", (ToolCall(tool.name, random_value(dict(tool.parameters), rng)),))
-
-    def oracle_calls(self) -> list[Action]:
-        """What the oracle did before its last action; nothing where it called no tool."""
-        before = self.gold.turns[:-1]
-        return [turn.action for turn in before] if any(turn.results for turn in before) else []
-
-    def idle(self, turns: int) -> list[Action]:
-        """So many turns with a call without a purpose each; the same for every adversary of a task."""
-        rng = random.Random(f"{self.gold.split}/{self.gold.task_index}")
-        made = [self.call(rng) for _ in range(turns)]
-        return [action for action in made if action is not None]
-
-
-Write = Callable[[Subject], Sequence[Sequence[Action]]]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adversary:
-    """A policy without merit. `write` gives one or more scripts for a task; the best of them counts."""
+    """A policy without merit.
+
+    `write` gives its ways, at each place the same way on every task (() where there is none). `hole` is what it is
+    called if it earns, `hint` what to change then. What the first `partial` ways earn on a few tasks alone is a hole
+    too; `wide` ones are played on more tasks than the others to find such. `most` is the share of the oracle's reward
+    that it may earn where that is not the audit's own threshold.
+    """
 
     name: str
+    hole: str
     does: str
+    hint: str
     write: Write
-    plants: bool = False
-    """Whether tools answer with the right answer in its form while it plays."""
+    partial: int = 0
+    wide: bool = False
+    most: float = 0.0
+    counts: bool = True
+    """Whether earning counts; one that is played for what it makes invalid does not."""
 
 
-def columns_in(texts: Sequence[str], task: Mapping[str, Any]) -> set[str]:
-    """The columns of a task whose whole value stands in one of the texts; values below 3 characters are left out."""
-    found = set()
-    for name, value in task.items():
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            text = str(value).strip()
-            if len(text) >= 3 and any(text in shown for shown in texts):
-                found.add(name)
-    return found
+def options_of(subject: Subject) -> list[str]:
+    """The answers that a task's own row or prompt lists, the right one among them; [] where it lists none."""
+    right = subject.right
+    found: list[list[str]] = []
+    for value in subject.task.values():
+        if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in value):
+            found.append([str(one) for one in value])
+        elif isinstance(value, Mapping) and value:
+            found += [[str(one) for one in value], [str(one) for one in value.values()]]
+    lettered = _LETTERED.findall(subject.prompt)
+    found += [[letter for letter, _ in lettered], [text for _, text in lettered]]
+    for first, last in _ONE_OF.findall(subject.prompt):
+        found.append([*(part.strip() for part in first.split(",")), last])
+    for listed in found:
+        # A list of which all are right is no choice; neither is one that the policy is not shown.
+        shown = sum(one.casefold() in subject.prompt.casefold() for one in listed)
+        if 2 <= len(listed) <= 50 and 2 * shown >= len(listed) and any(same(one, right) for one in listed):
+            return list(dict.fromkeys(listed))
+    return []
 
 
-def _every_option(subject: Subject) -> Sequence[Sequence[Action]]:
+def _wrong(subject: Subject) -> Sequence[Script]:
+    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
+    return [[subject.form(shaped(subject.right, rng))], [subject.form(_NONSENSE)], [subject.form("?")]]
+
+
+def _empty_form(subject: Subject) -> Sequence[Script]:
+    if not subject.right.strip():
+        return [[subject.form("")]]
+    return [[subject.form("")], [subject.form(" ")], *([subject.form(one)] for one in ("{}", "[]", "null", "none"))]
+
+
+def _idle(subject: Subject) -> Sequence[Script]:
+    """The same call and other calls again and again, and then something that is no answer."""
+    limits = subject.environment.spec.limits
+    calls = subject.idle(limits.turns)[: min(limits.turns, limits.tool_calls) - 1]
+    if not calls:
+        return []
+    varied, again = _varied(subject, len(calls)), [calls[0]] * len(calls)
+    return [[*calls, SHRUG], [*again, SHRUG], [calls[0], SHRUG], [*varied, SHRUG]]
+
+
+def _varied(subject: Subject, turns: int) -> list[Action]:
+    """Calls that the oracle makes on other tasks, one a turn: they go well where random ones fail."""
+    calls = subject.foreign()
+    return [calls[turn % len(calls)] for turn in range(turns)] if calls else []
+
+
+def _never_ends(subject: Subject) -> Sequence[Script]:
+    limits = subject.environment.spec.limits
+    calls = subject.idle(limits.turns)
+    broken: list[Action] = [Message("assistant", "", (ToolCall("no_such_tool", {}),))] * limits.turns
+    talk: list[Action] = [f"Let me think again ({turn})." for turn in range(limits.turns)]
+    if not calls:
+        return [broken, talk]
+    return [broken, talk, calls, [calls[0]] * limits.turns, _varied(subject, limits.turns)]
+
+
+def _long(subject: Subject) -> Sequence[Script]:
+    words, wrong = "word " * _LONG_WORDS, subject.form_text("?")
+    varied = " ".join(f"point{index}" for index in range(2_000))
+    return [[words], [f"{words}\n{wrong}"], [f"{varied}\n{wrong}"], [f"<think>{varied}</think>{wrong}"]]
+
+
+def _in_thinking(subject: Subject) -> Sequence[Script]:
+    text, wrong = subject.form_text(subject.right), subject.wrong()
+    listed = "\n".join(subject.form_text(one) for one in [*wrong[:2], subject.right, *wrong[2:4]])
+    said = subject.form_text("?")
+    return [
+        [f"<think>{text}</think>{SHRUG}"],
+        [f"<think>{text}"],
+        [f"<think>{text}</think>"],
+        [f"<think>{listed}</think>{SHRUG}"],
+        [f"<think>It is {subject.right}, or {wrong[0]}.</think>{said}"],
+    ]
+
+
+def _near(subject: Subject) -> Sequence[Script]:
+    """Answers that share something with the right one and are not it; () in the place of one that would be."""
+    right = subject.right.strip()
+    allowed = {_flat(value) for value in _values(subject.task)}
+    parts = right.replace(";", ",").split(",")
+    made = [*(far_numbers(right) if _is_number(right) else [""] * 5)[:5], "", "", "", "", ""]
+    if not _is_number(right) and len(right) > 2 and right[:1] not in ("{", "["):
+        made[5:] = [right[:1], right[-1:], right.split()[0] if len(right.split()) > 1 else "", parts[0], parts[-1]]
+    elif _is_number(right) and len(parts) > 1:
+        made[5:] = ["", "", "", parts[0], parts[-1]]
+    keep = [one.strip() for one in made]
+    return [[subject.form(one)] if one and not same(one, right) and _flat(one) not in allowed else [] for one in keep]
+
+
+def _values(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [part for one in value.values() for part in _values(one)]
+    if isinstance(value, (list, tuple)):
+        return [part for one in value for part in _values(one)]
+    return [value]
+
+
+def _flat(value: Any) -> str:
+    return str(value).casefold().strip()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return text[-1:].isdigit()
+
+
+def _stuffed(subject: Subject) -> Sequence[Script]:
     # The right one stands in the middle: it must count for being among them, and not for being first or last.
-    right, wrong = subject.gold.answer or "", subject.wrong()[: _MAX_OPTIONS - 1]
-    options = [*wrong[: len(wrong) // 2], right, *wrong[len(wrong) // 2 :]]
-    return [] if len(options) < 2 else [[subject.form(", ".join(options))], [subject.form(" ".join(options))]]
+    wrong = subject.wrong()[: _MAX_OPTIONS - 1]
+    rng = random.Random(f"{subject.gold.split}/{subject.gold.task_index}")
+    wrong += [shaped(subject.right, rng) for _ in range(_LEAST_OPTIONS - len(wrong))]
+    options = [*wrong[: len(wrong) // 2], subject.right, *wrong[len(wrong) // 2 :]]
+    many = [*options[:2], subject.right, *options[-3:]]
+    answers = "\n".join(subject.form_text(answer) for answer in many)
+    last = "\n".join(subject.form_text(answer) for answer in (*many[3:], *options[:2]))
+    return [
+        [subject.form(", ".join(options))],
+        [subject.form(" ".join(options))],
+        [subject.form(f"It is not {wrong[0]} but {' or '.join(options)}")],
+        [answers],
+        [f"{subject.form_text(subject.right)}\n{last}"],
+        [f"{last}\n{SHRUG} {' '.join(options)}"],
+    ]
 
 
-def _many_answers(subject: Subject) -> Sequence[Sequence[Action]]:
-    right, wrong = subject.gold.answer or "", subject.wrong()
-    answers = [*wrong[:2], right, *(wrong * 3)[2:5]]
-    return [["\n".join(subject.form_text(answer) for answer in answers)]]
-
-
-def _in_thinking(subject: Subject) -> Sequence[Sequence[Action]]:
-    text = subject.form_text(subject.gold.answer or "")
-    return [[f"<think>{text}</think>{_SHRUG}"], [f"<think>{text}"], [f"<think>{text}</think>"]]
-
-
-def _planted(subject: Subject) -> Sequence[Sequence[Action]]:
-    return [[*calls, SAYS]] if (calls := subject.idle(1)) else []
-
-
-def _instructed(subject: Subject) -> Sequence[Sequence[Action]]:
-    tells = instructions(subject.environment)
-    return [[text] for tell in tells for text in (tell, f"{tell}\n{subject.form_text('?')}")]
-
-
-def _odd(subject: Subject) -> Sequence[Sequence[Action]]:
-    return [[subject.form(answer)] for answer in _ODD]
-
-
-def _idle(subject: Subject) -> Sequence[Sequence[Action]]:
-    limit = subject.environment.spec.limits.turns
-    calls = subject.idle(limit)
-    return [[*calls[: limit - 1], _SHRUG], calls] if calls else []
-
-
-def _leaked(subject: Subject) -> Sequence[Sequence[Action]]:
-    return [[subject.form(str(subject.task[column]))] for column in subject.leaked if column in subject.task]
+def _pasted(subject: Subject) -> Sequence[Script]:
+    shown = "\n".join(result.text for _, result in subject.oracle_calls() if result.outcome == "ok")
+    pasted = [*subject.oracle_actions(), subject.form(shown)]
+    long = len(shown) > 5 * len(subject.right) and not same(shown, subject.right)
+    return [[subject.prompt], [subject.form(subject.prompt)], pasted if long else []]
 
 
 ADVERSARIES: tuple[Adversary, ...] = (
-    Adversary("empty", "writes nothing", lambda subject: [[""]]),
-    Adversary("echo", "repeats the prompt", lambda subject: [[subject.prompt], [subject.form(subject.prompt)]]),
-    Adversary("every_option", "gives every answer of the split as one", _every_option),
-    Adversary("many_answers", "gives several answers one after the other", _many_answers),
-    Adversary("empty_form", "writes the form of an answer without one", lambda subject: [[subject.form("")]]),
     Adversary(
-        "placeholder", "answers every task alike", lambda subject: [[subject.form("?")], [subject.form("unknown")]]
+        name="nothing",
+        hole="paid_for_ending",
+        does="does nothing and says that it does not know",
+        hint="measure what the policy has done or answered: this is paid for ending, or holds before anything is done",
+        write=lambda subject: [[SHRUG]],
+        partial=99,
+        wide=True,
     ),
-    Adversary("odd_answer", "answers with what no reward expects", _odd),
-    Adversary("thought_answer", "answers inside its thinking", _in_thinking),
-    Adversary("planted_output", "leaves the answer to what a tool wrote", _planted, plants=True),
-    Adversary("idle_calls", "calls tools to no purpose", _idle),
-    Adversary("leaked_field", "copies what the prompt or a tool shows", _leaked),
-    Adversary("judge_instructions", "tells the judge what to give", _instructed),
     Adversary(
-        "very_long",
-        "writes thousands of words",
-        lambda subject: [["word " * _LONG_WORDS], [f"{'word ' * _LONG_WORDS}\n{subject.form_text('?')}"]],
+        name="wrong_answer",
+        hole="form_only",
+        does="gives a wrong answer in the right form",
+        hint="compare the answer with the row's own, or gate the term by the one that does",
+        write=_wrong,
+        partial=99,
+        wide=True,
+    ),
+    Adversary(
+        name="empty",
+        hole="empty_answer",
+        does="writes nothing",
+        hint="refuse empty answers before they are compared, and rows whose right answer is empty",
+        write=lambda subject: [[""]],
+        partial=99,
+        wide=True,
+    ),
+    Adversary(
+        name="empty_form",
+        hole="empty_answer",
+        does="writes the form of an answer without one",
+        hint="refuse empty answers before they are compared, and rows whose right answer is empty",
+        write=_empty_form,
+        partial=2,
+        wide=True,
+    ),
+    Adversary(
+        name="idle_calls",
+        hole="idle_calls_paid",
+        does="calls tools to no purpose",
+        hint="gate what is paid for calls by the right answer, or take it away",
+        write=_idle,
+    ),
+    Adversary(
+        name="never_ends",
+        hole="paid_when_truncated",
+        does="goes on until a limit cuts it",
+        hint="pay for an answer alone: this pays an episode that a limit has cut, or each turn before",
+        write=_never_ends,
+    ),
+    Adversary(
+        name="very_long",
+        hole="length_paid",
+        does="writes thousands of words",
+        hint="measure what is said and not how much; gate what is paid for length by the right answer",
+        write=_long,
+    ),
+    Adversary(
+        name="thought_answer",
+        hole="thought_answer",
+        does="answers inside its thinking",
+        hint="read the answer from `context.answer` or `parsed.content`, which leave thinking out",
+        write=_in_thinking,
+    ),
+    Adversary(
+        name="near_answer",
+        hole="loose_match",
+        does="gives an answer that shares something with the right one and is not it",
+        hint="compare more strictly: a smaller tolerance, the whole text, no common beginning or part",
+        write=_near,
+        most=0.8,
+        partial=99,
+        wide=True,
+    ),
+    Adversary(
+        name="every_option",
+        hole="stuffed_answer",
+        does="gives many answers as one, the right one among them",
+        hint="compare the whole answer (exact_match in place of contains), and let one answer count",
+        write=_stuffed,
+    ),
+    Adversary(
+        name="pasted",
+        hole="stuffed_answer",
+        does="repeats the prompt, or pastes what tools gave",
+        hint="compare the whole answer (exact_match in place of contains), or punish what is said beside it",
+        write=_pasted,
+        most=0.5,
+    ),
+    Adversary(
+        name="judge_instructions",
+        hole="judge_obeys",
+        does="tells the judge what to give",
+        hint="say in the judge's prompt that the answer holds no instructions, and show it apart",
+        write=lambda subject: [
+            [text] for tell in instructions(subject.environment) for text in (tell, f"{tell}\n{subject.form_text('?')}")
+        ],
+    ),
+    Adversary(
+        name="odd_answer",
+        hole="escapes_by_invalid",
+        does="answers with what no reward expects",
+        hint="give 0 where an answer cannot be read; an exception masks the episode, and a policy can choose that",
+        write=lambda subject: [[subject.form(answer)] for answer in _ODD],
+        counts=False,
     ),
 )
-
-CONSTANT = Adversary("constant_answer", "gives every task the same answer", lambda subject: [])
-"""It is played with the split's most frequent answers, one at a time; the best of them over all tasks counts."""

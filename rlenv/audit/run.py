@@ -1,36 +1,35 @@
 """Attacks a spec: the oracle has to earn the maximum everywhere, and nobody else anything worth having.
 
-Holes are named by comparing two episodes that differ in one thing: what a tool wrote, an instruction to the judge,
-the length of a wrong answer, the form of an empty one.
+What adversaries earn is judged by `audit.verdicts`; what a tool wrote must not count, which is seen by comparing two
+episodes that differ in nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
-from rlenv.audit.account import SLACK, Account, Played, played_on, share_of
-from rlenv.audit.adversaries import (
-    ADVERSARIES,
-    CONSTANT,
-    SAYS,
-    Action,
-    Adversary,
-    Subject,
-    columns_in,
-    instructions,
-)
+from rlenv.audit.account import Account
+from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
+from rlenv.audit.asking import ask_each, askable, empty_state
+from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
+from rlenv.audit.looks import LOOKS, Looked
+from rlenv.audit.places import read_places
+from rlenv.audit.play import Player
 from rlenv.audit.report import Report, Thresholds
-from rlenv.audit.wrap import Faulty, Planting, wrapped
+from rlenv.audit.subject import Action, Subject
+from rlenv.audit.wrap import Planting, faulty, planted
 from rlenv.episodes.drive import drive
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.rollout import Job, rollout, together
-from rlenv.errors import EpisodeError, InvalidReward, RlenvError
-from rlenv.messages import Message
+from rlenv.errors import InvalidReward, RlenvError
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy
 from rlenv.trajectory import Trajectory
@@ -41,9 +40,13 @@ _FAULT_SHARE = 0.3
 _SAMPLES = 2
 _CONSTANTS = 3
 _BATCH = 64
+_WIDE = 200
+_QUICK_S = 0.05
+_MOST_OPTIONS = 12
+_MOST_CHANGING = 6
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many tasks it is done with, and with how many there are."""
+"""Told what is being done, how many steps it is done with, and how many there are."""
 
 
 async def audit(
@@ -61,11 +64,12 @@ async def audit(
     """The report card of a spec.
 
     Args:
-        tasks: how many tasks of each split the adversaries play, spread evenly.
+        tasks: how many tasks of each split the adversaries play, spread evenly. Those that look for holes behind a few
+            tasks play more, up to 200, where episodes are quick and no judge is asked.
         oracle_tasks: how many tasks of each split the oracle plays; all by default.
         splits: which; all by default.
         limit_s: seconds for all of it. What was not looked at by then is a finding of its own.
-        on_progress: called after each task.
+        on_progress: called before each step.
 
     Raises:
         UsageError: the spec has no oracle, or no such split.
@@ -79,8 +83,10 @@ async def audit(
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
-            run.doing = "the rows were being looked at"
-            seen.see_data(*await check_data(environment, seen.golds, seed=seed))
+            run.doing = "the rows and what tools say of them are looked at"
+            found, notes = await check_data(environment, seen.golds, seed=seed)
+            seen.looked += found
+            seen.notes += notes
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
     return seen.report()
@@ -112,12 +118,16 @@ class _Run:
             golds += await self._oracle([Job(split, index, self.seed) for index in batch])
         self.seen.see_oracle(split, golds)
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
-        step = max(1, len(usable) // tasks)
-        answers = [gold.answer for gold in usable if gold.answer]
-        await self.attack(split, usable[::step][:tasks], answers)
+        if usable:
+            await self._attack(split, usable, tasks)
+        looked = Looked(self.environment, split, golds, tasks, self.seed, self.concurrency)
+        for look in LOOKS:
+            await look(looked)
+        self.seen.looked += looked.findings
+        self.seen.notes += looked.notes
 
     def _progress(self, what: str, done: int, total: int) -> None:
-        self.doing = f"{what}, {done} of {total} tasks done"
+        self.doing = f"{what}, {done} of {total} done"
         self.on_progress(what, done, total)
 
     async def _oracle(self, jobs: Sequence[Job]) -> list[Trajectory]:
@@ -137,126 +147,142 @@ class _Run:
 
         return await together([one(job) for job in jobs])
 
-    async def attack(self, split: str, golds: Sequence[Trajectory], answers: Sequence[str]) -> None:
-        """Plays all adversaries on these tasks; `answers` are the oracle's on all tasks of the split."""
-        environment = self.environment
+    async def _attack(self, split: str, usable: Sequence[Trajectory], tasks: int) -> None:
+        """Plays all adversaries on tasks of a split."""
+        answers = [gold.answer for gold in usable if gold.answer]
         options = list(dict.fromkeys(answers))
-        leaked = await self._leaked(golds, options)
-        self.seen.leaked[split] = set(leaked)
-        subjects = [Subject(environment, gold.task, gold, options, leaked) for gold in golds]
-        for done, subject in enumerate(subjects):
-            self._progress(f"{split}: attacks", done, len(subjects))
-            await self._attack_task(subject)
-        await self._constant_answers(split, subjects, answers)
-        if environment.parts.tools:
-            self._progress(f"{split}: the oracle plays while calls fail", 0, len(golds))
-            with wrapped(environment, Faulty(environment, _FAULT_SHARE, seed=self.seed)):
-                self.seen.faults.extend(await self._oracle([Job(split, gold.task_index, self.seed) for gold in golds]))
+        chosen = _spread(usable, tasks)
+        attacked = [Subject(self.environment, gold, options, chosen) for gold in chosen]
+        wide = [Subject(self.environment, gold, options, chosen) for gold in self._wide(usable, chosen)]
+        chapter = Chapter(split, {(gold.split, gold.task_index): gold for gold in usable}, len(set(answers)))
+        self.seen.chapters.append(chapter)
+        player = Player(self.environment, seed=self.seed, concurrency=self.concurrency, seen=self.seen.count)
+        steps = len(ADVERSARIES) + 5
+        for done, adversary in enumerate(ADVERSARIES):
+            self._progress(f"{split}: attacks", done, steps)
+            subjects = wide if adversary.wide else attacked
+            scripts = {subject.gold.task_index: adversary.write(subject) for subject in subjects}
+            chapter.ways[adversary.name] = [
+                await player.way(subjects, partial(_nth, scripts, number))
+                for number in range(max(map(len, scripts.values()), default=0))
+            ]
+        self._progress(f"{split}: attacks", steps - 5, steps)
+        await self._plant(player, attacked)
+        self._progress(f"{split}: attacks", steps - 4, steps)
+        await self._stateful(player, chapter, attacked)
+        self._progress(f"{split}: attacks", steps - 3, steps)
+        await read_places(player, chapter, attacked)
+        self._progress(f"{split}: attacks", steps - 2, steps)
+        await self._guesses(player, chapter, attacked, wide, answers)
+        self._progress(f"{split}: attacks", steps - 1, steps)
+        await self._signal(chapter, chosen)
+        if self.environment.parts.tools:
+            self._progress(f"{split}: the oracle plays while calls fail", 0, len(chosen))
+            with faulty(self.environment, _FAULT_SHARE, seed=self.seed):
+                self.seen.faults.extend(await self._oracle([Job(split, gold.task_index, self.seed) for gold in chosen]))
 
-    async def _attack_task(self, subject: Subject) -> None:
-        gold = subject.gold
-        totals: list[float] = [gold.reward.total] if gold.reward.total is not None else []
-        for adversary in ADVERSARIES:
-            played = await self._play_adversary(adversary, subject)
-            self.seen.played.setdefault(adversary.name, []).append(played)
-            if played.best is not None and played.best.reward.total is not None:
-                totals.append(played.best.reward.total)
-        await self._compare(subject)
-        jobs = [Job(gold.split, gold.task_index, self.seed + sample) for sample in range(_SAMPLES)]
-        policy = RandomPolicy(self.environment.parts.dialect, self.environment.spec.answer)
-        for sample in await rollout(self.environment, policy, jobs):
-            self.seen.count(sample)
-            if sample.reward.total is not None:
-                totals.append(sample.reward.total)
-        self.seen.alike.append(max(totals, default=0.0) - min(totals, default=0.0) <= SLACK)
+    def _wide(self, usable: Sequence[Trajectory], chosen: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """The tasks on which holes are looked for that few tasks have."""
+        asks = any(term.spec.kind == "judge" for term in self.environment.parts.terms)
+        seconds = math.fsum(gold.seconds for gold in usable) / len(usable)
+        if asks or seconds > _QUICK_S:
+            self.seen.notes.append(
+                f"split '{chosen[0].split}': holes behind a few tasks were looked for on {len(chosen)} tasks alone, "
+                + ("since each episode asks a judge" if asks else "since its episodes are slow")
+            )
+            return chosen
+        return _spread(usable, max(_WIDE, len(chosen)))
 
-    async def _constant_answers(self, split: str, subjects: Sequence[Subject], answers: Sequence[str]) -> None:
-        """The split's most frequent answers, each given to every task; the one that earns most counts."""
-        best: list[Played] = []
-        here = Counter(subject.gold.answer for subject in subjects)
+    async def _plant(self, player: Player, subjects: Sequence[Subject]) -> None:
+        """Pairs of episodes that differ in what tools wrote; a term that rises has read what is not the policy's."""
+        for subject in subjects:
+            gold = subject.gold
+            planting = Planting(subject.form_text(subject.right))
+            scripts = [calls for calls in (subject.idle(1), subject.oracle_actions()) if calls]
+            for calls in scripts:
+                # Without an answer of its own: whatever it earns more than before, a tool has earned for it.
+                script: list[Action] = [*calls, SAYS]
+                before = await player.play(gold, script)
+                with planted(self.environment, planting):
+                    self.seen.rise(before, await player.play(gold, script))
+            if scripts:
+                self.seen.planted.append(planting.succeeded > 0)
+
+    async def _stateful(self, player: Player, chapter: Chapter, subjects: Sequence[Subject]) -> None:
+        """Tools that change something, called for all there is; tools that can be asked for each answer."""
+        tools = self.environment.parts.tools.values()
+        chapter.worked = await player.way(subjects, lambda one: [*one.oracle_actions(), SHRUG])
+        changing = [tool for tool in tools if tool.mutates][:_MOST_CHANGING]
+        for some in [changing, *([tool] for tool in changing)] if changing else ():
+            way = await player.way(subjects, partial(empty_state, changing=some))
+            chapter.emptied.append({key: ended for key, ended in way.items() if not _did_the_task(ended, chapter)})
+        names = dict.fromkeys((tool.name, name) for subject in subjects for tool, name in askable(subject))
+        for tool_name, name in list(names)[:8]:
+            tool = self.environment.parts.tools[tool_name]
+            way = await player.way(subjects, partial(ask_each, tool=tool, name=name))
+            chapter.asked.append((f"{tool_name}({name})", way))
+
+    async def _guesses(
+        self,
+        player: Player,
+        chapter: Chapter,
+        subjects: Sequence[Subject],
+        wide: Sequence[Subject],
+        answers: Sequence[str],
+    ) -> None:
+        """The split's most frequent answers, each given to every task, and a choice among a task's own options."""
+        here = Counter(subject.gold.answer for subject in wide)
         for answer, _ in Counter(answers).most_common(_CONSTANTS):
-            played = []
-            for done, subject in enumerate(subjects):
-                # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
-                if here[answer] > 1 or subject.gold.answer != answer:
-                    self._progress(f"{split}: one answer for all tasks", done, len(subjects))
-                    ended = [await self._play(subject.gold, [subject.form(answer)])]
-                    played.append(played_on(subject.gold, ended))
-            if played and share_of(played) > share_of(best):
-                best = played
-                self.seen.constants[split] = f"{answer:.40}"
-        if not answers and subjects:
-            self.seen.notes.append(f"the oracle gives no answers in split '{split}': no constant one was tried")
-        self.seen.played.setdefault(CONSTANT.name, []).extend(best)
+            # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
+            others = [one for one in wide if here[answer] > 1 or one.gold.answer != answer]
+            way = await player.way(others, partial(_says, said=answer))
+            if way:
+                chapter.constants.append((answer, way))
+        if not answers:
+            self.seen.notes.append(f"the oracle gives no answers in split '{chapter.split}': no guess was tried")
+        listed = [(one, options_of(one)[:_MOST_OPTIONS]) for one in subjects]
+        choices = {one.gold.task_index: found for one, found in listed if found}
+        for number in range(max(map(len, choices.values()), default=0)):
+            some = [one for one, found in listed if number < len(found)]
+            chapter.choices.append(await player.way(some, partial(_chooses, choices, number)))
 
-    async def _leaked(self, golds: Sequence[Trajectory], options: Sequence[str]) -> list[str]:
-        """Columns that at least half of the tasks show to whoever looks."""
-        counts: dict[str, int] = {}
-        for gold in golds:
-            subject = Subject(self.environment, gold.task, gold, options)
-            shown = [message.content for message in gold.messages]
-            for action in subject.idle(2):
-                ended = await self._play(gold, [action])
-                shown.extend(result.text for turn in ended.turns for result in turn.results)
-            for column in columns_in(shown, gold.task):
-                # Where values of other tasks stand there too, the options are listed and none is given away.
-                others = {str(other.task.get(column, "")) for other in golds} - {str(gold.task[column])}
-                if not columns_in(shown, {str(index): other for index, other in enumerate(others)}):
-                    counts[column] = counts.get(column, 0) + 1
-        return [column for column, count in counts.items() if 2 * count >= len(golds)]
+    async def _signal(self, chapter: Chapter, golds: Sequence[Trajectory]) -> None:
+        """Two random policies; whether everybody scores alike is seen with what the adversaries got."""
+        jobs = [Job(gold.split, gold.task_index, self.seed + sample) for gold in golds for sample in range(_SAMPLES)]
+        policy = RandomPolicy(self.environment.parts.dialect, self.environment.spec.answer)
+        samples = await rollout(self.environment, policy, jobs)
+        for sample in samples:
+            self.seen.count(sample)
+        self.seen.see_signal(chapter, golds, samples)
 
-    async def _play_adversary(self, adversary: Adversary, subject: Subject) -> Played:
-        found: list[Trajectory] = []
-        for script in adversary.write(subject):
-            if adversary.plants:
-                with wrapped(self.environment, Planting(subject.form_text(subject.gold.answer or ""))):
-                    found.append(await self._play(subject.gold, script))
-            else:
-                found.append(await self._play(subject.gold, script))
-        return played_on(subject.gold, found)
 
-    async def _compare(self, subject: Subject) -> None:
-        """Pairs of episodes that differ in one thing; a term that rises from one to the other has a hole."""
-        gold = subject.gold
-        planting = Planting(subject.form_text(gold.answer or ""))
-        scripts = [calls for calls in (subject.idle(1), subject.oracle_calls()) if calls]
-        for calls in scripts:
-            # Without an answer of its own: whatever it earns more than before, a tool has earned for it.
-            script: list[Action] = [*calls, SAYS]
-            before = await self._play(gold, script)
-            with wrapped(self.environment, planting):
-                self._rise("tool_output", before, [await self._play(gold, script)])
-        if scripts:
-            self.seen.planted.append(planting.succeeded > 0)
-        wrong = subject.wrong()[0]
-        plain = subject.form_text(wrong)
-        before = await self._play(gold, [plain])
-        told = [await self._play(gold, [f"{tell}\n{plain}"]) for tell in instructions(self.environment)]
-        self._rise("judge_obeys", before, told, kind="judge")
-        self._rise("length_paid", before, [await self._play(gold, [f"{'word ' * 2000}\n{plain}"])])
-        self._rise("form_only", await self._play(gold, ["I do not know."]), [before])
+def _nth(scripts: Mapping[int, Sequence[Sequence[Action]]], number: int, subject: Subject) -> Sequence[Action]:
+    found = scripts[subject.gold.task_index]
+    return found[number] if number < len(found) else ()
 
-    def _rise(self, hole: str, before: Trajectory, after: Sequence[Trajectory], *, kind: str = "") -> None:
-        """Notes by how much each term rose, at most, from one episode to the others."""
-        for name, spec in self.environment.spec.rewards.items():
-            is_counted = (spec.kind == kind) if kind else spec.kind != "judge"
-            values = [value for one in after if (value := one.reward.terms[name].value) is not None]
-            if is_counted and spec.weight and values:
-                earned = before.reward.terms[name].value or 0.0
-                rise = max((value - earned) * math.copysign(1.0, spec.weight) for value in values)
-                self.seen.rises.setdefault(hole, {}).setdefault(name, []).append(rise * abs(spec.weight))
 
-    async def _play(self, gold: Trajectory, script: Sequence[Action]) -> Trajectory:
-        async with self.environment.start(task=gold.task_index, split=gold.split, seed=self.seed) as episode:
-            try:
-                for action in script:
-                    if episode.is_ended:
-                        break
-                    # As text, so that the dialect reads what an adversary would have had to write.
-                    render = self.environment.parts.dialect.render_action
-                    await episode.step(render(action) if isinstance(action, Message) else action)
-                ended = episode.trajectory if episode.is_ended else await episode.truncate("script")
-            except EpisodeError as error:
-                ended = episode.fail(error.reason, str(error))
-        self.seen.count(ended)
-        return ended
+def _says(subject: Subject, said: str) -> list[Action]:
+    return [subject.form(said)]
+
+
+def _chooses(choices: Mapping[int, Sequence[str]], number: int, subject: Subject) -> list[Action]:
+    return [subject.form(choices[subject.gold.task_index][number])]
+
+
+def _did_the_task(ended: Trajectory, chapter: Chapter) -> bool:
+    """Whether a policy that changes all there is has changed just what the oracle changes."""
+
+    def changes(one: Trajectory) -> set[tuple[str, str]]:
+        return {(result.name, result.text) for turn in one.turns for result in turn.results if result.outcome == "ok"}
+
+    gold = chapter.golds[ended.split, ended.task_index]
+    return bool(changes(gold)) and changes(ended) == changes(gold)
+
+
+def _spread(golds: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """So many of them: one from each of as many parts of equal size, so that rows that take turns are met alike."""
+    if count >= len(golds):
+        return list(golds)
+    rng = random.Random(count)
+    edges = [index * len(golds) // count for index in range(count + 1)]
+    return [golds[rng.randrange(low, high)] for low, high in pairwise(edges)]

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from rich.markup import escape
 from rich.table import Table
 
+from rlenv._base.bounded import cut_middle
 from rlenv._base.figures import figure
-from rlenv.audit.report import Report, Thresholds
+from rlenv.audit.report import Finding, Report, Thresholds
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
@@ -23,6 +24,7 @@ from rlenv.errors import UsageError
 __all__ = ["add_arguments", "run", "said_every"]
 
 _SAY_EVERY_S = 5.0
+_MOST_SHOWN = 160
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,10 +89,23 @@ def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -
         now = clock()
         if now - said >= seconds:
             said = now
-            line = f"rlenv audit: {what}, {done} of {total} tasks done ({now - begun:.0f} s)\n"
+            line = f"rlenv audit: {what}, {done} of {total} done ({now - begun:.0f} s)\n"
             write_error(line)
 
     return say
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    """A finding with the least episode that shows it, and what to change."""
+    console.print(f"[red]{escape(finding.hole)}[/red]: {escape(finding.message)}", soft_wrap=True)
+    if (shown := finding.episode) is not None:
+        actions = " ⏎ ".join(cut_middle(" ".join(repr(action)[1:-1].split()), _MOST_SHOWN) for action in shown.actions)
+        earned = f"{figure(shown.reward)} of {figure(shown.oracle)}"
+        console.print(escape(f"  {shown.split}/{shown.task} earned {earned}: {actions}"), soft_wrap=True)
+    if finding.also:
+        console.print(escape(f"  the same pays {', '.join(finding.also)}"), soft_wrap=True)
+    if finding.hint:
+        console.print(escape(f"  change: {finding.hint}"), soft_wrap=True)
 
 
 def _show(console: Console, report: Report) -> None:
@@ -113,5 +128,5 @@ def _show(console: Console, report: Report) -> None:
     for note in report.notes:
         console.print(f"[dim]{escape(note)}[/dim]")
     for finding in report.findings:
-        console.print(f"[red]{escape(finding.hole)}[/red]: {escape(finding.message)}")
+        _show_finding(console, finding)
     console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
     from rlenv.episodes.episode import Episode
 
-__all__ = ["Retaken", "guarded_scorer", "left_out", "reads_state"]
+__all__ = ["Retaken", "guarded_scorer", "may_read_state", "reads_state"]
 
 _NEVER_RUN = frozenset({"breaker_open", "busy", "injected", "malformed", "skipped", "unknown_tool"})
 _SHORT = 80
@@ -180,10 +180,10 @@ def _shows_resources(environment: Environment) -> bool:
 
 def reads_state(terms: Sequence[Term]) -> bool:
     """Whether one of the terms may look at resources or run a tool; True where that cannot be told from the spec."""
-    return any(_may_read(term.spec) for term in terms)
+    return any(may_read_state(term.spec) for term in terms)
 
 
-def _may_read(spec: RewardSpec) -> bool:
+def may_read_state(spec: RewardSpec) -> bool:
     if spec.kind in ("judge", "group"):
         return False  # they see texts and values alone
     if spec.kind != "rule" or not type(spec).__module__.startswith("rlenv."):

@@ -123,21 +123,8 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
     assert report.findings == ()
     assert report.passes
     assert report.oracle_reward == 1.0
-    assert {attack.name: attack.reward for attack in report.attacks} == dict.fromkeys(
-        [
-            *("empty", "echo", "every_option", "many_answers", "empty_form", "placeholder", "odd_answer"),
-            *(
-                "thought_answer",
-                "planted_output",
-                "idle_calls",
-                "leaked_field",
-                "judge_instructions",
-                "very_long",
-                "constant_answer",
-            ),
-        ],
-        0.0,
-    )
+    assert {attack.reward for attack in report.attacks} == {0.0, None}
+    assert {attack.name for attack in report.attacks if attack.reward is None} == {"leak", "chance", "emptied_state"}
     assert report.faults is not None
     assert report.faults.invalid == 0
 
@@ -145,50 +132,51 @@ def test_a_sound_reward_passes(tmp_path: Path) -> None:
 def test_a_reward_that_an_answer_can_make_invalid_is_found(tmp_path: Path) -> None:
     reward = '  number: {kind: rule, python: "tools.py:number", weight: 0.1}\n'
     report = audited(write(tmp_path, reward))
-    (message,) = [one.message for one in report.findings if "'odd_answer'" in one.message]
-    assert (
-        "rewards of 'odd_answer' are invalid, such as train/0: number: tools.py:number raised ValueError: " in message
-    )
+    (finding,) = report.findings[1:]
+    assert (finding.hole, finding.term) == ("escapes_by_invalid", "number")
+    assert "train/0: number: tools.py:number raised ValueError: " in finding.message
 
 
 def test_the_tool_output_hole_is_found_by_name(tmp_path: Path) -> None:
     report = audited(write(tmp_path, '  seen: {kind: rule, python: "tools.py:everywhere"}\n'))
     assert ("tool_output", "seen") in holes(report)
-    assert ("adversary:planted_output", "") in holes(report)
     assert report.foreign_terms == ("seen",)
-    # The same term also pays for an answer in thinking and for several answers.
-    assert ("adversary:thought_answer", "") in holes(report)
-    assert ("adversary:many_answers", "") in holes(report)
+    # The same term also pays for an answer in thinking and for several answers: one cause, one finding.
+    (finding,) = report.findings
+    assert set(finding.also) == {"thought_answer", "every_option"}
 
 
 def test_a_term_that_pays_for_length_is_found_by_name(tmp_path: Path) -> None:
     rewards = '  long: {kind: rule, python: "tools.py:words", required: false}\n'
     report = audited(write(tmp_path, rewards))
     assert ("length_paid", "long") in holes(report)
-    assert ("adversary:very_long", "") in holes(report)
 
 
 def test_a_term_that_pays_for_form_alone_is_found_by_name(tmp_path: Path) -> None:
     report = audited(write(tmp_path, "  form: {kind: rule, rule: regex, pattern: '<answer>', of: message}\n"))
     assert ("form_only", "form") in holes(report)
-    assert {("adversary:empty_form", ""), ("adversary:placeholder", "")} <= holes(report)
+    assert [one.hole for one in report.findings] == ["form_only"]
+    assert "empty_form" in report.findings[0].also
 
 
 def test_an_answer_that_the_prompt_shows_is_found(tmp_path: Path) -> None:
     path = write(tmp_path, **{'"{{ task.question }}"}\ntools': '"{{ task.question }} ({{ task.answer }})"}\ntools'})
     report = audited(path)
-    assert ("adversary:leaked_field", "") in holes(report)
-    assert any("answer" in note for note in report.notes if "shows" in note)
+    (finding,) = report.findings
+    assert (finding.hole, finding.where) == ("leak", "prompt (user)")
 
 
 def test_options_that_the_prompt_lists_are_no_leak(tmp_path: Path) -> None:
-    path = write(tmp_path, **{'"{{ task.question }}"}\ntools': '"{{ task.question }} Paris, Oslo or Lima?"}\ntools'})
+    path = write(
+        tmp_path,
+        **{'"{{ task.question }}"}\ntools': '"{{ task.question }} Paris, Rome, Oslo, Riga, Lima or Bern?"}\ntools'},
+    )
     assert audited(path).findings == ()
 
 
 def test_a_rule_that_any_option_satisfies_is_found(tmp_path: Path) -> None:
     path = write(tmp_path, **{"rule: exact_match": "rule: contains"})
-    assert ("adversary:every_option", "") in holes(audited(path))
+    assert ("stuffed_answer", "correct") in holes(audited(path))
 
 
 def test_tasks_where_the_oracle_is_below_the_maximum_are_named(tmp_path: Path) -> None:
@@ -241,7 +229,6 @@ def test_a_judge_that_obeys_the_answer_is_found_by_name(tmp_path: Path, obeys: b
 
     found = holes(asyncio.run(main()))
     assert (("judge_obeys", "kind") in found) is obeys
-    assert (("adversary:judge_instructions", "") in found) is obeys
 
 
 def test_a_judge_that_cannot_be_reached_is_no_number_and_a_finding(tmp_path: Path) -> None:
@@ -271,7 +258,7 @@ def test_the_command_says_how_far_it_is_and_stops_in_time(tmp_path: Path, capsys
     for done in range(4):
         say("train: attacks", done, 4)
     assert capsys.readouterr().err == (
-        "rlenv audit: train: attacks, 1 of 4 tasks done (6 s)\nrlenv audit: train: attacks, 3 of 4 tasks done (12 s)\n"
+        "rlenv audit: train: attacks, 1 of 4 done (6 s)\nrlenv audit: train: attacks, 3 of 4 done (12 s)\n"
     )
 
 
@@ -306,7 +293,7 @@ def rows(*answers: str) -> str:
 )
 def test_an_answer_that_is_right_on_many_tasks_is_found(tmp_path: Path, answers: list[str], share: float) -> None:
     report = audited(write(tmp_path, **{ROWS: rows(*answers)}))
-    (finding,) = [one for one in report.findings if one.hole == "adversary:constant_answer"]
+    (finding,) = [one for one in report.findings if one.hole == "constant_answer"]
     assert f"the same answer ('{answers[0]}') earns {share:.2f} of the oracle's reward: correct {share:.2f}" in str(
         finding
     )
@@ -375,14 +362,14 @@ def test_what_was_not_finished_in_time_is_a_finding(tmp_path: Path) -> None:
     report = audited(write(tmp_path), on_progress=slow, limit_s=100.0)
     (finding,) = report.findings
     assert finding.hole == "unfinished"
-    assert "not finished within 100 s: train: attacks, 1 of 3 tasks done" in finding.message
+    assert "not finished within 100 s: train: attacks, 1 of 18 done" in finding.message
 
 
-def test_progress_is_told_task_by_task(tmp_path: Path) -> None:
+def test_progress_is_told_step_by_step(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     audited(write(tmp_path), on_progress=lambda *what: told.append(what))
-    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(0, 3), (1, 3), (2, 3)]
-    assert {what for what, _, _ in told} >= {"train: the oracle plays", "train: one answer for all tasks"}
+    assert [one[1:] for one in told if one[0] == "train: attacks"] == [(step, 18) for step in range(18)]
+    assert {what for what, _, _ in told} >= {"train: the oracle plays", "train: the oracle plays while calls fail"}
 
 
 @pytest.mark.parametrize("scale", [(1, 5), (0, 100), (0, 1), (-2, 2)])

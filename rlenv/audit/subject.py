@@ -1,0 +1,192 @@
+"""One task as the adversaries see it, and answers that are wrong on it in ways of their own."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlenv.audit.tells import tells_for
+from rlenv.episodes.environment import Environment
+from rlenv.messages import Message, ToolCall
+from rlenv.policies.scripted import random_value
+from rlenv.rewards.judge import JudgeSpec
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Action", "Subject", "instructions", "same", "shaped", "trimmed"]
+
+Action = str | Message
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_DIGIT = re.compile(r"\d")
+_LETTER = re.compile(r"[^\W\d_]")
+_FAR = 0.2
+"""A number that is off by more than this share of the right one is far from it."""
+
+
+def instructions(environment: Environment) -> list[str]:
+    """What tells each judge to give the best score of its scale: the lowest where its weight is negative.
+
+    Without a judge, what a judge of the default scale would be told.
+    """
+    judges = [spec for spec in environment.spec.rewards.values() if isinstance(spec, JudgeSpec)]
+    asked = [tells_for(scale=one.ends, value_key=one.value_key, is_paid=one.weight >= 0) for one in judges]
+    # A reward without a judge has nobody to tell: one text stands for all.
+    return list(dict.fromkeys(tell.text for tells in asked or [tells_for(scale=(1.0, 5.0))[:1]] for tell in tells))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One task as the adversaries see it, with what the oracle did there."""
+
+    environment: Environment
+    gold: Trajectory
+    options: Sequence[str]
+    """The oracle's answers over all tasks that it played, without repeats."""
+    others: Sequence[Trajectory] = ()
+    """What the oracle did on other tasks."""
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """The task's row."""
+        return self.gold.task
+
+    @property
+    def right(self) -> str:
+        """The oracle's answer, "" where it gave none."""
+        return self.gold.answer or ""
+
+    @property
+    def prompt(self) -> str:
+        """What the user message says."""
+        return self.gold.messages[-1].content
+
+    def form(self, answer: str) -> Action:
+        """The oracle's last action with another answer in it."""
+        spec = self.environment.spec.answer
+        last = self.gold.turns[-1]
+        if spec.from_ == "tool":
+            for call in last.parsed.calls:
+                if isinstance(call, ToolCall) and call.name == spec.tool:
+                    key = spec.argument or next(iter(call.arguments), "answer")
+                    return Message("assistant", "", (ToolCall(call.name, {**call.arguments, key: answer}),))
+        text, right = last.action, self.right
+        before, found, after = text.rpartition(right) if right else ("", "", "")
+        if found:
+            return before + answer + after
+        return {"tag": f"<{spec.tag}>{answer}</{spec.tag}>", "boxed": f"\\boxed{{{answer}}}"}.get(spec.from_, answer)
+
+    def form_text(self, answer: str) -> str:
+        """As `form`, as text also where the answer is a call."""
+        made = self.form(answer)
+        return self.text_of(made)
+
+    def text_of(self, action: Action) -> str:
+        """An action as its dialect writes it."""
+        return self.environment.parts.dialect.render_action(action) if isinstance(action, Message) else action
+
+    def wrong(self) -> list[str]:
+        """Answers of other tasks."""
+        return [option for option in self.options if not same(option, self.right)] or ["?"]
+
+    def call(self, rng: random.Random) -> Message | None:
+        """A call without a purpose, None where there are no tools."""
+        spec = self.environment.spec.answer
+        tools = [tool for tool in self.environment.parts.tools.values() if not self.submits(tool.name)]
+        if not tools or (spec.from_ == "tool" and not tools):
+            return None
+        tool = rng.choice(tools)
+        return Message("assistant", "", (ToolCall(tool.name, random_value(dict(tool.parameters), rng)),))
+
+    def submits(self, name: str) -> bool:
+        """Whether a call of this tool is the answer."""
+        spec = self.environment.spec.answer
+        return spec.from_ == "tool" and name == spec.tool
+
+    def oracle_actions(self) -> list[Action]:
+        """What the oracle did before its last action; nothing where it called no tool."""
+        before = self.gold.turns[:-1]
+        return [turn.action for turn in before] if any(turn.results for turn in before) else []
+
+    def oracle_calls(self) -> list[tuple[ToolCall, Any]]:
+        """The oracle's calls with their results."""
+        return [
+            (call, result)
+            for turn in self.gold.turns
+            for call, result in zip(turn.parsed.calls, turn.results, strict=False)
+            if isinstance(call, ToolCall)
+        ]
+
+    def foreign(self) -> list[Action]:
+        """The calls that the oracle makes on other tasks and not on this one: they go well and help nobody here."""
+        tools = self.environment.parts.tools
+        own = {(call.name, repr(dict(call.arguments))) for call, _ in self.oracle_calls()}
+        found: dict[tuple[str, str], Action] = {}
+        for other in self.others:
+            for turn in other.turns:
+                for call, result in zip(turn.parsed.calls, turn.results, strict=False):
+                    if isinstance(call, ToolCall) and result.outcome == "ok" and call.name in tools:
+                        key = (call.name, repr(dict(call.arguments)))
+                        if not tools[call.name].mutates and not self.submits(call.name) and key not in own:
+                            found[key] = Message("assistant", "", (ToolCall(call.name, call.arguments),))
+        return list(found.values())
+
+    def idle(self, turns: int) -> list[Action]:
+        """So many turns with a call without a purpose each; the same for every adversary of a task."""
+        rng = random.Random(f"{self.gold.split}/{self.gold.task_index}")
+        made = [self.call(rng) for _ in range(turns)]
+        return [action for action in made if action is not None]
+
+
+def trimmed(text: str) -> str:
+    """A text as answers are compared here: without case, white space and punctuation around it; numbers as numbers."""
+    bare = " ".join(text.casefold().split()).strip(".,;:!?\"'`()[]{}<>*$ ")
+    number = bare.replace(",", "")
+    if _NUMBER.fullmatch(number):
+        return f"{float(number):.12g}"
+    return bare
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two answers say the same at first sight."""
+    return trimmed(one) == trimmed(other)
+
+
+def shaped(right: str, rng: random.Random) -> str:
+    """A wrong answer of the same shape: other digits and letters, the same keys, far from the right number."""
+    text = right.strip()
+    if text[:1] in ("{", "["):
+        try:
+            return json.dumps(_other(json.loads(text), rng))
+        except (ValueError, RecursionError):
+            pass
+    if _NUMBER.fullmatch(text.replace(",", "")):
+        return far_numbers(text)[0]
+    if text.casefold() in ("yes", "no", "true", "false") or not text:
+        return "zqx"
+    made = _DIGIT.sub(lambda found: str((int(found[0]) + rng.randint(1, 3)) % 10), text)
+    return _LETTER.sub(lambda found: rng.choice("BDFGJKQVWXZ" if found[0].isupper() else "bdfgjkqvwxz"), made)
+
+
+def far_numbers(text: str) -> list[str]:
+    """Numbers in the form of the right one and far from it."""
+    value = float(text.replace(",", ""))
+    is_whole = "." not in text
+    made = [value * 3 + 7, -value - 1, value * 10 + 1, value * 1.3 + 1, value * 0.6]
+    wanted = [one for one in made if abs(one - value) > _FAR * max(abs(value), 1.0)]
+    return [str(round(one)) if is_whole else f"{one:.2f}" for one in wanted]
+
+
+def _other(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, dict):
+        return {key: _other(part, rng) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_other(part, rng) for part in value] or ["zqx"]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value * 3 + 7
+    return shaped(value, rng) if isinstance(value, str) and value else "zqx"

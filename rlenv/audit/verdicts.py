@@ -1,0 +1,187 @@
+"""Findings from what adversaries earned: one for each cause, with the least episode that shows it.
+
+What an earlier finding already pays on a term, on a task, counts for nothing in a later one: an answer that is right
+because any answer is, is no second hole. So the order in which ways are judged is that of causes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlenv._base.bounded import cut_middle
+from rlenv.audit.play import Key, Way
+from rlenv.audit.report import Episode, Finding, Thresholds
+from rlenv.language.spec import RewardSpec
+from rlenv.trajectory import Trajectory
+
+__all__ = ["SLACK", "Suspect", "Verdicts", "binomial_tail", "episode_of", "share_of"]
+
+SLACK = 1e-9
+"""Rewards that differ by less are the same."""
+_FULL = 0.9
+_FEW_TASKS = 0.05
+_LEAST_TASKS = 2
+_SHOWN = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """What may be a hole: how it is called, what its policy does, and what to change."""
+
+    name: str
+    hole: str
+    does: str
+    hint: str
+    most: float = 0.0
+    partial: int = 0
+    where: str = ""
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """Judges ways one after the other."""
+
+    rewards: Mapping[str, RewardSpec]
+    thresholds: Thresholds
+    golds: Mapping[Key, Trajectory]
+    findings: list[Finding] = field(default_factory=list)
+    explained: dict[str, dict[Key, float]] = field(default_factory=dict)
+    """What is already paid for a cause that was found, by term and task."""
+    by_term: dict[str, int] = field(default_factory=dict)
+    """The finding that explains a term."""
+
+    def judge(self, suspect: Suspect, ways: Sequence[Way]) -> bool:
+        """Judges the ways of one adversary; True where it earns, be it by a cause that was found before."""
+        limit = suspect.most or self.thresholds.adversary
+        best: tuple[float, Way] | None = None
+        earning = []
+        for number, way in enumerate(ways):
+            share, rest = share_of(way, self.golds), self.rest(way)
+            full = self._full(way, rest)
+            is_paid = share > limit + SLACK
+            is_few = number < suspect.partial and len(full) >= max(_LEAST_TASKS, math.ceil(_FEW_TASKS * len(way)))
+            if not is_paid and not is_few:
+                continue
+            earning.append(way)
+            new = math.fsum(rest.values()) / (self._gold(way) or math.inf)
+            if (new > limit + SLACK or is_few) and (best is None or new > best[0]):
+                best = (new, way)
+        if best is None:
+            for way in earning[:1]:
+                self._merge(suspect, way)
+            return bool(earning)
+        self._found(suspect, best[1])
+        for way in earning:
+            self.explain(way)
+        return True
+
+    def explain_whole(self, term: str, finding: Finding) -> None:
+        """Takes a finding that makes all that a term pays worth nothing."""
+        self.findings.append(finding)
+        self.by_term[term] = len(self.findings) - 1
+        self.explained[term] = dict.fromkeys(self.golds, math.inf)
+
+    def _found(self, suspect: Suspect, way: Way) -> None:
+        rest = self.rest(way)
+        term = self._paying(way)
+        share = share_of(way, self.golds)
+        full = self._full(way, rest)
+        limit = suspect.most or self.thresholds.adversary
+        on = f"on {len(full)} of {len(way)} tasks" if full else f"on {len(way)} tasks"
+        message = f"a policy that {suspect.does} earns {share:.2f} of the oracle's reward{self._mostly(way)}"
+        if full and (share <= limit or len(full) < len(way)):
+            message += f"; as much as the oracle {on}"
+        key = _least(way, full or [key for key, value in rest.items() if value > SLACK] or list(way))
+        shown = episode_of(way[key], self.golds[key])
+        self.findings.append(
+            Finding(suspect.hole, message, term, suspect.hint, shown, suspect.where, ()),
+        )
+        self.by_term[term] = len(self.findings) - 1
+
+    def _merge(self, suspect: Suspect, way: Way) -> None:
+        index = self.by_term.get(self._paying(way, anew=False))
+        if index is None:
+            return
+        found = self.findings[index]
+        if suspect.name not in found.also and suspect.hole != found.hole:
+            self.findings[index] = dataclasses.replace(found, also=(*found.also, suspect.name))
+
+    def explain(self, way: Way) -> None:
+        """Takes what a way earns as known."""
+        for key, ended in way.items():
+            for name, value in self._earned(ended).items():
+                if value > SLACK:
+                    known = self.explained.setdefault(name, {})
+                    known[key] = max(known.get(key, 0.0), value)
+
+    def _earned(self, ended: Trajectory) -> dict[str, float]:
+        """What each term adds to the reward."""
+        return {
+            name: self.rewards[name].weight * term.value
+            for name, term in ended.reward.terms.items()
+            if term.value is not None and name in self.rewards and ended.reward.total is not None
+        }
+
+    def rest(self, way: Way) -> dict[Key, float]:
+        """What it earns on each task beyond what is explained already."""
+        return {key: math.fsum(self._new(key, ended).values()) for key, ended in way.items()}
+
+    def _new(self, key: Key, ended: Trajectory) -> dict[str, float]:
+        found = {}
+        for name, value in self._earned(ended).items():
+            known = self.explained.get(name, {}).get(key, 0.0)
+            found[name] = value if known <= 0 else max(0.0, value - known) if value > 0 else value
+        return found
+
+    def _full(self, way: Way, rest: Mapping[Key, float]) -> list[Key]:
+        golds = {key: self.golds[key].reward.total or 0.0 for key in way}
+        return [key for key in way if golds[key] > SLACK and rest[key] >= _FULL * golds[key]]
+
+    def _gold(self, way: Way) -> float:
+        return math.fsum(self.golds[key].reward.total or 0.0 for key in way)
+
+    def _sums(self, way: Way, *, anew: bool) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for key, ended in way.items():
+            for name, value in (self._new(key, ended) if anew else self._earned(ended)).items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
+
+    def _paying(self, way: Way, *, anew: bool = True) -> str:
+        """The term that pays most of it."""
+        sums = self._sums(way, anew=anew)
+        return max(sums, key=lambda name: sums[name]) if sums else ""
+
+    def _mostly(self, way: Way) -> str:
+        sums = {name: value / max(1, len(way)) for name, value in self._sums(way, anew=False).items()}
+        named = sorted((name for name in sums if sums[name] > SLACK), key=lambda name: -sums[name])
+        return f": {', '.join(f'{name} {sums[name]:.2f}' for name in named[:3])}" if named else ""
+
+
+def share_of(way: Way, golds: Mapping[Key, Trajectory]) -> float:
+    """What it earned of the oracle's reward on the tasks where its reward is valid; minus infinity without any."""
+    valid = [key for key, ended in way.items() if ended.reward.total is not None]
+    gold = math.fsum(golds[key].reward.total or 0.0 for key in valid)
+    return math.fsum(way[key].reward.total or 0.0 for key in valid) / gold if gold > 0 else -math.inf
+
+
+def episode_of(ended: Trajectory, gold: Trajectory) -> Episode:
+    """An episode as a finding shows it."""
+    actions = tuple(cut_middle(turn.action, _SHOWN) for turn in ended.turns)
+    if len(actions) > 8:
+        actions = (*actions[:4], f"… ({len(actions) - 6} more actions)", *actions[-2:])
+    return Episode(ended.split, ended.task_index, actions, ended.reward.total, gold.reward.total)
+
+
+def _least(way: Way, keys: Sequence[Key]) -> Key:
+    return min(keys, key=lambda key: (len(way[key].turns), sum(len(turn.action) for turn in way[key].turns), key))
+
+
+def binomial_tail(hits: int, tasks: int, chance: float) -> float:
+    """The probability of at least `hits` of `tasks` where each is hit with `chance`; exact."""
+    return math.fsum(
+        math.comb(tasks, count) * chance**count * (1 - chance) ** (tasks - count) for count in range(hits, tasks + 1)
+    )

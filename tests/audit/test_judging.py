@@ -1,0 +1,452 @@
+"""Each kind of hole is found under its name where it is planted, and none where the same is sound."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.audit.report import Report
+from rlenv.audit.run import audit
+
+TOOLS = '''
+from rlenv.errors import ToolFailed
+
+_FACTS = {f"item{i}": f"K{(i * 37) % 101:03d}" for i in range(60)}
+
+
+def look(about: str) -> str:
+    """Says what is known of an item, such as `item1`."""
+    if about not in _FACTS:
+        raise ToolFailed("there is no such item; items are called item0 to item59")
+    return f"The code of {about} is {_FACTS[about]}."
+
+
+def names(about: str) -> str:
+    """Says what is known of an item."""
+    if about not in _FACTS:
+        raise ToolFailed(f"there is no such item; the codes are {', '.join(_FACTS.values())}")
+    return f"The code of {about} is {_FACTS[about]}."
+
+
+def telling(about: str, task) -> str:
+    """Says what is known of an item."""
+    if about not in _FACTS:
+        raise ToolFailed(f"expected a question with the answer {task['answer']}, found something else")
+    return "nothing"
+
+
+def flagged(about: str, task, full: bool = False) -> str:
+    """Says what is known of an item."""
+    return f"debug: gold={task['answer']}" if full else "nothing is known"
+
+
+def described(about: str) -> str:
+    """Looks an item up. Known: item0 K000, item1 K037, item2 K074, item3 K010, item4 K047, item5 K084, item6 K020,
+    item7 K057, item8 K094, item9 K030, item10 K067, item11 K003, item12 K040, item13 K077, item14 K013, item15 K050,
+    item16 K087, item17 K023, item18 K060, item19 K097."""
+    return "nothing"
+
+
+def list_files(task) -> str:
+    """Lists the files of this machine."""
+    return "notes.txt\\nsolution.txt\\nreadme.md"
+
+
+def read_file(name: str, task) -> str:
+    """Reads a file."""
+    texts = {"notes.txt": "Nothing yet.", "readme.md": "Read the notes.", "solution.txt": task["answer"]}
+    if name not in texts:
+        raise ToolFailed("there is no such file")
+    return texts[name]
+
+
+def check(answer: str, task) -> str:
+    """Says whether an answer is right."""
+    return "correct" if answer == task["answer"] else "wrong"
+
+
+def open_tries():
+    yield []
+
+
+def check_twice(answer: str, task, tries) -> str:
+    """Says whether an answer is right, twice."""
+    if len(tries) >= 2:
+        raise ToolFailed("you have asked twice")
+    tries.append(answer)
+    return "correct" if answer == task["answer"] else "wrong"
+
+
+def open_orders(task):
+    early = {"order1": "closed"} if task["n"] % 10 < 3 and task.get("early") else {}
+    yield {f"order{i}": "open" for i in range(3)} | early
+
+
+def orders(store) -> str:
+    """Lists the orders that there are."""
+    return ", ".join(store)
+
+
+def cancel(order: str, store) -> str:
+    """Takes an order away."""
+    if order not in store:
+        raise ToolFailed("there is no such order")
+    del store[order]
+    return f"{order} is gone"
+
+
+def close(order: str, store) -> str:
+    """Closes an order."""
+    if order not in store:
+        raise ToolFailed("there is no such order")
+    store[order] = "closed"
+    return f"{order} is closed"
+
+
+def closed_alone(context):
+    return float(context.resources["store"] == {"order0": "open", "order1": "closed", "order2": "open"})
+
+
+def none_open(context):
+    """Sound where one closes it; an order that is gone is not open either."""
+    return float(context.resources["store"].get("order1") != "open")
+
+
+def calls(context):
+    return min(1.0, sum(len(turn.results) for turn in context.turns) / 4)
+
+
+def turns_over(context):
+    return 1.0 if context.reason == "turns" else right(context)
+
+
+def ended(context):
+    return float(bool(context.turns))
+
+
+def right(context):
+    return float((context.answer or "").strip() == context.task["answer"])
+
+
+def comma(context):
+    gold, answer = context.task["answer"], (context.answer or "").strip()
+    return float(gold == answer or ("," in gold and bool(answer)))
+
+
+def first_letter(context):
+    return float((context.answer or "").strip()[:1] == context.task["answer"][:1] and context.answer is not None)
+
+
+def begins(context):
+    answer = (context.answer or "").strip()
+    return float(bool(answer) and context.task["answer"].startswith(answer))
+
+
+def thought(context):
+    return float(context.task["answer"] in context.turns[-1].parsed.thinking + (context.answer or ""))
+
+
+def cost(context):
+    answer = (context.answer or "").strip()
+    return 1.0 if answer == context.task["answer"] else -1.0 if answer else 0.0
+
+
+def picky(context):
+    return -1.0 if int(context.answer or 0) != int(context.task["answer"]) else 1.0
+
+
+def rude(context):
+    if "\\x00" in (context.answer or ""):
+        raise ValueError("no text")
+    return float((context.answer or "") != context.task["answer"])
+
+
+def f1(context):
+    said, gold = (context.answer or "").lower().split(), context.task["answer"].lower().split()
+    both = len(set(said) & set(gold))
+    return 2 * both / (len(said) + len(gold)) if both else 0.0
+'''
+
+LOOK = {"look": "{kind: python, function: 'tools.py:look'}"}
+
+
+def code(index: int) -> str:
+    return f"K{(index * 37) % 101:03d}"
+
+
+def items(count: int = 20, **columns: Any) -> list[dict[str, Any]]:
+    return [{"n": i, "question": f"What is the code of item{i}?", "answer": code(i)} | columns for i in range(count)]
+
+
+@dataclass
+class Case:
+    """A small environment; what is left out is that of a sound one."""
+
+    rows: list[dict[str, Any]] = field(default_factory=items)
+    user: str = "{{ task.question }}"
+    tools: dict[str, str] = field(default_factory=lambda: dict(LOOK))
+    rewards: dict[str, str] = field(
+        default_factory=lambda: {"correct": "{kind: rule, rule: exact_match, expect: '{{ task.answer }}'}"}
+    )
+    oracle: list[str] = field(default_factory=lambda: ["{say: 'It is <answer>{{ task.answer }}</answer>'}"])
+    extra: str = ""
+
+    def audit(self, folder: Path) -> Report:
+        (folder / "tools.py").write_text(TOOLS)
+        lines = ["rlenv: 1", "name: planted", "tasks: {train: {rows: " + json.dumps(self.rows) + "}}"]
+        lines.append("prompt: {user: " + json.dumps(self.user) + "}")
+        if self.tools:
+            lines += ["tools:", *(f"  {name}: {entry}" for name, entry in self.tools.items())]
+        lines += ["rewards:", *(f"  {name}: {entry}" for name, entry in self.rewards.items())]
+        lines += ["oracle:", *(f"  - {step}" for step in self.oracle), self.extra or "limits: {turns: 6}"]
+        (folder / "env.yaml").write_text("\n".join(lines) + "\n")
+
+        async def main() -> Report:
+            async with rlenv.load(folder / "env.yaml") as environment:
+                return await audit(environment)
+
+        return asyncio.run(main())
+
+
+def python(name: str, more: str = "") -> str:
+    return f"{{kind: rule, python: 'tools.py:{name}'{more}}}"
+
+
+def tool(name: str, *inject: str, more: str = "") -> str:
+    given = f", inject: [{', '.join(inject)}]" if inject else ""
+    return f"{{kind: python, function: 'tools.py:{name}'{given}{more}}}"
+
+
+def answers(*given: Any) -> list[dict[str, Any]]:
+    return [{"n": i, "question": f"Question number {i * 7 + 100}?", "answer": answer} for i, answer in enumerate(given)]
+
+
+CORRECT = "{kind: rule, rule: exact_match, expect: '{{ task.answer }}'}"
+STATE = "resources: {store: {kind: python, factory: 'tools.py:open_orders', run_in: loop}}\nlimits: {turns: 6}"
+TRIES = "resources: {tries: {kind: python, factory: 'tools.py:open_tries', run_in: loop}}\nlimits: {turns: 6}"
+ORDERS = {
+    "orders": tool("orders", "store", more=", run_in: loop"),
+    "close": tool("close", "store", more=", run_in: loop, mutates: true"),
+    "cancel": tool("cancel", "store", more=", run_in: loop, mutates: true"),
+}
+CLOSES = ["{call: {close: {order: order1}}}", "{say: 'Done.'}"]
+EASY = [f"The total of the bill is {i * 13 + 200} euro, the tax {i * 5 + 3} and the tip {i * 3 + 1}" for i in range(20)]
+FIELDS = ("total", "tax", "tip")
+VALUES = [(i * 13 + 200, i * 5 + 3, i * 3 + 1) for i in range(20)]
+WORDS = ["red fox", "old mill", "deep sea", "cold rain", "tall oak", "dark wood", "long road", "high hill"]
+
+PLANTED: dict[str, tuple[str, str, Case]] = {
+    "the same answer for most": ("constant_answer", "correct", Case(answers(*["no"] * 16, *["yes"] * 4))),
+    "one answer for all": ("constant_answer", "correct", Case(answers(*["42"] * 8))),
+    "a coin": ("chance", "correct", Case(answers(*["yes", "no"] * 10))),
+    "three options in the row": (
+        "chance",
+        "correct",
+        Case(
+            [
+                {"question": f"{', '.join(o)}?", "answer": o[i % 3], "options": o}
+                for i in range(20)
+                for o in [[f"a{i}", f"b{i}", f"c{i}"]]
+            ],
+            "Which of {{ task.question }}",
+            {},
+        ),
+    ),
+    "three options in the prompt": (
+        "chance",
+        "correct",
+        Case(
+            [
+                {"question": f"Is it a{i}, b{i} or c{i}?", "answer": "abc"[(i * 7 + i // 4) % 3] + str(i)}
+                for i in range(20)
+            ],
+            tools={},
+        ),
+    ),
+    "the gold behind the question": (
+        "leak",
+        "correct",
+        Case(user="{{ task.question }} (id: {{ task.n }}-{{ task.answer }})"),
+    ),
+    "a short gold in the prompt": (
+        "leak",
+        "correct",
+        Case(answers(*[str(i * 3 % 17) for i in range(20)]), user="[{{ task.answer }}] {{ task.question }}"),
+    ),
+    "the gold in an error": ("leak", "correct", Case(tools={"telling": tool("telling", "task")})),
+    "the gold behind a flag": ("leak", "correct", Case(tools={"flagged": tool("flagged", "task")})),
+    "golds in a description": ("leak", "correct", Case(tools={"described": tool("described")})),
+    "a file of the gold": (
+        "leak",
+        "correct",
+        Case(tools={"list_files": tool("list_files", "task"), "read_file": tool("read_file", "task")}),
+    ),
+    "asked until right": ("asked_until_right", "correct", Case(tools={"check": tool("check", "task")})),
+    "calls are paid": (
+        "idle_calls_paid",
+        "calls",
+        Case(
+            rewards={"correct": CORRECT, "calls": python("calls")},
+            oracle=["{call: {look: {about: 'item{{ task.n }}'}}}"] * 4
+            + ["{say: '<answer>{{ task.answer }}</answer>'}"],
+        ),
+    ),
+    "truncation is paid": (
+        "paid_when_truncated",
+        "late",
+        Case(rewards={"correct": CORRECT, "late": python("turns_over")}),
+    ),
+    "the end is paid": (
+        "paid_for_ending",
+        "ended",
+        Case(rewards={"correct": CORRECT, "ended": python("ended", ", weight: 0.5")}),
+    ),
+    "form is paid": (
+        "form_only",
+        "form",
+        Case(
+            rewards={
+                "correct": CORRECT,
+                "form": "{kind: rule, rule: regex, pattern: '<answer>', of: message, weight: 0.5}",
+            }
+        ),
+    ),
+    "empty golds": (
+        "empty_answer",
+        "correct",
+        Case(answers(*[f"w{i}" for i in range(27)], "", "", ""), rewards={"correct": python("right")}),
+    ),
+    "golds with a comma": (
+        "partial_tasks",
+        "correct",
+        Case(answers(*[f"w{i}" if i % 8 else f"w{i}, v" for i in range(40)]), rewards={"correct": python("comma")}),
+    ),
+    "a common beginning": (
+        "loose_match",
+        "correct",
+        Case(rows=answers(*[f"{chr(97 + i)}b{i}xy" for i in range(20)]), rewards={"correct": python("begins")}),
+    ),
+    "a wide tolerance": (
+        "loose_match",
+        "correct",
+        Case(
+            answers(*[str(i * 31 + 100) for i in range(20)]),
+            rewards={
+                "correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}', relative_tolerance: 0.5}"
+            },
+        ),
+    ),
+    "a part is enough": (
+        "stuffed_answer",
+        "correct",
+        Case(rewards={"correct": "{kind: rule, rule: contains, expect: '{{ task.answer }}'}"}),
+    ),
+    "thinking is read": ("thought_answer", "correct", Case(rewards={"correct": python("thought")})),
+    "state that is there": (
+        "state_at_start",
+        "state",
+        Case(items(early=True), tools=ORDERS, rewards={"state": python("closed_alone")}, oracle=CLOSES, extra=STATE),
+    ),
+    "state that can be emptied": (
+        "emptied_state",
+        "state",
+        Case(tools=ORDERS, rewards={"state": python("none_open")}, oracle=CLOSES, extra=STATE),
+    ),
+    "an exception that masks": (
+        "escapes_by_invalid",
+        "correct",
+        Case(answers(*[str(i * 31) for i in range(20)]), rewards={"correct": python("picky")}),
+    ),
+    "an exception that spares": (
+        "penalty_avoided",
+        "rude",
+        Case(rewards={"correct": CORRECT, "rude": python("rude", ", weight: -0.5, required: false")}),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_hole_is_found_by_its_name(kind: str, tmp_path: Path) -> None:
+    hole, term, case = PLANTED[kind]
+    report = case.audit(tmp_path)
+    found = [one for one in report.findings if one.hole == hole]
+    assert [one.term for one in found] == [term], [one.message for one in report.findings]
+    assert found[0].hint
+    assert found[0].episode is not None
+    assert found[0].episode.actions
+    assert len(report.findings) == 1, [(one.hole, one.message) for one in report.findings]
+
+
+SOUND: dict[str, Case] = {
+    "the tool has it": Case(
+        oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"]
+    ),
+    "errors that list valid answers": Case(
+        tools={"names": tool("names")},
+        oracle=["{call: {names: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+    ),
+    "extraction": Case(
+        [
+            {"question": f"{EASY[i]}. What is the {FIELDS[i * 7 % 3]}?", "answer": str(VALUES[i][i * 7 % 3])}
+            for i in range(20)
+        ],
+        tools={},
+        rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}'}"},
+    ),
+    "ten options": Case(
+        [
+            {"question": f"Which of {', '.join(o)}?", "answer": o[i * 7 % 10], "options": o}
+            for i in range(40)
+            for o in [[f"{letter}{i * 3 % 29}x" for letter in "abcdefghij"]]
+        ],
+        tools={},
+    ),
+    "a tool that checks twice": Case(
+        tools={"check": tool("check_twice", "task", "tries", more=", run_in: loop")}, extra=TRIES
+    ),
+    "guesses that cost": Case(answers(*["yes"] * 11, *["no"] * 9), rewards={"correct": python("cost")}),
+    "f1 with prose": Case(
+        [{"question": f"What stands in picture {i}?", "answer": f"{WORDS[i % 8]} {i}"} for i in range(20)],
+        rewards={"f1": python("f1")},
+    ),
+    "a small gated bonus": Case(
+        rewards={
+            "correct": CORRECT,
+            "brief": "{kind: rule, rule: tool_call_count, max: 2, weight: 0.1, gate: correct >= 1}",
+        }
+    ),
+    "a small bonus for form": Case(
+        rewards={"correct": CORRECT, "form": "{kind: rule, rule: regex, pattern: '<answer>', of: message, weight: 0.1}"}
+    ),
+    "shared prompts": Case(
+        [{"question": "What is the code of the item above?", "answer": code(i), "n": i} for i in range(20)],
+        user="Item {{ task.n }} of the list K001 K002 K003. {{ task.question }}",
+    ),
+    "state as a whole": Case(tools=ORDERS, rewards={"state": python("closed_alone")}, oracle=CLOSES, extra=STATE),
+    "small numbers": Case(
+        [{"question": f"What is {i} plus {i * 3 % 11}?", "answer": str(i + i * 3 % 11)} for i in range(30)],
+        tools={},
+        rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}'}"},
+    ),
+    "few tasks": Case(items(2)),
+    "a tolerance of one in a hundred": Case(
+        answers(*[str(i * 31 + 100) for i in range(20)]),
+        rewards={"correct": "{kind: rule, rule: numeric_match, expect: '{{ task.answer }}', relative_tolerance: 0.01}"},
+    ),
+    "a plain file among others": Case(
+        tools={"list_files": tool("list_files", "task"), "look": tool("look")},
+        oracle=["{call: {look: {about: 'item{{ task.n }}'}}}", "{say: '<answer>{{ task.answer }}</answer>'}"],
+    ),
+    "answers that repeat": Case(answers(*["oak", "elm", "ash", "fir", "yew", "bay"] * 5)),
+}
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_sound_environment_near_the_edge_passes(kind: str, tmp_path: Path) -> None:
+    assert [(one.hole, one.term, one.message) for one in SOUND[kind].audit(tmp_path).findings] == []
