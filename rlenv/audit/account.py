@@ -177,7 +177,6 @@ class Account:
     def _hole_findings(self, oracle: float, attacks: Sequence[Attack]) -> list[Finding]:
         says: Mapping[str, str] = {
             "tool_output": "rises by {rise:.2f} when only what a tool wrote changes: it reads what is not the policy's",
-            "judge_obeys": "rises by {rise:.2f} when the answer tells the judge what to give",
             "length_paid": "rises by {rise:.2f} when a wrong answer is longer",
             "form_only": "gives {rise:.2f} to a wrong answer for its form alone",
         }

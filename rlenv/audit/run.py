@@ -21,8 +21,8 @@ from rlenv.audit.adversaries import (
     Adversary,
     Subject,
     columns_in,
-    instructions,
 )
+from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.wrap import Faulty, Planting, wrapped
 from rlenv.episodes.drive import drive
@@ -56,6 +56,8 @@ async def audit(
     concurrency: int = 32,
     limit_s: float | None = None,
     on_progress: Progress | None = None,
+    judged: int = 6,
+    attacker: Attacker | None = None,
 ) -> Report:
     """The report card of a spec.
 
@@ -65,6 +67,8 @@ async def audit(
         splits: which; all by default.
         limit_s: seconds for all of it. What was not looked at by then is a finding of its own.
         on_progress: called after each task.
+        judged: on how many tasks each judge is attacked by itself; 0 for none.
+        attacker: the model that attacks the reward; without one the report says that none did.
 
     Raises:
         UsageError: the spec has no oracle, or no such split.
@@ -74,13 +78,16 @@ async def audit(
         environment.tasks(split)
     seen = Account(environment, thresholds, _FAULT_SHARE)
     run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen)
+    models = ModelAttacks(thresholds.adversary, seed, run.say)
     try:
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
+            await models.judges(environment, seen.golds, tasks=judged)
+            await models.attacker(environment, seen.golds, attacker)
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
-    return seen.report()
+    return models.added(seen.report())
 
 
 def _say_nothing(what: str, done: int, total: int) -> None:
@@ -104,7 +111,7 @@ class _Run:
         played = min(count, oracle_tasks or count)
         golds: list[Trajectory] = []
         while len(golds) < played:
-            self._progress(f"{split}: the oracle plays", len(golds), played)
+            self.say(f"{split}: the oracle plays", len(golds), played)
             batch = range(len(golds), min(len(golds) + _BATCH, played))
             golds += await self._oracle([Job(split, index, self.seed) for index in batch])
         self.seen.see_oracle(split, golds)
@@ -113,7 +120,8 @@ class _Run:
         answers = [gold.answer for gold in usable if gold.answer]
         await self.attack(split, usable[::step][:tasks], answers)
 
-    def _progress(self, what: str, done: int, total: int) -> None:
+    def say(self, what: str, done: int, total: int) -> None:
+        """Tells what is being done now."""
         self.doing = f"{what}, {done} of {total} tasks done"
         self.on_progress(what, done, total)
 
@@ -142,11 +150,11 @@ class _Run:
         self.seen.leaked[split] = set(leaked)
         subjects = [Subject(environment, gold.task, gold, options, leaked) for gold in golds]
         for done, subject in enumerate(subjects):
-            self._progress(f"{split}: attacks", done, len(subjects))
+            self.say(f"{split}: attacks", done, len(subjects))
             await self._attack_task(subject)
         await self._constant_answers(split, subjects, answers)
         if environment.parts.tools:
-            self._progress(f"{split}: the oracle plays while calls fail", 0, len(golds))
+            self.say(f"{split}: the oracle plays while calls fail", 0, len(golds))
             with wrapped(environment, Faulty(environment, _FAULT_SHARE, seed=self.seed)):
                 self.seen.faults.extend(await self._oracle([Job(split, gold.task_index, self.seed) for gold in golds]))
 
@@ -176,7 +184,7 @@ class _Run:
             for done, subject in enumerate(subjects):
                 # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
                 if here[answer] > 1 or subject.gold.answer != answer:
-                    self._progress(f"{split}: one answer for all tasks", done, len(subjects))
+                    self.say(f"{split}: one answer for all tasks", done, len(subjects))
                     ended = [await self._play(subject.gold, [subject.form(answer)])]
                     played.append(played_on(subject.gold, ended))
             if played and share_of(played) > share_of(best):
@@ -228,15 +236,13 @@ class _Run:
         wrong = subject.wrong()[0]
         plain = subject.form_text(wrong)
         before = await self._play(gold, [plain])
-        told = [await self._play(gold, [f"{tell}\n{plain}"]) for tell in instructions(self.environment)]
-        self._rise("judge_obeys", before, told, kind="judge")
         self._rise("length_paid", before, [await self._play(gold, [f"{'word ' * 2000}\n{plain}"])])
         self._rise("form_only", await self._play(gold, ["I do not know."]), [before])
 
-    def _rise(self, hole: str, before: Trajectory, after: Sequence[Trajectory], *, kind: str = "") -> None:
+    def _rise(self, hole: str, before: Trajectory, after: Sequence[Trajectory]) -> None:
         """Notes by how much each term rose, at most, from one episode to the others."""
         for name, spec in self.environment.spec.rewards.items():
-            is_counted = (spec.kind == kind) if kind else spec.kind != "judge"
+            is_counted = spec.kind != "judge"  # judges are attacked by themselves
             values = [value for one in after if (value := one.reward.terms[name].value) is not None]
             if is_counted and spec.weight and values:
                 earned = before.reward.terms[name].value or 0.0
