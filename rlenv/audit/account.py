@@ -57,6 +57,8 @@ class Account:
     leaked: dict[str, set[str]] = field(default_factory=dict)
     faults: list[Trajectory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    looked: list[Finding] = field(default_factory=list)
+    """What looks beside the adversaries found."""
 
     def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
         """Takes the oracle's episodes of a split in."""
@@ -92,6 +94,7 @@ class Account:
             *self._attack_findings(attacks),
             *self._hole_findings(oracle or 0.0, attacks),
         ]
+        findings += self.looked
         if alike is not None and alike > self.thresholds.no_signal:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"
             findings.append(Finding("no_signal", message))

@@ -10,7 +10,7 @@ from rlenv.audit.attacker_report import AttackerReport
 from rlenv.audit.judged import JudgedTerm
 from rlenv.runs.files import plain
 
-__all__ = ["Attack", "Faults", "Finding", "Report", "ReportCard", "Thresholds"]
+__all__ = ["Attack", "Episode", "Faults", "Finding", "Report", "ReportCard", "Thresholds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,34 @@ class Thresholds:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """The least episode that shows a hole: what was done, what it earned, and what the oracle earns there.
+
+    Long actions are cut in the middle.
+    """
+
+    split: str
+    task: int
+    actions: tuple[str, ...]
+    reward: float | None
+    oracle: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of the reward by name. `hole` is a stable word, `term` the reward's term ("" for the whole reward)."""
+    """A fault of the reward by name. `hole` is a stable word, `term` the reward's term ("" for the whole reward).
+
+    `hint` is what to change, `episode` the least one that shows it, `where` the place that gives an answer away (for
+    `leak`), and `also` are the other adversaries that earn by the same fault.
+    """
 
     hole: str
     message: str
     term: str = ""
+    hint: str = ""
+    episode: Episode | None = None
+    where: str = ""
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

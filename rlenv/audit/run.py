@@ -22,6 +22,7 @@ from rlenv.audit.adversaries import (
     Subject,
     columns_in,
 )
+from rlenv.audit.looks import LOOKS, Looked
 from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.wrap import Faulty, Planting, wrapped
@@ -78,7 +79,7 @@ async def audit(
         environment.tasks(split)
     seen = Account(environment, thresholds, _FAULT_SHARE)
     run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen)
-    models = ModelAttacks(thresholds.adversary, seed, run.say)
+    models = ModelAttacks(thresholds.adversary, seed, run._progress)
     try:
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
@@ -111,7 +112,7 @@ class _Run:
         played = min(count, oracle_tasks or count)
         golds: list[Trajectory] = []
         while len(golds) < played:
-            self.say(f"{split}: the oracle plays", len(golds), played)
+            self._progress(f"{split}: the oracle plays", len(golds), played)
             batch = range(len(golds), min(len(golds) + _BATCH, played))
             golds += await self._oracle([Job(split, index, self.seed) for index in batch])
         self.seen.see_oracle(split, golds)
@@ -119,9 +120,13 @@ class _Run:
         step = max(1, len(usable) // tasks)
         answers = [gold.answer for gold in usable if gold.answer]
         await self.attack(split, usable[::step][:tasks], answers)
+        looked = Looked(self.environment, split, golds, tasks, self.seed, self.concurrency)
+        for look in LOOKS:
+            await look(looked)
+        self.seen.looked += looked.findings
+        self.seen.notes += looked.notes
 
-    def say(self, what: str, done: int, total: int) -> None:
-        """Tells what is being done now."""
+    def _progress(self, what: str, done: int, total: int) -> None:
         self.doing = f"{what}, {done} of {total} tasks done"
         self.on_progress(what, done, total)
 
@@ -150,11 +155,11 @@ class _Run:
         self.seen.leaked[split] = set(leaked)
         subjects = [Subject(environment, gold.task, gold, options, leaked) for gold in golds]
         for done, subject in enumerate(subjects):
-            self.say(f"{split}: attacks", done, len(subjects))
+            self._progress(f"{split}: attacks", done, len(subjects))
             await self._attack_task(subject)
         await self._constant_answers(split, subjects, answers)
         if environment.parts.tools:
-            self.say(f"{split}: the oracle plays while calls fail", 0, len(golds))
+            self._progress(f"{split}: the oracle plays while calls fail", 0, len(golds))
             with wrapped(environment, Faulty(environment, _FAULT_SHARE, seed=self.seed)):
                 self.seen.faults.extend(await self._oracle([Job(split, gold.task_index, self.seed) for gold in golds]))
 
@@ -184,7 +189,7 @@ class _Run:
             for done, subject in enumerate(subjects):
                 # One that is right once among these is right by being that task's; what it earns elsewhere is asked.
                 if here[answer] > 1 or subject.gold.answer != answer:
-                    self.say(f"{split}: one answer for all tasks", done, len(subjects))
+                    self._progress(f"{split}: one answer for all tasks", done, len(subjects))
                     ended = [await self._play(subject.gold, [subject.form(answer)])]
                     played.append(played_on(subject.gold, ended))
             if played and share_of(played) > share_of(best):
