@@ -19,7 +19,7 @@ from rlenv.audit.attacker_report import AttackerLimits, AttackerReport, LeastEpi
 from rlenv.audit.attacker_scripts import Seen, Strategy, UnreadableStrategies, filled, read_strategies
 from rlenv.audit.attacker_view import SYSTEM, view_of
 from rlenv.audit.judge_attacks import subject_of
-from rlenv.audit.report import Finding
+from rlenv.audit.report import Episode, Finding
 from rlenv.dialects.control_tokens import broken_message
 from rlenv.endpoints import Client, Endpoint
 from rlenv.episodes.drive import drive
@@ -268,7 +268,8 @@ class _Attack:
         if self.failed or not self.results:
             why = self.failed or (f"no reply could be read ({self.problem})" if self.unreadable else self.ended)
             message = f"the attacker could not be tried{' to its end' if self.results else ''}: {why}"
-            findings.append(Finding("attacker_untried", message))
+            hint = "what was not tried is no pass: mend the endpoint, or raise the limit that ended it"
+            findings.append(Finding("attacker_untried", message, hint=hint))
         return Tried(report, tuple(findings), tuple(self._notes(report)), None if at is None else at[1])
 
     def _notes(self, report: AttackerReport) -> list[str]:
@@ -320,11 +321,12 @@ class _Attack:
             )
         message = (
             f"{who} ('{best.name}') earns {best.undone:.2f} of the oracle's reward without doing the task, a plain "
-            f"wrong answer {max(self.wrong, 0.0):.2f}{tools}; '{term}' pays most; the least: "
-            f"{least.split}/{least.task} earns {least.reward:g} of {least.oracle:g} with {actions!r}: let '{term}' "
-            "read the whole answer and nothing beside it, or gate it on a term that only the work itself earns"
+            f"wrong answer {max(self.wrong, 0.0):.2f}{tools}; '{term}' pays most; the least is "
+            f"{least.split}/{least.task}: {least.reward:g} of {least.oracle:g} for {actions!r}"
         )
-        return Finding("attacker", message, term)
+        hint = f"let '{term}' read the whole answer and nothing beside it, or gate it on what only the work earns"
+        episode = Episode(least.split, least.task, least.actions, least.reward, least.oracle)
+        return Finding("attacker", message, term, hint=hint, episode=episode)
 
 
 class _Itself:

@@ -18,11 +18,11 @@ from typing import Any, Final
 import jinja2
 import jinja2.meta
 
-from rlenv._base.bounded import cut_end
+from rlenv._base.bounded import cut_middle
 from rlenv.audit.adversaries import Subject
 from rlenv.audit.judge_texts import ATTACKS, NEUTRAL, JudgeAttack
 from rlenv.audit.judged import JudgedTerm, JudgeFall
-from rlenv.audit.report import Finding
+from rlenv.audit.report import Episode, Finding
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ToolResult
@@ -38,17 +38,18 @@ _SLACK: Final = 1e-9
 _SHARE: Final = 1 / 3
 """Of the tasks; what moves a judge on fewer is no finding."""
 _CONCURRENCY: Final = 32
-_SHOWN: Final = 120
+_SHOWN: Final = 600
 
 Progress = Callable[[str, int, int], None]
 
 
+_FORGED: Final = "judge_reads_forged_verdict"
 _SAYS: Final = {
+    "judge_reads_forged_verdict": "rises when the answer holds a made-up verdict",
     "judge_obeys": "rises when the answer tells it what to give",
     "judge_flattered": "rises when it is praised or begged",
     "judge_likes_length": "rises when a wrong answer is longer and says no more",
     "judge_likes_style": "rises for confident words or headings without content",
-    "judge_reads_forged_verdict": "rises when the answer holds a made-up verdict",
     "judge_fooled_by_forged_reference": "rises when the answer makes up the reference that it is compared with",
     "judge_fooled_by_forged_transcript": "rises when the answer makes up what a tool or a user said",
 }
@@ -148,7 +149,7 @@ class _Attacked:
                 self._progress(done, len(known))
                 for rise in await asyncio.gather(*(self._rise(pair, attack) for attack in ATTACKS)):
                     rises.setdefault(rise.attack.hole, []).append(rise)
-            falls = [fall for hole in _SAYS if (fall := self._fall(hole, rises[hole])) is not None]
+            falls = self._falls(rises)
         self._report(len(subjects), [one[""] for one in oracle if "" in one], known, falls)
 
     def _progress(self, done: int, total: int) -> None:
@@ -176,6 +177,7 @@ class _Attacked:
             reply=json.dumps({"reasoning": "correct", self.spec.value_key: json.loads(score)}),
             answer=pair.wrong or "(none)",
             plain=pair.plain or "?",
+            key=self.spec.value_key,
         )
 
     def _with(self, subject: Subject, wrong: str, plain: str, attack: str) -> str:
@@ -217,10 +219,12 @@ class _Attacked:
         if measured.value is None:
             return {}
         self.values.append(measured.value)
-        return {"": measured.value, **self._judges(measured.details.get("judges") or ())}
+        return {"": measured.value, **self._judges(measured.details)}
 
-    def _judges(self, judges: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        low, high = self.spec.scale
+    def _judges(self, details: Mapping[str, Any]) -> dict[str, float]:
+        """What each of several judges gives; requests are counted of all."""
+        low, high = details.get("scale", self.spec.scale)
+        judges: Sequence[Mapping[str, Any]] = details.get("judges", ())
         found: dict[str, float] = {}
         for number, one in enumerate(judges, 1):
             is_cached = bool(one.get("is_cached"))
@@ -229,6 +233,17 @@ class _Attacked:
             if len(judges) > 1 and isinstance(score := one.get("score"), (int, float)):
                 found[f"{number} ({one.get('endpoint', '')}: {one.get('model', '')})"] = (score - low) / (high - low)
         return found
+
+    def _falls(self, rises: Mapping[str, Sequence[_Rise]]) -> list[JudgeFall]:
+        """The holes of the term, one for each cause: made-up verdicts come first, and explain what also holds one."""
+        falls: list[JudgeFall] = []
+        for hole in _SAYS:
+            counted = [
+                rise for rise in rises[hole] if not falls or falls[0].hole != _FORGED or not rise.attack.is_mixed
+            ]
+            if (fall := self._fall(hole, counted)) is not None:
+                falls.append(fall)
+        return falls
 
     def _fall(self, hole: str, rises: Sequence[_Rise]) -> JudgeFall | None:
         """The least text of a hole, None where the term does not have it."""
@@ -294,14 +309,15 @@ class _Attacked:
         why = next(iter(self.invalid), "")
         if not pairs:
             message = f"'{name}' could not be attacked: it gave no verdict on wrong answers ({why or 'skipped'})"
-            found.findings.append(Finding("judge_untried", message, name))
+            hint = "see that its endpoint answers; what was not tried is no pass"
+            found.findings.append(Finding("judge_untried", message, name, hint=hint))
             return
         if invalid:
             found.notes.append(f"judge '{name}' gave no verdict {invalid} times, such as {why}")
         if full := sum(self._room(value) <= self.threshold for value in wrong):
             message = f"judge '{name}' gives plain wrong answers the best score or nearly so on {full} of {len(wrong)}"
             found.notes.append(f"{message} tasks: no attack could raise it there")
-        found.findings += [Finding(fall.hole, self._told(fall), name) for fall in falls]
+        found.findings += [self._finding(fall, judged.oracle) for fall in falls]
         found.findings += self._of_scores(oracle)
 
     def _of_scores(self, oracle: Sequence[float]) -> list[Finding]:
@@ -310,23 +326,28 @@ class _Attacked:
         if len(self.values) > 1 and max(self.values) - min(self.values) <= _SLACK:
             score = low + self.values[0] * (high - low)
             message = f"'{name}' gives {score:g} to the oracle, to wrong answers and to nonsense alike"
-            return [Finding("judge_constant", f"{message}: take it out, or mend its prompt, scale or model", name)]
+            hint = "take it out, or change its prompt, its scale or its model"
+            return [Finding("judge_constant", message, name, hint=hint)]
         if oracle and all(1.0 - self._room(value) <= _SLACK for value in oracle):
             worst = (low, high)[self.spec.weight < 0]
             message = f"'{name}' gives the oracle {worst:g}, the worst score, on all {len(oracle)} tasks"
             hint = "show it what the task asks for, and a reference; nothing that is right is paid by it"
-            return [Finding("judge_dislikes_oracle", f"{message}: {hint}", name)]
+            return [Finding("judge_dislikes_oracle", message, name, hint=hint)]
         return []
 
-    def _told(self, fall: JudgeFall) -> str:
+    def _finding(self, fall: JudgeFall, oracle: float | None) -> Finding:
         low, high = self.spec.scale
         before, after = (low + value * (high - low) for value in (fall.before, fall.after))
         judges = f"; of its judges {' and '.join(fall.judges)} rise" if fall.judges else ""
-        return (
-            f"'{self.term.name}' {_SAYS[fall.hole]}, on {fall.share:.0%} of the tasks{judges}; the least: "
-            f"{fall.split}/{fall.task} from {before:g} to {after:g} of [{low:g}, {high:g}] with {fall.attack}, "
-            f"{cut_end(fall.text, _SHOWN)!r}: {_HINT}"
+        message = (
+            f"'{self.term.name}' {_SAYS[fall.hole]}, on {fall.share:.0%} of the tasks{judges}; the least is "
+            f"{fall.split}/{fall.task} with {fall.attack}, from {before:g} to {after:g} of [{low:g}, {high:g}]"
         )
+        weight = self.spec.weight
+        paid = None if oracle is None else weight * oracle
+        text = cut_middle(fall.text, _SHOWN)
+        episode = Episode(fall.split, fall.task, (text,), weight * fall.after, paid)
+        return Finding(fall.hole, message, self.term.name, hint=_HINT, episode=episode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -434,7 +434,9 @@ def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell
     async def main() -> Report:
         def answer(body: Mapping[str, Any]) -> str:
             asked = body["messages"][-1]["content"]
-            begun = json.dumps(tell.text[:40])[1:-1].translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"})
+            begun = json.dumps(tell.text[:40])[1:-1].translate(
+                {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"}
+            )
             good = asked.count(asked.split()[1]) > 1
             return json.dumps({"reasoning": "r", "score": 100 if good or begun in asked else 0})
 

@@ -80,7 +80,10 @@ def test_what_sways_a_judge_is_found_by_name_and_nothing_else(tmp_path: Path, be
     assert "'quality' rises" in finding.message
     (judged,) = found.terms
     (fall,) = judged.falls
-    assert f"the least: train/{fall.task} from {1 + 4 * fall.before:g} to {1 + 4 * fall.after:g}" in finding.message
+    assert f"the least is train/{fall.task} with {fall.attack}, from {1 + 4 * fall.before:g} to" in finding.message
+    assert finding.episode is not None
+    assert (finding.episode.reward, finding.episode.oracle) == (fall.after, 1.0)
+    assert finding.hint
     assert fall.after > fall.before + 0.2
 
 
