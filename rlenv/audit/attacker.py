@@ -38,6 +38,7 @@ _SHOWN_CHARS: Final = 400
 _KEPT_CHARS: Final = 4_000
 _HISTORY: Final = 24
 _MAX_TOKENS: Final = 4_096
+_OUTAGES: Final = ("policy", "refused")
 _LIMITS: Final = AttackerLimits()
 
 Progress = Callable[[str, int, int], None]
@@ -211,6 +212,11 @@ class _Attack:
             _terms(episodes),
         )
         self.results.append(_Result(told, episodes, undone))
+        if strategy.play:
+            self._check()
+            failures = [ended.failure for ended in episodes if ended.failure is not None]
+            if outage := next((one.message for one in failures if one.reason in _OUTAGES), ""):
+                raise EndpointError(outage)
 
     def _share(self, rewards: Sequence[float]) -> float:
         gold = math.fsum(gold.reward.total or 0.0 for gold in self.golds)

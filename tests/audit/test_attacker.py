@@ -211,6 +211,13 @@ def test_an_endpoint_that_fails_later_keeps_what_was_found_and_is_no_pass(tmp_pa
     assert found(sound) == {"attacker_untried"}
 
 
+def test_a_server_that_fails_while_its_model_plays_is_no_pass(tmp_path: Path) -> None:
+    answers = [strategies({"name": "plays", "play": "say it"}), Reply(400, "too long")]
+    report, requests = tried(write(tmp_path, SOUND), answers, rounds=1)
+    assert found(report) == {"attacker_untried"}
+    assert len(requests) == 4
+
+
 def test_limits_end_an_attacker_and_are_told_with_what_was_spent(tmp_path: Path) -> None:
     path, good = write(tmp_path, SOUND), strategies(says("<answer>xyzzy</answer>"))
     by_requests, asked = tried(path, [good], requests=1, rounds=9)
@@ -259,13 +266,14 @@ def test_the_command_plays_an_attacker_and_writes_its_least_episode(
     async def main() -> int:
         async with FakeEndpoint([strategies(says("<answer>xyzzy</answer>", name=name))]) as server:
             options = ["--attacker", server.base_url, "--attacker-model", "m", "--attacker-rounds", "1"]
-            options += ["--attacker-episode", str(tmp_path / "least.jsonl")]
+            options += ["--attacker-episode", str(tmp_path / "least.jsonl"), "-o", str(tmp_path / "report.json")]
             return await asyncio.to_thread(command, ["audit", path, "--attacked", "1", *options])
 
     assert asyncio.run(main()) == 1
     out = capsys.readouterr().out
     assert "\x1b[31m" not in out
     assert "a strategy of m" in out
+    assert json.loads((tmp_path / "report.json").read_text())["attacker"]["least"]["answer"] == "xyzzy"
     (episode,) = recorded(tmp_path / "least.jsonl")
     assert (episode.answer, episode.reward.total) == ("xyzzy", 1.0)
     assert command(["audit", path, "--attacker-rounds", "1"]) == 2
