@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Sequence
 from typing import Any, Final
@@ -36,7 +37,8 @@ SYSTEM: Final = (
 def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
     """The environment as text: prompts of some tasks, tools, form of answers and calls, limits, and the reward.
 
-    Golds are left out: the rows' columns, the oracle and its episodes. What a term's entry spells stands in it.
+    Golds are left out: the rows' columns, the oracle and its episodes. What a term's entry spells stands in it, and
+    the function of a term in Python.
     """
     spec = environment.spec
     prompts = [_prompt(gold) for gold in golds[:_EXAMPLES]]
@@ -53,6 +55,8 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
         f"# Limits\n{_json(spec.limits.model_dump(mode='json', by_alias=True, exclude_none=True))}",
         f"# Reward terms as written (the reward is the sum of weight · value)\n{_json(rewards)}",
     ]
+    if code := "\n\n".join(found for name, entry in _entries(spec) if (found := _code(environment, name, entry))):
+        parts.append(f"# Code of the terms that are Python\n{code}")
     if spec.success is not None:
         parts.append(f"# Success\n{spec.success}")
     names = "\n".join(f"{{{{ {name} }}}}: {what}" for name, what in PLACEHOLDERS.items())
@@ -66,6 +70,25 @@ def view_of(environment: Environment, golds: Sequence[Trajectory]) -> str:
 
 def _entries(spec: Any) -> list[tuple[str, Any]]:
     return list(spec.rewards.items())
+
+
+def _code(environment: Environment, name: str, entry: Any) -> str:
+    """The function of a term that names one in a file, as its author wrote it; "" where there is none to show.
+
+    The function alone: what else stands in the file may be a table of golds.
+    """
+    target = getattr(entry, "python", None)
+    file, _, function = str(target or "").rpartition(":")
+    if not file.endswith(".py"):
+        return ""
+    try:
+        text = (environment.loaded.base_of(f"rewards.{name}.python") / file).read_text(encoding="utf-8")
+        nodes = ast.walk(ast.parse(text))
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = next((node for node in nodes if isinstance(node, functions) and node.name == function), None)
+    return "" if found is None else f"# {name}\n{cut_middle(ast.get_source_segment(text, found) or '', _MAX_PROMPT)}"
 
 
 def _prompt(gold: Trajectory) -> str:

@@ -154,6 +154,7 @@ def test_the_attacker_sees_the_reward_as_written_and_no_gold_and_is_told_what_it
         "prompt_word_N",
     ):
         assert shown in first
+    assert 'return float(context.answer in (context.task["answer"], "xyzzy"))' in first
     assert not any(gold in first for gold in ("Xavier", "Yvonne", "Zoe"))
     assert '"name": "word"' in second
     assert '"undone": 1.0' in second

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlenv.audit.attacker_scripts import PLACEHOLDERS, Seen, UnreadableStrategies, filled, read_strategies
-from rlenv.messages import Message
+from rlenv.messages import Message, ToolCall
 
 SEEN = Seen("Be kind.", "Add 3 and -4.5\n\nnow, please", ("first 1", "one\ntwo 22"))
 
@@ -53,6 +53,7 @@ def test_a_call_takes_numbers_as_numbers() -> None:
     assert isinstance(made, Message)
     assert made.content == "so"
     (call,) = made.tool_calls
+    assert isinstance(call, ToolCall)
     assert (call.name, call.arguments) == ("add", {"a": 3, "b": ["-4.5!"], "c": 7})
 
 
