@@ -447,4 +447,4 @@ def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell
             async with rlenv.load(path) as environment:
                 return await audit(environment, tasks=2)
 
-    assert ("judge_obeys", "kind") in holes(asyncio.run(main()))
+    assert "kind" in {term for hole, term in holes(asyncio.run(main())) if hole.startswith("judge_")}
