@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlenv.audit.attacker_report import AttackerReport
+from rlenv.audit.judged import JudgedTerm
 from rlenv.runs.files import plain
 
 __all__ = ["Attack", "Episode", "Faults", "Finding", "Report", "ReportCard", "Thresholds"]
@@ -127,3 +129,7 @@ class Report(ReportCard):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     """What was not looked at, and why."""
+    judged: tuple[JudgedTerm, ...] = ()
+    """What became of the attacks on each judge."""
+    attacker: AttackerReport | None = None
+    """What a model tried against the reward; None where none was asked."""

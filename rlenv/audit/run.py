@@ -21,6 +21,7 @@ from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
 from rlenv.audit.looks import LOOKS, Looked
+from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.places import read_places
 from rlenv.audit.play import Player
 from rlenv.audit.report import Report, Thresholds
@@ -60,6 +61,8 @@ async def audit(
     concurrency: int = 32,
     limit_s: float | None = None,
     on_progress: Progress | None = None,
+    judged: int = 6,
+    attacker: Attacker | None = None,
 ) -> Report:
     """The report card of a spec.
 
@@ -70,6 +73,8 @@ async def audit(
         splits: which; all by default.
         limit_s: seconds for all of it. What was not looked at by then is a finding of its own.
         on_progress: called before each step.
+        judged: on how many tasks each judge is attacked by itself; 0 for none.
+        attacker: the model that attacks the reward; without one the report says that none did.
 
     Raises:
         UsageError: the spec has no oracle, or no such split.
@@ -79,6 +84,7 @@ async def audit(
         environment.tasks(split)
     seen = Account(environment, thresholds, _FAULT_SHARE)
     run = _Run(environment, seed, concurrency, on_progress or _say_nothing, seen)
+    models = ModelAttacks(thresholds.adversary, seed, run._progress)
     try:
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
@@ -87,9 +93,11 @@ async def audit(
             found, notes = await check_data(environment, seen.golds, seed=seed)
             seen.looked += found
             seen.notes += notes
+            await models.judges(environment, seen.golds, tasks=judged)
+            await models.attacker(environment, seen.golds, attacker)
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
-    return seen.report()
+    return models.added(seen.report())
 
 
 def _say_nothing(what: str, done: int, total: int) -> None:

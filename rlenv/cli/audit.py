@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
@@ -12,19 +13,24 @@ from rich.table import Table
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.figures import figure
+from rlenv.audit.attacker_report import AttackerLimits, AttackerReport
+from rlenv.audit.models import Attacker, attacker_at
 from rlenv.audit.report import Finding, Report, Thresholds
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.terminal import write_error
-from rlenv.episodes.environment import load
+from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
+from rlenv.runs import files
+from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run", "said_every"]
 
 _SAY_EVERY_S = 5.0
 _MOST_SHOWN = 160
+_STRATEGIES = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-alike", type=float, default=0.2, metavar="SHARE", help="of tasks without any signal")
     parser.add_argument("--time-limit", type=float, default=600.0, metavar="SECONDS", help="of the whole audit")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--judged", type=int, default=6, metavar="N", help="on how many tasks each judge is attacked; 0 for none"
+    )
+    _add_attacker(parser)
     judge = parser.add_argument_group("--judge: hold a judge to labels in place of attacking the reward")
     judge.add_argument("--judge", action="store_true", help="agreement, bias and drift of a judge")
     judge.add_argument("--anchors", metavar="FILE", help=".jsonl of {task, message, label}")
@@ -50,16 +60,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_set(parser)
 
 
+def _add_attacker(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("--attacker: let a model try to earn without doing")
+    group.add_argument("--attacker", metavar="ENDPOINT", help="an entry under endpoints:, or an address ending in /v1")
+    group.add_argument("--attacker-model", metavar="NAME", help="the model at that address")
+    group.add_argument(
+        "--attacker-api-key-env", metavar="NAME", help="the variable of that address's key; by default OPENAI_API_KEY"
+    )
+    group.add_argument("--attacker-rounds", type=int, metavar="N", help="replies that are asked for; 4 by default")
+    group.add_argument("--attacker-tasks", type=int, metavar="N", help="tasks that each strategy plays; 6 by default")
+    group.add_argument("--attacker-requests", type=int, metavar="N", help="the most requests; 100 by default")
+    group.add_argument("--attacker-tokens", type=int, metavar="N", help="the most tokens; 200,000 by default")
+    group.add_argument("--attacker-seconds", type=float, metavar="SECONDS", help="the most time; 600 by default")
+    group.add_argument("--attacker-episode", metavar="FILE", help="write the least episode there, as .jsonl to view")
+
+
+_ATTACKER = ("model", "api_key_env", "rounds", "tasks", "requests", "tokens", "seconds", "episode")
+
+
+def _attacker(args: argparse.Namespace, environment: Environment) -> Attacker | None:
+    """The attacker that the options name.
+
+    Raises:
+        UsageError: an option of it without `--attacker`, a limit of nothing, or no such endpoint.
+    """
+    given = {name: value for name in _ATTACKER if (value := getattr(args, f"attacker_{name}")) is not None}
+    if args.attacker is None:
+        if given:
+            option = f"--attacker-{next(iter(given)).replace('_', '-')}"
+            raise UsageError(f"{option} is for --attacker ENDPOINT", hint="give --attacker too, or leave it out")
+        return None
+    if any(given[name] <= 0 for name in ("rounds", "tasks", "requests", "tokens", "seconds") if name in given):
+        raise UsageError("the limits of --attacker are above 0")
+    key = os.environ.get(given.pop("api_key_env", "OPENAI_API_KEY"))
+    endpoint = attacker_at(environment, args.attacker, model=given.pop("model", None), api_key=key)
+    path = given.pop("episode", None)
+
+    def record(episode: Trajectory) -> None:
+        files.write(path, [episode])
+
+    return Attacker(endpoint, AttackerLimits(**given), record if path else None)
+
+
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where a fault was found, 0 otherwise."""
     if args.time_limit <= 0 or args.attacked < 1 or (args.n is not None and args.n < 1):
         raise UsageError("--time-limit, --attacked and -n are above 0")
+    if args.judged < 0:
+        raise UsageError("--judged is 0 or more")
     environment = load(args.spec, set=overrides(args.set))
     if args.judge:
         return judged(args, environment)
     if args.run is not None or args.against is not None:
         raise UsageError("--run and --against go with --judge")
     thresholds = Thresholds(args.max_adversary, args.max_alike)
+    attacker = _attacker(args, environment)
 
     async def main() -> Report:
         async with environment:
@@ -72,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
                 seed=args.seed,
                 limit_s=args.time_limit,
                 on_progress=said_every(_SAY_EVERY_S),
+                judged=args.judged,
+                attacker=attacker,
             )
 
     report = asyncio.run(main())
@@ -108,6 +165,16 @@ def _show_finding(console: Console, finding: Finding) -> None:
         console.print(escape(f"  change: {finding.hint}"), soft_wrap=True)
 
 
+def _show_attacker(console: Console, attacker: AttackerReport | None) -> None:
+    if attacker is None or not attacker.strategies:
+        return
+    table = Table(f"a strategy of {escape(attacker.model)}", "of the oracle", "without doing")
+    best = sorted(attacker.strategies, key=lambda strategy: -strategy.undone)[:_STRATEGIES]
+    for strategy in best:
+        table.add_row(escape(strategy.name), figure(strategy.share), figure(strategy.undone))
+    console.print(table)
+
+
 def _show(console: Console, report: Report) -> None:
     tasks = ", ".join(f"{count} of {split}" for split, count in report.tasks.items())
     title = f"{report.environment} · the oracle on {tasks}: {figure(report.oracle_reward)}"
@@ -117,6 +184,7 @@ def _show(console: Console, report: Report) -> None:
         worst = "–" if attack.worst is None else f"{figure(attack.worst)} (task {attack.worst_task})"
         table.add_row(escape(attack.does), figure(attack.reward), figure(attack.share), worst)
     console.print(table)
+    _show_attacker(console, report.attacker)
     if report.no_signal is not None:
         console.print(f"all answers alike on {report.no_signal:.0%} of tasks")
     if (faults := report.faults) is not None:

@@ -434,7 +434,7 @@ def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell
             async with rlenv.load(path) as environment:
                 return await audit(environment, tasks=2)
 
-    assert ("judge_obeys", "kind") in holes(asyncio.run(main()))
+    assert "kind" in {term for hole, term in holes(asyncio.run(main())) if hole.startswith("judge_")}
 
 
 def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:

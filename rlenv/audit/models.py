@@ -1,0 +1,110 @@
+"""The parts of an audit that models have a say in: its judges, and a model that attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlenv.audit.attacker import Tried, try_attacker
+from rlenv.audit.attacker_report import AttackerLimits
+from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
+from rlenv.audit.report import Finding, Report
+from rlenv.endpoints import Endpoint, compile_endpoint
+from rlenv.episodes.environment import Environment
+from rlenv.errors import UnknownEntry, UsageError
+from rlenv.rewards.judge import JudgeSpec
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Attacker", "ModelAttacks", "attacker_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """The model that attacks a reward, and what it may spend."""
+
+    endpoint: Endpoint
+    limits: AttackerLimits = AttackerLimits()  # noqa: RUF009  # frozen
+    on_episode: Callable[[Trajectory], None] | None = None
+    """Given the least episode of what it found, to be recorded."""
+
+
+def attacker_at(
+    environment: Environment, name: str, *, model: str | None = None, api_key: str | None = None
+) -> Endpoint:
+    """The attacker's endpoint: an entry under the spec's `endpoints:` by name, or an address with a model.
+
+    `model` takes the place of an entry's own.
+
+    Raises:
+        UsageError: there is no such entry, or an address without a model.
+    """
+    if name.startswith(("http://", "https://")):
+        if not model:
+            raise UsageError("--attacker with an address needs --attacker-model", hint="name the model at the server")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        return Endpoint(name="attacker", base_url=name.rstrip("/"), model=model, headers=headers)
+    entries = environment.spec.endpoints
+    if name not in entries:
+        raise UnknownEntry("endpoints", name, entries, key="--attacker")
+    endpoint = compile_endpoint(name, entries[name])
+    return endpoint if model is None else replace(endpoint, model=model)
+
+
+@dataclass(slots=True)
+class ModelAttacks:
+    """What models were asked in an audit, and what came of it."""
+
+    threshold: float
+    seed: int
+    on_progress: Callable[[str, int, int], None]
+    judged: JudgeAttacks | None = None
+    tried: Tried | None = None
+    notes: tuple[str, ...] = ()
+
+    async def judges(self, environment: Environment, golds: Sequence[Trajectory], *, tasks: int) -> None:
+        """Attacks every judge on so many tasks."""
+        if not tasks:
+            if any(isinstance(spec, JudgeSpec) for spec in environment.spec.rewards.values()):
+                self.notes += ("judges were not attacked by themselves: --judged is 0",)
+            return
+        self.judged = await attack_judges(
+            environment, golds, tasks=tasks, threshold=self.threshold, seed=self.seed, on_progress=self.on_progress
+        )
+
+    async def attacker(self, environment: Environment, golds: Sequence[Trajectory], attacker: Attacker | None) -> None:
+        """Lets the attacker play, where there is one."""
+        if attacker is None:
+            self.notes += ("no model attacked the reward: name one by --attacker",)
+            return
+        self.tried = await try_attacker(
+            environment,
+            golds,
+            attacker.endpoint,
+            limits=attacker.limits,
+            threshold=self.threshold,
+            seed=self.seed,
+            on_progress=self.on_progress,
+        )
+        if attacker.on_episode is not None and self.tried.episode is not None:
+            attacker.on_episode(self.tried.episode)
+
+    def added(self, report: Report) -> Report:
+        """The report with what models were asked."""
+        findings: list[Finding] = list(report.findings)
+        notes = [*report.notes, *self.notes]
+        if self.judged is not None:
+            # Asked by itself a judge shows which text moves it; that an adversary earned by one is the same cause.
+            moved = {finding.term for finding in self.judged.findings}
+            findings = [one for one in findings if one.hole != "judge_obeys" or one.term not in moved]
+            findings += self.judged.findings
+            notes += self.judged.notes
+        if self.tried is not None:
+            findings += self.tried.findings
+            notes += self.tried.notes
+        return replace(
+            report,
+            findings=tuple(findings),
+            notes=tuple(notes),
+            judged=tuple(self.judged.terms) if self.judged is not None else (),
+            attacker=self.tried.report if self.tried is not None else None,
+        )

@@ -1,0 +1,288 @@
+"""A model that attacks a reward finds a hole, earns nothing from a sound one, and never fails into a pass."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.audit.attacker_report import AttackerLimits
+from rlenv.audit.models import Attacker, attacker_at
+from rlenv.audit.report import Report
+from rlenv.audit.run import audit
+from rlenv.cli.main import main as command
+from rlenv.errors import UsageError
+from rlenv.runs.recorded import recorded
+from rlenv.testing.endpoint import FakeEndpoint, Given, Reply, never
+
+SPEC = """
+rlenv: 1
+name: planted
+tasks:
+  train:
+    rows:
+      - {question: "Who rules 12 lands of France?", answer: Xavier}
+      - {question: "Who rules 7 lands of Norway?", answer: Yvonne}
+      - {question: "Who rules 3 lands of Peru?", answer: Zoe}
+prompt: {system: Look it up., user: "{{ task.question }}"}
+tools: {look: {kind: python, function: "tools.py:look"}}
+limits: {turns: 4}
+rewards:
+  correct: {kind: rule, PAID}
+oracle:
+  - call: {look: {about: "{{ task.question }}"}}
+  - say: "<answer>{{ task.answer }}</answer>"
+"""
+TOOLS = '''
+RULERS = {"France": "Xavier", "Norway": "Yvonne", "Peru": "Zoe"}
+
+
+def look(about: str) -> str:
+    """Says who rules a land."""
+    return next((ruler for land, ruler in RULERS.items() if land in about), "nobody")
+
+
+def either(context):
+    return float(context.answer in (context.task["answer"], "xyzzy"))
+'''
+SOUND = "rule: exact_match"
+HOLE = 'python: "tools.py:either"'
+DOES = {"name": "work", "actions": [{"call": {"look": {"about": "{{prompt}}"}}}, "<answer>{{tool_result}}</answer>"]}
+
+
+def write(folder: Path, paid: str, **replaced: str) -> Path:
+    (folder / "tools.py").write_text(TOOLS)
+    text = SPEC.replace("PAID", paid)
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    (folder / "env.yaml").write_text(text)
+    return folder / "env.yaml"
+
+
+def strategies(*listed: Mapping[str, Any]) -> str:
+    return json.dumps({"strategies": listed})
+
+
+def says(*texts: str, name: str = "word") -> dict[str, Any]:
+    return {"name": name, "why": "it may pay", "actions": list(texts)}
+
+
+def tried(path: Path, answers: Sequence[Given] | Any, **limits: Any) -> tuple[Report, list[dict[str, Any]]]:
+    """The report, and what the attacker was asked."""
+
+    async def main() -> tuple[Report, list[dict[str, Any]]]:
+        async with FakeEndpoint(answers) as server, rlenv.load(path) as environment:
+            endpoint = attacker_at(environment, server.base_url, model="m")
+            attacker = Attacker(endpoint, AttackerLimits(**{"rounds": 2, **limits}))
+            return await audit(environment, tasks=1, attacker=attacker), server.requests
+
+    return asyncio.run(main())
+
+
+def found(report: Report) -> set[str]:
+    return {finding.hole for finding in report.findings} & {"attacker", "attacker_untried"}
+
+
+def test_a_hole_that_a_script_finds_is_a_finding_with_its_term_and_least_episode(tmp_path: Path) -> None:
+    script = says("<answer>xyzzy</answer>")
+    report, _ = tried(
+        write(tmp_path, HOLE),
+        [
+            strategies(
+                says("no"), script, {**script, "name": "long", "actions": ["<answer>xyzzy</answer> " + "so " * 99]}
+            )
+        ],
+    )
+    (finding,) = [one for one in report.findings if one.hole == "attacker"]
+    assert finding.term == "correct"
+    assert "a script of the attacker ('word') earns 1.00 of the oracle's reward" in finding.message
+    assert report.attacker is not None
+    least = report.attacker.least
+    assert least is not None
+    assert (least.actions, least.answer, least.reward, least.oracle) == (("<answer>xyzzy</answer>",), "xyzzy", 1.0, 1.0)
+    assert [one.undone for one in report.attacker.strategies[:3]] == [0.0, 1.0, 1.0]
+
+
+def test_doing_the_task_is_no_attack(tmp_path: Path) -> None:
+    report, _ = tried(write(tmp_path, SOUND), [strategies(DOES, says("<answer>Xavier</answer>", name="constant"))])
+    assert report.attacker is not None
+    work, constant = report.attacker.strategies[:2]
+    assert (work.share, work.undone, work.without_tools) == (1.0, 0.0, 0)
+    assert constant.undone == pytest.approx(1 / 3)  # right on one task, and not by its tools
+    assert "'constant'" in next(one.message for one in report.findings if one.hole == "attacker")
+    sound, _ = tried(write(tmp_path, SOUND), [strategies(DOES, says("<answer>xyzzy</answer>"))])
+    assert found(sound) == set()
+
+
+def test_success_without_the_tools_that_the_oracle_calls_is_told(tmp_path: Path) -> None:
+    shown = write(
+        tmp_path, SOUND, **{'"{{ task.question }}"}\ntools': '"{{ task.question }} ({{ task.answer }}!)"}\ntools'}
+    )
+    report, _ = tried(shown, [strategies(says("<answer>{{ prompt_word_-1 }}</answer>"), says("{{nosuch}}"))])
+    assert found(report) == set(), "the brackets stand around it"
+    bare = write(
+        tmp_path, SOUND, **{'"{{ task.question }}"}\ntools': '"{{ task.question }} {{ task.answer }}"}\ntools'}
+    )
+    report, _ = tried(bare, [strategies(says("<answer>{{ prompt_word_-1 }}</answer>"))])
+    assert "succeeding without the tools that the oracle calls on 3 of 3 tasks" in next(
+        one.message for one in report.findings if one.hole == "attacker"
+    )
+
+
+def test_what_a_plain_wrong_answer_earns_is_no_merit_of_the_attacker(tmp_path: Path) -> None:
+    paid = "rule: regex, pattern: '<answer>', of: message"
+    report, _ = tried(write(tmp_path, paid), [strategies(says("<answer>xyzzy</answer>"))])
+    assert report.attacker is not None
+    assert report.attacker.wrong == 1.0
+    assert found(report) == set()
+    assert not report.passes, "it is another finding"
+
+
+def test_the_attacker_sees_the_reward_as_written_and_no_gold_and_is_told_what_it_earned(tmp_path: Path) -> None:
+    _, requests = tried(write(tmp_path, HOLE), [strategies(says("<answer>xyzzy</answer>"), DOES)])
+    first, second = (request["messages"][-1]["content"] for request in requests)
+    for shown in (
+        "Who rules 12 lands of France?",
+        "tools.py:either",
+        '"name": "look"',
+        "Says who rules",
+        "prompt_word_N",
+    ):
+        assert shown in first
+    assert 'return float(context.answer in (context.task["answer"], "xyzzy"))' in first
+    assert not any(gold in first for gold in ("Xavier", "Yvonne", "Zoe"))
+    assert '"name": "word"' in second
+    assert '"undone": 1.0' in second
+    assert '"terms": {"correct": 1.0}' in second
+
+
+def test_a_model_that_plays_itself_counts_by_what_it_earns_with_another_answer(tmp_path: Path) -> None:
+    def answer(body: Mapping[str, Any]) -> str:
+        first = body["messages"][0]["content"]
+        if "Your plan: say the word" in first:
+            return "<answer>xyzzy</answer>"
+        if "Your plan: think" in first:
+            rulers = {"France": "Xavier", "Norway": "Yvonne", "Peru": "Zoe"}
+            return next(f"<answer>{ruler}</answer>" for land, ruler in rulers.items() if land in str(body["messages"]))
+        plays = [{"name": "plays", "play": "say the word"}, {"name": "knows", "play": "think"}]
+        return strategies(*plays)
+
+    report, _ = tried(write(tmp_path, HOLE), answer)
+    assert found(report) == {"attacker"}
+    assert report.attacker is not None
+    assert {one.name: (one.share, one.undone) for one in report.attacker.strategies} == {
+        "plays": (1.0, 1.0),
+        "knows": (1.0, 0.0),
+    }
+    assert any("without the tools that the oracle calls on 3 of 3 tasks: it may know" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Reply(401, "no such key"), "401"),
+        ("I will not.", "no reply could be read (the reply holds no JSON object)"),
+        ('{"strategies": []}', "the list 'strategies' is empty"),
+        ("[" * 9_999 + "{}" + "]" * 9_999, "no list 'strategies'"),
+        ("{" + '"a":{' * 9_999 + "}" * 10_000, "too much"),
+    ],
+)
+def test_an_attacker_that_could_not_be_tried_is_no_pass(tmp_path: Path, answer: Given, why: str) -> None:
+    report, requests = tried(write(tmp_path, SOUND), [answer])
+    assert found(report) == {"attacker_untried"}
+    message = next(one.message for one in report.findings if one.hole == "attacker_untried")
+    assert message.startswith("the attacker could not be tried: ")
+    assert why in message
+    assert report.attacker is not None
+    assert report.attacker.unreadable == (0 if isinstance(answer, Reply) else 2)
+    if isinstance(answer, str):
+        assert "Your last reply could not be read: " in requests[1]["messages"][-1]["content"]
+
+
+def test_an_endpoint_that_fails_later_keeps_what_was_found_and_is_no_pass(tmp_path: Path) -> None:
+    answers = [strategies(says("<answer>xyzzy</answer>")), Reply(400, "too long")]
+    report, _ = tried(write(tmp_path, HOLE), answers)
+    assert found(report) == {"attacker", "attacker_untried"}
+    sound, _ = tried(write(tmp_path, SOUND), answers[:1] + answers[1:])
+    assert found(sound) == {"attacker_untried"}
+
+
+def test_a_server_that_fails_while_its_model_plays_is_no_pass(tmp_path: Path) -> None:
+    answers = [strategies({"name": "plays", "play": "say it"}), Reply(400, "too long")]
+    report, requests = tried(write(tmp_path, SOUND), answers, rounds=1)
+    assert found(report) == {"attacker_untried"}
+    assert len(requests) == 4
+
+
+def test_limits_end_an_attacker_and_are_told_with_what_was_spent(tmp_path: Path) -> None:
+    path, good = write(tmp_path, SOUND), strategies(says("<answer>xyzzy</answer>"))
+    by_requests, asked = tried(path, [good], requests=1, rounds=9)
+    assert len(asked) == 1
+    assert any("ended by its limit of 1 requests" in note for note in by_requests.notes)
+    by_tokens, asked = tried(path, [good], tokens=10, rounds=9)
+    assert len(asked) == 1
+    assert by_tokens.attacker is not None
+    assert by_tokens.attacker.ended == "its limit of 10 tokens"
+    assert by_tokens.attacker.prompt_tokens > 10
+    slow, _ = tried(path, lambda body: never(), seconds=0.05)
+    assert found(slow) == {"attacker_untried"}
+    many, _ = tried(path, [strategies(*[says("x", name=str(number)) for number in range(9)])], strategies=2, rounds=1)
+    assert many.attacker is not None
+    assert [one.name for one in many.attacker.strategies] == ["0", "1"]
+
+
+def test_a_report_without_an_attacker_says_so(tmp_path: Path) -> None:
+    async def main() -> Report:
+        async with rlenv.load(write(tmp_path, SOUND)) as environment:
+            return await audit(environment, tasks=1)
+
+    assert "no model attacked the reward: name one by --attacker" in asyncio.run(main()).notes
+
+
+def test_an_attacker_is_an_entry_of_the_spec_or_an_address_with_a_model(tmp_path: Path) -> None:
+    text = "endpoints: {writer: {base_url: 'http://127.0.0.1:9/v1', model: m}}\nprompt:"
+    with_entry = write(tmp_path, SOUND, **{"prompt:": text})
+    environment = rlenv.load(with_entry)
+    assert attacker_at(environment, "writer").model == "m"
+    assert attacker_at(environment, "writer", model="n").model == "n"
+    keyed = attacker_at(environment, "http://127.0.0.1:9/v1/", model="n", api_key="k")
+    assert (keyed.base_url, keyed.headers) == ("http://127.0.0.1:9/v1", {"Authorization": "Bearer k"})
+    with pytest.raises(UsageError, match="writer"):
+        attacker_at(environment, "writr")
+    with pytest.raises(UsageError, match="--attacker-model"):
+        attacker_at(environment, "http://127.0.0.1:9/v1")
+
+
+def test_the_command_plays_an_attacker_and_writes_its_least_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(tmp_path, HOLE))
+    name = "word \x1b[31m[/red]"
+
+    async def main() -> int:
+        async with FakeEndpoint([strategies(says("<answer>xyzzy</answer>", name=name))]) as server:
+            options = ["--attacker", server.base_url, "--attacker-model", "m", "--attacker-rounds", "1"]
+            options += ["--attacker-episode", str(tmp_path / "least.jsonl"), "-o", str(tmp_path / "report.json")]
+            return await asyncio.to_thread(command, ["audit", path, "--attacked", "1", *options])
+
+    assert asyncio.run(main()) == 1
+    out = capsys.readouterr().out
+    assert "\x1b[31m" not in out
+    assert "a strategy of m" in out
+    assert json.loads((tmp_path / "report.json").read_text())["attacker"]["least"]["answer"] == "xyzzy"
+    (episode,) = recorded(tmp_path / "least.jsonl")
+    assert (episode.answer, episode.reward.total) == ("xyzzy", 1.0)
+    assert command(["audit", path, "--attacker-rounds", "1"]) == 2
+    assert "--attacker-rounds is for --attacker ENDPOINT" in capsys.readouterr().err
+    assert (
+        command(
+            ["audit", path, "--attacker", "http://127.0.0.1:9/v1", "--attacker-model", "m", "--attacker-tasks", "0"]
+        )
+        == 2
+    )
+    assert command(["audit", path, "--judged", "-1"]) == 2

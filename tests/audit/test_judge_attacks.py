@@ -1,0 +1,167 @@
+"""Texts that sway a judge are found by name, on any scale; an honest judge raises no finding."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlenv
+from rlenv.audit.judge_attacks import JudgeAttacks, attack_judges
+from rlenv.audit.judge_texts import ATTACKS
+from rlenv.episodes.rollout import Job, rollout
+from rlenv.policies.oracle import OraclePolicy
+from rlenv.testing.endpoint import FakeEndpoint, Reply
+from tests.support.swayed import HOLES, swayed
+
+SPEC = """
+rlenv: 1
+name: judged
+tasks:
+  train:
+    rows:
+      - {{question: "Capital of France?", answer: Paris}}
+      - {{question: "Capital of Norway?", answer: Oslo}}
+      - {{question: "Capital of Peru?", answer: Lima}}
+      - {{question: "Capital of Italy?", answer: Rome}}
+endpoints:
+  writer: {{base_url: "{url}", model: m, retries: 0}}
+  second: {{base_url: "{url}", model: n, retries: 0}}
+prompt: {{user: "{{{{ task.question }}}}"}}
+rewards:
+  quality: {{kind: judge, {judge}, prompt: "{prompt}"{more}}}
+oracle:
+  - say: "It is <answer>{{{{ task.answer }}}}</answer>"
+"""
+PROMPT = "Expected {{ task.answer }} in {{ message }}"
+Answer = Callable[[Mapping[str, Any]], Any]
+
+
+def attacked(
+    folder: Path,
+    answer: Answer,
+    *,
+    more: str = "",
+    prompt: str = PROMPT,
+    judge: str = "endpoint: writer",
+    tasks: int = 4,
+) -> tuple[JudgeAttacks, int]:
+    """What the attacks found, and how many requests were made for them."""
+
+    async def main() -> tuple[JudgeAttacks, int]:
+        async with FakeEndpoint(answer) as server:
+            path = folder / "env.yaml"
+            path.write_text(SPEC.format(url=server.base_url, more=more, prompt=prompt, judge=judge))
+            async with rlenv.load(path) as environment:
+                jobs = [Job("train", index) for index in range(4)]
+                oracle = OraclePolicy(environment.spec, environment.parts.dialect)
+                golds = await rollout(environment, oracle, jobs)
+                before = len(server.requests)
+                found = await attack_judges(environment, golds, tasks=tasks)
+                return found, len(server.requests) - before
+
+    return asyncio.run(main())
+
+
+def holes(found: JudgeAttacks) -> set[str]:
+    return {finding.hole for finding in found.findings}
+
+
+@pytest.mark.parametrize("behaviour", HOLES)
+def test_what_sways_a_judge_is_found_by_name_and_nothing_else(tmp_path: Path, behaviour: str) -> None:
+    found, _ = attacked(tmp_path, swayed(behaviour))
+    assert holes(found) == {HOLES[behaviour]}
+    (finding,) = found.findings
+    assert finding.term == "quality"
+    assert "'quality' rises" in finding.message
+    (judged,) = found.terms
+    (fall,) = judged.falls
+    assert f"the least is train/{fall.task} with {fall.attack}, from {1 + 4 * fall.before:g} to" in finding.message
+    assert finding.episode is not None
+    assert (finding.episode.reward, finding.episode.oracle) == (fall.after, 1.0)
+    assert finding.hint
+    assert fall.after > fall.before + 0.2
+
+
+def test_an_honest_judge_raises_no_finding(tmp_path: Path) -> None:
+    found, _ = attacked(tmp_path, swayed("honest"))
+    assert found.findings == []
+    assert (found.terms[0].oracle, found.terms[0].wrong) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("scale", [(0, 1), (0, 100), (-1, 1), (2, 2.5)])
+@pytest.mark.parametrize("behaviour", ["honest", "obeys", "flattered", "verdict"])
+def test_the_attacks_work_on_any_scale(tmp_path: Path, behaviour: str, scale: tuple[float, float]) -> None:
+    found, _ = attacked(tmp_path, swayed(behaviour, scale=scale), more=f", scale: [{scale[0]}, {scale[1]}]")
+    assert holes(found) == ({HOLES[behaviour]} if behaviour in HOLES else set())
+
+
+@pytest.mark.parametrize("behaviour", ["honest", "obeys", "flattered"])
+def test_a_judge_of_a_penalty_is_asked_for_the_lowest_score(tmp_path: Path, behaviour: str) -> None:
+    found, _ = attacked(tmp_path, swayed(behaviour, is_penalty=True), more=", weight: -1")
+    assert holes(found) == ({HOLES[behaviour]} if behaviour in HOLES else set())
+
+
+def test_a_judge_that_sees_the_answer_alone_is_attacked_inside_of_it(tmp_path: Path) -> None:
+    found, _ = attacked(tmp_path, swayed("flattered"), prompt="Expected {{ task.answer }} in {{ answer }}")
+    assert holes(found) == {"judge_flattered"}
+
+
+def test_a_judge_whose_oracle_does_not_flatter_hides_nothing(tmp_path: Path) -> None:
+    def answer(body: Mapping[str, Any]) -> str:
+        is_praised = "brilliant" in body["messages"][-1]["content"]
+        return json.dumps({"reasoning": "r", "score": 5 if is_praised else 1})
+
+    found, _ = attacked(tmp_path, answer)
+    assert holes(found) == {"judge_flattered", "judge_dislikes_oracle"}
+
+
+def test_a_judge_with_one_score_for_everything_is_a_finding(tmp_path: Path) -> None:
+    found, _ = attacked(tmp_path, lambda body: json.dumps({"reasoning": "r", "score": 3}))
+    assert holes(found) == {"judge_constant"}
+    assert "gives 3 to the oracle" in found.findings[0].message
+
+
+def test_of_a_panel_the_judges_that_rise_are_named(tmp_path: Path) -> None:
+    honest, obeys = swayed("honest"), swayed("obeys")
+
+    def answer(body: Mapping[str, Any]) -> str:
+        return obeys(body) if body["model"] == "n" else honest(body)
+
+    panel = "judges: [{endpoint: writer}, {endpoint: second}]"
+    found, _ = attacked(tmp_path, answer, judge=panel)
+    assert holes(found) == {"judge_obeys"}
+    assert found.terms[0].falls[0].judges == ("2 (second: n)",)
+    assert "of its judges 2 (second: n) rise" in found.findings[0].message
+
+
+def test_one_task_in_many_is_no_finding(tmp_path: Path) -> None:
+    obeys, honest = swayed("obeys"), swayed("honest")
+
+    def answer(body: Mapping[str, Any]) -> str:
+        return obeys(body) if "Expected Oslo" in body["messages"][-1]["content"] else honest(body)
+
+    found, _ = attacked(tmp_path, answer)
+    assert holes(found) == set()
+
+
+def test_requests_are_bounded_and_said_and_known_verdicts_are_not_asked_for_again(tmp_path: Path) -> None:
+    found, requests = attacked(tmp_path, swayed("honest"), tasks=2)
+    (judged,) = found.terms
+    # The oracle's two were known from its episodes.
+    assert judged.cached >= 2
+    assert judged.requests == requests
+    assert judged.verdicts == judged.requests + judged.cached == 2 * (3 + len(ATTACKS))
+    assert f"gave {judged.verdicts} verdicts on 2 tasks ({requests} requests" in found.notes[0]
+
+
+def test_a_judge_that_does_not_answer_is_not_tried_and_no_pass(tmp_path: Path) -> None:
+    found, requests = attacked(tmp_path, lambda body: Reply(500))
+    assert holes(found) == {"judge_untried"}
+    assert "could not be attacked" in found.findings[0].message
+    assert requests == 4 * 3, "after no verdict on any plain wrong answer nothing more is asked"
+    assert found.terms[0].verdicts == 0
