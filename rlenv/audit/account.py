@@ -44,6 +44,8 @@ class Account:
     alike: list[bool] = field(default_factory=list)
     faults: list[Trajectory] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    data: list[Finding] = field(default_factory=list)
+    """What the rows and the tools say, of all splits."""
     looked: list[Finding] = field(default_factory=list)
     """What looks beside the adversaries found."""
 
@@ -91,7 +93,8 @@ class Account:
         foreign = tuple(name for name, rises in self.rises.items() if max(rise for rise, _ in rises) > SLACK)
         alike = _mean([float(one) for one in self.alike])
         faults = self._faults()
-        findings = [*self._oracle_findings(), *self._holes(oracle or 0.0), *self.looked]
+        holes = self._holes(oracle or 0.0)
+        findings = [*self._oracle_findings(), *holes, *self.looked, *_unexplained(self.data, holes)]
         # Tasks on which everybody earns all are those of a hole that has been named.
         is_named = any(one.hole in _PAID_TO_ALL for one in findings) and alike != 1
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
@@ -210,6 +213,23 @@ class Account:
         shown = "; ".join(self.below[:_LISTED]) + ("; …" if len(self.below) > _LISTED else "")
         count = f"{len(self.below)} of {len(self.golds)} tasks"
         return [Finding("oracle_below_maximum", f"the oracle is below the maximum on {count}: {shown}")]
+
+
+_SHOWN_BY = {
+    **dict.fromkeys(("gold_in_prompt", "gold_in_result", "gold_in_error", "gold_in_tool"), "leak"),
+    "constant_gold": "constant_answer",
+}
+"""What the rows say, and the hole of a policy that earned by it: one cause, of which the episode says more."""
+
+
+def _unexplained(data: Sequence[Finding], holes: Sequence[Finding]) -> list[Finding]:
+    """The findings over rows of a split in which no policy was found to earn by the same."""
+    earned = {(one.hole, one.episode.split) for one in holes if one.episode is not None}
+    return [
+        one
+        for one in data
+        if not any(hole == _SHOWN_BY.get(one.hole) and f"'{split}'" in one.message for hole, split in earned)
+    ]
 
 
 def _gave_up(ended: Trajectory) -> bool:

@@ -91,7 +91,7 @@ async def audit(
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
             run.doing = "the rows and what tools say of them are looked at"
             found, notes = await check_data(environment, seen.golds, seed=seed)
-            seen.looked += found
+            seen.data += found
             seen.notes += notes
             await models.judges(environment, seen.golds, tasks=judged)
             await models.attacker(environment, seen.golds, attacker)

@@ -401,7 +401,7 @@ SOUND: dict[str, Case] = {
     ),
     "ten options": Case(
         [
-            {"question": f"Which of {', '.join(o)}?", "answer": o[i * 7 % 10], "options": o}
+            {"question": f"{i}. Which of {', '.join(o)}?", "answer": o[i * 7 % 10], "options": o}
             for i in range(40)
             for o in [[f"{letter}{i * 3 % 29}x" for letter in "abcdefghij"]]
         ],

@@ -13,6 +13,7 @@ import pytest
 
 import rlenv
 from rlenv.cli.main import main as command
+from rlenv.messages import ToolCall
 from rlenv.rewards.group_terms import score_groups
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs import files as record
@@ -455,7 +456,9 @@ def test_a_tool_that_changes_what_it_is_given_changes_no_record(ledger: Path) ->
     code.write_text(text)
     before = play(path, [call("pay", to=["A"]), call("pay", to=["B"]), DONE])
     (first, _, _) = before[0].turns
-    assert first.parsed.calls[0].arguments == {"to": ["A"]}
+    (made,) = first.parsed.calls
+    assert isinstance(made, ToolCall)
+    assert made.arguments == {"to": ["A"]}
     assert compare(before, again(path, before)).changes == ()
 
 
