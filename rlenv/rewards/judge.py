@@ -25,6 +25,7 @@ from rlenv._base.jsonable import plain
 from rlenv.concurrency.lanes import Asked, entered, here
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints.account import asking
 from rlenv.endpoints.wire import Completion
 from rlenv.errors import EndpointError, RewardError, UsageError
 from rlenv.language.kinds import Kind
@@ -216,7 +217,10 @@ class _Judge:
             with entered(lane and lane.at(f"judge {index}")):
                 return await self._request(member, context, {name: material[name] for name in named})
 
-        return await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
+        found = await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
+        if found[1] and (whose := asking()) is not None:
+            whose.known(member.endpoint.model)
+        return found
 
     async def _request(self, member: _Member, context: RewardContext, material: Mapping[str, Material]) -> _Asked:
         client = await member.endpoint.client(context.shared())
@@ -247,6 +251,7 @@ class _Judge:
             try:
                 verdict = self._read(completion, nonce, material)
             except UnreadableReply as error:
+                client.unread(completion)
                 problem = str(error)
                 continue
             return _Asked(verdict, attempt, usage)
@@ -264,9 +269,13 @@ class _Judge:
         nothing = dict.fromkeys(_MATERIAL, "(left out)")
         try:
             completion = await self._chat(client, member, context, nothing, nonce, _LIMITS[-1], 0)
-            _count(usage, completion)
+        except EndpointError:
+            return False
+        _count(usage, completion)
+        try:
             self._read(completion, nonce, {})
-        except (EndpointError, UnreadableReply):
+        except UnreadableReply:
+            client.unread(completion)
             return False
         return True
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlenv.endpoints.account import as_recorded, merged
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
@@ -27,7 +28,7 @@ async def rescore(
     """The trajectories with the rewards of `environment`, in the same order.
 
     No policy acts: messages, actions and tool results are those that were recorded. Terms that run a tool or ask a
-    judge do so again. Where a term may look at state, the recorded calls are taken again first, on resources opened
+    judge do so again, and `usage` holds what that asked for beside what is only recorded. Where a term may look at state, the recorded calls are taken again first, on resources opened
     for the recorded task; where that cannot make the state that was there, terms that ask for it are invalid and say
     which call stood in the way. `seconds` are those of scoring.
     """
@@ -38,8 +39,9 @@ async def rescore(
             task = dict(recorded.task)
             async with environment.start(task=task, split=recorded.split, seed=recorded.seed) as episode:
                 scored = await _rescored(episode, recorded)
+            usage = merged((*as_recorded(recorded.usage), *scored.usage))
             # A row given itself has no index; the recorded one says which task it was.
-            return dataclasses.replace(scored, task_index=recorded.task_index)
+            return dataclasses.replace(scored, task_index=recorded.task_index, usage=usage)
 
     scored = await together([one(trajectory) for trajectory in trajectories])
     return score_groups(environment.parts.scorer, scored)
