@@ -206,8 +206,8 @@ class Turn:
 class ModelUsage:
     """What one role asked of one model in one episode.
 
-    `role` is `policy`, `user`, `judge TERM`, `term TERM`, `tool NAME`, and within an agent what its
-    own roles ask: `agent NAME > policy`. `requests` counts every try, and `failed` those of them that were of no use: refused, lost,
+    `role` is `policy`, `user`, `judge TERM`, `term TERM`, `tool NAME`, and within an agent what its own roles ask:
+    `agent NAME > policy`. `requests` counts every try, and `failed` those of them that were of no use: refused, lost,
     late, or with a reply that could not be read. `unknown` counts good answers that do not say their tokens; no count
     of tokens holds anything for them. `cached` counts questions whose answer was kept from another, and for which
     nothing was asked. `prompt_tokens` include `cached_tokens`, which the server says it had kept, and

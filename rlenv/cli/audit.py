@@ -14,14 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.audit.judge import JudgeReport, audit_judge, read_anchors
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.run import Progress, audit
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.spending import add_prices, prices_of, spending_line
 from rlenv.cli.terminal import write, write_error
+from rlenv.endpoints.account import Account, counted
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
+from rlenv.runs.usage import Spending, spent_by
 
 __all__ = ["add_arguments", "run", "said_every"]
 
@@ -46,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     judge.add_argument("--min-kappa", type=float, default=0.4, metavar="K", help="exit 1 below it")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the report as JSON there")
+    add_prices(parser)
     add_set(parser)
 
 
@@ -71,9 +76,13 @@ def run(args: argparse.Namespace) -> int:
                 on_progress=said_every(_SAY_EVERY_S),
             )
 
-    report = asyncio.run(main())
-    if not _written(args, report.as_dict()):
+    account, prices = Account(), prices_of(args)
+    with counted(account):
+        report = asyncio.run(main())
+    spending = spent_by(account.entries(), episodes=0, prices=prices)
+    if not _written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show(Console(highlight=False), report)
+        _show_spending(spending)
     return 0 if report.passes else 1
 
 
@@ -121,14 +130,23 @@ def _judge(args: argparse.Namespace, environment: Environment) -> int:
                 environment, anchors, term=args.term, before=before, min_kappa=args.min_kappa, seed=args.seed
             )
 
+    account, prices = Account(), prices_of(args)
     try:
-        report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
+        with counted(account):
+            report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
     except TimeoutError:
         message = f"the judge has not scored all anchors within {args.time_limit:g} s"
         raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
-    if not _written(args, report.as_dict()):
+    spending = spent_by(account.entries(), episodes=0, prices=prices)
+    if not _written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show_judge(Console(highlight=False), report)
+        _show_spending(spending)
     return 0 if report.passes else 1
+
+
+def _show_spending(spending: Spending) -> None:
+    if line := spending_line(spending):
+        Console(highlight=False).print(line, markup=False, soft_wrap=True)
 
 
 def _show_judge(console: Console, report: JudgeReport) -> None:

@@ -20,6 +20,7 @@ from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
+from rlenv.cli.spending import add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -28,8 +29,10 @@ from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, open_run
 from rlenv.runs.locks.lock import Lock, lock_of
+from rlenv.runs.prices import Prices
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import Summary, summarise
+from rlenv.runs.usage import cost_of
 from rlenv.trajectory import Trajectory
 
 __all__ = ["SEEDS", "add_arguments", "run"]
@@ -59,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_resume(parser)
     add_record(parser)
     add_tape(parser)
+    add_prices(parser)
     add_set(parser)
 
 
@@ -70,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
     check_options(args)
     check_folder_options(args)
+    prices = prices_of(args)
     tapes = Tapes(args)
     with tapes.compiled():
         environment = load(args.spec, set=overrides(args.set))
@@ -82,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(kept_run(args, environment, lock=lock, split=split)) if args.out else None
         stack.enter_context(tapes.running(out, lock, environment))
         begun = time.monotonic()
-        kept = _Kept(args, jobs, out)
+        kept = _Kept(args, jobs, out, prices)
         trajectories = asyncio.run(stoppable(_play(environment, args, jobs, kept, tapes), out))
     by = environment.spec.tasks[split].report_by
-    summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
+    summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=prices)
     figures = {
         "environment": environment.id,
         "spec": str(environment.loaded.path),
@@ -156,7 +161,8 @@ async def _play(
 class _Kept:
     """The episodes of this run that are kept as they end, and those that an earlier attempt has kept."""
 
-    def __init__(self, args: argparse.Namespace, jobs: list[Job], out: KeptRun | None) -> None:
+    def __init__(self, args: argparse.Namespace, jobs: list[Job], out: KeptRun | None, prices: Prices | None) -> None:
+        self._prices = prices
         self._args, self._jobs, self._out = args, jobs, out
         self._ids: dict[int, str] = {}
         self._before: dict[int, str] = {}
@@ -184,6 +190,7 @@ class _Kept:
                 mode="greedy" if args.temperature == 0 else "sampled",
                 group=f"{job.split}/{job.task}" if args.k > 1 else "",
                 started=time.time() - trajectory.seconds,
+                cost=cost_of(trajectory.usage, self._prices),
             )
             self._ids[index] = self._out.append(trajectory, facts)
         return self._ids.get(index, "")
@@ -263,6 +270,7 @@ def _show(console: Console, environment: Environment, policy: str, split: str, s
         times = " / ".join(f"{value * 1000:.2f}" for value in (latency.p50_s, latency.p90_s, latency.p99_s))
         table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
+    show_spending(console, summary.usage)
 
 
 def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory], out: str | None) -> None:

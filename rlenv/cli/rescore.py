@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from rich.markup import escape
@@ -16,6 +17,7 @@ from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
+from rlenv.cli.spending import add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
@@ -24,6 +26,7 @@ from rlenv.runs.locks.lock import lock_of
 from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import Difference, compare, rescore
 from rlenv.runs.schema import Facts
+from rlenv.runs.usage import cost_of, spent
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
     parser.add_argument("-o", "--out", metavar="DIR", help="keep the rescored episodes there, as a run")
     add_overwrite(parser)
+    add_prices(parser)
     add_set(parser)
 
 
@@ -49,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
     check_folder_options(args)
+    prices = prices_of(args)
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
     source = with_facts(args.run)
@@ -66,12 +71,15 @@ def run(args: argparse.Namespace) -> int:
         after = asyncio.run(stoppable(main(), out))
         if out is not None:
             for (facts, _), one in zip(source, after, strict=True):
-                out.append(one, facts or Facts(sample=one.seed % SEEDS))
+                facts = facts or Facts(sample=one.seed % SEEDS)
+                out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
     found = compare(before, after)
+    spending = spent(after, prices=prices)
     if args.json:
-        write_json(record.plain(found))
+        write_json({**record.plain(found), "usage": record.plain(spending)})
     else:
         _show(Console(highlight=False), environment.id, found)
+        show_spending(Console(highlight=False), spending)
     share = found.invalid[1] / found.episodes if found.episodes else 0.0
     if share > args.max_invalid:
         write_error(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid\n")

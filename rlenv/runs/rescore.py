@@ -28,9 +28,10 @@ async def rescore(
     """The trajectories with the rewards of `environment`, in the same order.
 
     No policy acts: messages, actions and tool results are those that were recorded. Terms that run a tool or ask a
-    judge do so again, and `usage` holds what that asked for beside what is only recorded. Where a term may look at state, the recorded calls are taken again first, on resources opened
+    judge do so again. Where a term may look at state, the recorded calls are taken again first, on resources opened
     for the recorded task; where that cannot make the state that was there, terms that ask for it are invalid and say
-    which call stood in the way. `seconds` are those of scoring.
+    which call stood in the way. `seconds` are those of scoring, and `usage` holds what that asked for beside what the
+    recorded episode had, as recorded.
     """
     places = asyncio.Semaphore(concurrency)
 

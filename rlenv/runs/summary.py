@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlenv.runs.prices import Prices
+from rlenv.runs.usage import Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
@@ -93,6 +95,7 @@ class Summary(GroupSummary):
     seconds: float
     groups: Mapping[str, GroupSummary] = field(default_factory=dict)
     groups_success_mean: float | None = None
+    usage: Spending = field(default_factory=Spending)
 
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
@@ -184,12 +187,15 @@ def _pass_at_k(by_task: Mapping[Any, Sequence[bool]], played: Mapping[Any, int])
     return found
 
 
-def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | None = None) -> Summary:
+def summarise(
+    trajectories: Sequence[Trajectory], *, seconds: float, by: str | None = None, prices: Prices | None = None
+) -> Summary:
     """The figures of a set of episodes.
 
     Args:
         seconds: the wall time of the whole set.
         by: a column of the tasks; figures are also given for each of its values.
+        prices: what tokens cost; without them no cost is said.
     """
     groups = {} if by is None else _grouped(trajectories, by)
     return Summary(
@@ -205,6 +211,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
         seconds=seconds,
         groups=groups,
         groups_success_mean=mean([one.success_rate for one in groups.values()]),
+        usage=spent(trajectories, prices=prices),
     )
 
 

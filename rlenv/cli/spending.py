@@ -1,0 +1,82 @@
+"""What was asked of models, as commands show it."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.markup import escape
+from rich.table import Table
+
+from rlenv._base.figures import figure
+from rlenv.cli.console import Console
+from rlenv.runs.prices import Prices, read_prices
+from rlenv.runs.usage import RoleSpending, Spending
+
+__all__ = ["add_prices", "prices_of", "show_spending", "spending_line"]
+
+_CENT = 0.01
+
+
+def add_prices(parser: argparse.ArgumentParser) -> None:
+    """The option that names what tokens cost."""
+    parser.add_argument("--prices", metavar="FILE", help="YAML of what a million tokens cost by model: cost is shown")
+
+
+def prices_of(args: argparse.Namespace) -> Prices | None:
+    """The prices of `--prices`, None where it is not given.
+
+    Raises:
+        SpecError: the file has faults.
+    """
+    return None if args.prices is None else read_prices(args.prices)
+
+
+def show_spending(console: Console, spending: Spending) -> None:
+    """A table by role and model with a line of sums below it; nothing where nothing was asked."""
+    if not spending.roles:
+        return
+    table = Table("asked by", "model", "requests", "failed", "prompt", "completion", "seconds", "cost", "")
+    for one in spending.roles:
+        counts = [f"{one.requests:,}", f"{one.failed:,}", _tokens(one.prompt_tokens), _tokens(one.completion_tokens)]
+        name, model = escape(one.role), escape(one.model)
+        table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(_notes(one)))
+    console.print(table)
+    console.print(spending_line(spending), markup=False, soft_wrap=True)
+
+
+def spending_line(spending: Spending) -> str:
+    """The sums in one line, and what is missing in them; "" where nothing was asked."""
+    if not spending.roles:
+        return ""
+    kept = sum(one.requests for one in spending.roles if one.is_recorded)
+    recorded = f"{kept:,} requests are from the record and cost nothing now" if kept else ""
+    if all(one.is_recorded for one in spending.roles):
+        return f"models: none was asked; {recorded}"
+    tokens = f"{_tokens(spending.prompt_tokens)} prompt and {_tokens(spending.completion_tokens)} completion tokens"
+    said = f"models: {spending.requests:,} requests ({spending.failed:,} failed), {tokens}"
+    if spending.unknown:
+        said += f", without {spending.unknown:,} answers whose server says no tokens"
+    if spending.currency:
+        said += f"; cost {money(spending.cost)} {spending.currency}"
+    if spending.unpriced:
+        said += f", without {', '.join(spending.unpriced)}: no price"
+    return f"{said}; {recorded}" if recorded else said
+
+
+def money(value: float | None) -> str:
+    """An amount, with as many digits as a small one needs; "–" for none."""
+    return f"{value:.3g}" if value is not None and 0 < abs(value) < _CENT else figure(value)
+
+
+def _tokens(count: int | None) -> str:
+    return "–" if count is None else f"{count:,}"
+
+
+def _notes(one: RoleSpending) -> list[str]:
+    return [
+        *(["recorded: costs nothing now"] if one.is_recorded else []),
+        *([f"{one.cached:,} answers kept from another"] if one.cached else []),
+        *([f"{one.unknown:,} answers say no tokens"] if one.unknown else []),
+        *([f"{one.cached_tokens:,} prompt tokens kept by the server"] if one.cached_tokens else []),
+        *([f"{one.reasoning_tokens:,} of reasoning"] if one.reasoning_tokens else []),
+    ]
