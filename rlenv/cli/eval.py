@@ -20,7 +20,7 @@ from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
-from rlenv.cli.spending import add_prices, prices_of, show_spending
+from rlenv.cli.spending import Budget, add_max_cost, add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_record(parser)
     add_tape(parser)
     add_prices(parser)
+    add_max_cost(parser)
     add_set(parser)
 
 
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     check_folder_options(args)
     prices = prices_of(args)
+    budget = Budget(args, prices)
     tapes = Tapes(args)
     with tapes.compiled():
         environment = load(args.spec, set=overrides(args.set))
@@ -88,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(tapes.running(out, lock, environment))
         begun = time.monotonic()
         kept = _Kept(args, jobs, out, prices)
-        trajectories = asyncio.run(stoppable(_play(environment, args, jobs, kept, tapes), out))
+        playing = _play(environment, args, jobs, kept, tapes, budget)
+        trajectories = asyncio.run(stoppable(playing, out, budget=budget))
     by = environment.spec.tasks[split].report_by
     summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=prices)
     figures = {
@@ -131,7 +134,7 @@ def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Loc
 
 
 async def _play(
-    environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept, tapes: Tapes
+    environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept, tapes: Tapes, budget: Budget
 ) -> list[Trajectory]:
     policy = make_policy(args, environment)
     console = Console(stderr=True)
@@ -143,9 +146,13 @@ async def _play(
                 name = f"{environment.spec.name} · {args.policy}"
                 bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
 
+                left = [len(missing)]
+
                 def ended(index: int, trajectory: Trajectory) -> None:
                     progress.advance(bar)
                     tapes.ended(kept.append(missing[index], trajectory))
+                    left[0] -= 1
+                    budget.ended(trajectory, left=left[0])
 
                 todo, many = [jobs[index] for index in missing], args.concurrency
                 ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)

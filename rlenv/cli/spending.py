@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
 from rlenv.cli.console import Console
+from rlenv.errors import UsageError
 from rlenv.runs.prices import Prices, read_prices
-from rlenv.runs.usage import RoleSpending, Spending
+from rlenv.runs.usage import RoleSpending, Spending, spent
+from rlenv.trajectory import Trajectory
 
-__all__ = ["add_prices", "prices_of", "show_spending", "spending_line"]
+__all__ = ["Budget", "add_max_cost", "add_prices", "money", "prices_of", "show_spending", "spending_line"]
 
 _CENT = 0.01
 
@@ -20,6 +23,47 @@ _CENT = 0.01
 def add_prices(parser: argparse.ArgumentParser) -> None:
     """The option that names what tokens cost."""
     parser.add_argument("--prices", metavar="FILE", help="YAML of what a million tokens cost by model: cost is shown")
+
+
+def add_max_cost(parser: argparse.ArgumentParser) -> None:
+    """The option that bounds what a run costs."""
+    parser.add_argument("--max-cost", type=float, metavar="X", help="end the run once it has cost more; by --prices")
+
+
+class Budget:
+    """Adds up what episodes have cost, and says when that is more than a run may cost.
+
+    Models without a price are in no sum, so that a run of which nothing has a price never ends by it.
+
+    Raises:
+        UsageError: `--max-cost` without `--prices`, or below 0.
+    """
+
+    def __init__(self, args: argparse.Namespace, prices: Prices | None) -> None:
+        self._most: float | None = args.max_cost
+        self._prices = prices
+        self._cost, self._left = 0.0, 0
+        self.is_spent = asyncio.Event()
+        """Set once the run has cost more."""
+        if self._most is not None and prices is None:
+            raise UsageError("--max-cost needs to know what tokens cost", hint="add --prices FILE")
+        if self._most is not None and not self._most >= 0:
+            raise UsageError(f"--max-cost {self._most:g}: expected 0 or more")
+
+    def ended(self, trajectory: Trajectory, *, left: int) -> None:
+        """Takes what an episode has cost, and how many are left to be played."""
+        self._left = left
+        if self._most is not None and left:
+            self._cost += spent([trajectory], prices=self._prices).cost or 0.0
+            if self._cost > self._most:
+                self.is_spent.set()
+
+    def said(self) -> str:
+        """Why the run ends, once it is spent."""
+        assert self._prices is not None
+        currency = self._prices.currency
+        passed = f"the episodes have cost {money(self._cost)} {currency}, more than --max-cost {money(self._most)}"
+        return f"{passed}; {self._left:,} are not played: --resume plays them where the run is kept (-o)"
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:
