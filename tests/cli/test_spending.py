@@ -72,6 +72,9 @@ def test_eval_says_what_each_role_asked_and_cost(
     rows = list(open_run(run).rows())
     assert sum(row["asked_tokens"] for row in rows) == usage["prompt_tokens"]
     assert [row["cost"] for row in rows] == [None] * 4
+    assert main(["runs", "show", str(run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["asked_tokens"], shown["cost"]) == (usage["prompt_tokens"], None)
     assert main(["rescore", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices]) == 0
     again = json.loads(capsys.readouterr().out)["usage"]
     assert [(one["role"], one["is_recorded"]) for one in again["roles"]] == [

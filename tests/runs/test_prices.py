@@ -26,8 +26,9 @@ def prices(tmp_path: Path) -> Prices:
     return read_prices(path)
 
 
-def asked(model: str, prompt: int = 1_000_000, completion: int = 0, **more: int) -> ModelUsage:
-    return ModelUsage("policy", model, requests=1, prompt_tokens=prompt, completion_tokens=completion, **more)
+def asked(model: str, prompt: int = 1_000_000, completion: int = 0, *, cached_tokens: int = 0) -> ModelUsage:
+    counts = (prompt, cached_tokens, completion)
+    return ModelUsage("policy", model, 1, 0, 0, 0, *counts)
 
 
 def test_a_name_in_full_goes_before_patterns_and_these_by_their_order(prices: Prices) -> None:
