@@ -94,8 +94,8 @@ def spending_line(spending: Spending) -> str:
         return ""
     kept = sum(one.requests for one in spending.roles if one.is_recorded)
     recorded = f"{kept:,} requests are from the record and cost nothing now" if kept else ""
-    if all(one.is_recorded for one in spending.roles):
-        return f"models: none was asked; {recorded}"
+    if not spending.requests:  # kept answers of others, if any, have asked for nothing either
+        return "models: none was asked" + (f"; {recorded}" if recorded else "")
     tokens = f"{_tokens(spending.prompt_tokens)} prompt and {_tokens(spending.completion_tokens)} completion tokens"
     said = f"models: {spending.requests:,} requests ({spending.failed:,} failed), {tokens}"
     if spending.unknown:
