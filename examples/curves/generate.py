@@ -97,10 +97,13 @@ def nl2sql() -> Iterator[tuple[str, bytes]]:
             for given in rng.sample(GIVEN, 2):
                 database.execute("INSERT INTO staff VALUES (?, ?, ?)", (number, given, rng.randint(100, 999)))
         database.commit()
-        asked = []
+        asked: list[dict[str, Any]] = []
         for _ in range(rows):
             question, ask = rng.choice(QUESTIONS)
             shop, year = chosen[len(asked) % shops], rng.choice(YEARS)
+            # A shop that comes again is asked something else; no draw is made for it, so that other rows stay.
+            if any(row["shop"] == shop and row["ask"] == ask.format(year=year) for row in asked):
+                question, ask = QUESTIONS[(QUESTIONS.index((question, ask)) + 1) % len(QUESTIONS)]
             ask = ask.format(year=year)
             asked.append(
                 {
@@ -135,16 +138,18 @@ def search_qa() -> Iterator[tuple[str, bytes]]:
         year = {town: rng.randint(1000, 1899) for town in here}
         passages += [(person, f"{person} lives in {town}.") for person, town in home.items()]
         passages += [(town, f"{town} lies on the {river[town]} and was founded in {year[town]}.") for town in here]
-        asked = []
+        asked: list[dict[str, Any]] = []
         for index in range(rows):
             person = persons[index % people]
             town = home[person]
-            question, answer = rng.choice(
-                (
-                    (f"On which river does {person} live?", river[town]),
-                    (f"When was the town of {person} founded?", str(year[town])),
-                )
+            questions = (
+                (f"On which river does {person} live?", river[town]),
+                (f"When was the town of {person} founded?", str(year[town])),
             )
+            question, answer = rng.choice(questions)
+            # Who comes again is asked the other; no draw is made for it, so that other rows stay.
+            if index >= people and asked[index - people]["question"] == question:
+                question, answer = questions[question == questions[0][0]]
             asked.append({"question": question, "answer": answer, "sup": [person, town]})
         made[f"search-qa/{split}.jsonl"] = _jsonl(asked)
     rng.shuffle(passages)

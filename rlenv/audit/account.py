@@ -56,6 +56,7 @@ class Account:
     alike: list[bool] = field(default_factory=list)
     leaked: dict[str, set[str]] = field(default_factory=dict)
     faults: list[Trajectory] = field(default_factory=list)
+    data: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
@@ -67,6 +68,11 @@ class Account:
             self.count(gold)
             if why := _below(gold, exempt=judges):
                 self.below.append(f"{split}/{gold.task_index}: {why}")
+
+    def see_data(self, findings: Sequence[Finding], notes: Sequence[str]) -> None:
+        """Takes in what checks of the rows have found."""
+        self.data.extend(findings)
+        self.notes.extend(notes)
 
     def count(self, trajectory: Trajectory) -> None:
         """Notes which values the terms of an episode have."""
@@ -91,6 +97,7 @@ class Account:
             *self._oracle_findings(),
             *self._attack_findings(attacks),
             *self._hole_findings(oracle or 0.0, attacks),
+            *self.data,
         ]
         if alike is not None and alike > self.thresholds.no_signal:
             message = f"on {alike:.0%} of tasks all sampled answers score alike; there is nothing to learn"

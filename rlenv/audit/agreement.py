@@ -1,4 +1,4 @@
-"""How far two sets of scores agree: accuracy, kappa, rank correlation, each with a bootstrap interval."""
+"""How far two sets of scores agree: accuracy, kappa, alpha, rank correlation, each with a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Estimate", "accuracy", "bootstrap", "kappa", "mean", "spearman"]
+__all__ = [
+    "Estimate",
+    "Pairs",
+    "accuracy",
+    "alpha",
+    "bootstrap",
+    "distance",
+    "kappa",
+    "mean",
+    "spearman",
+]
 
 Pairs = Sequence[tuple[float, float]]
 Statistic = Callable[[Pairs], float | None]
@@ -39,11 +49,16 @@ def mean(pairs: Pairs) -> float | None:
     return math.fsum(b - a for a, b in pairs) / len(pairs) if pairs else None
 
 
+def distance(pairs: Pairs) -> float | None:
+    """The mean distance of the two; None without pairs."""
+    return math.fsum(abs(b - a) for a, b in pairs) / len(pairs) if pairs else None
+
+
 def kappa(pairs: Pairs) -> float | None:
     """Cohen's kappa with quadratic weights: 1 - Σ w·o / Σ w·e with w = (a - b)².
 
     Source: Cohen 1968, "Weighted kappa", Psychological Bulletin 70(4). None without pairs or where chance alone would
-    agree fully.
+    agree fully. Of scores as they are, this is Lin's concordance too (Lin 1989, with 1/n variances).
     """
     if not pairs:
         return None
@@ -51,6 +66,31 @@ def kappa(pairs: Pairs) -> float | None:
     observed = math.fsum((a - b) ** 2 for a, b in pairs) / len(pairs)
     by_chance = math.fsum((a - b) ** 2 * m * n for a, m in left.items() for b, n in right.items()) / len(pairs) ** 2
     return 1 - observed / by_chance if by_chance else None
+
+
+def alpha(units: Sequence[Sequence[float | None]]) -> float | None:
+    """Krippendorff's alpha for interval data: 1 - Dₒ/Dₑ, Dₒ the mean squared distance of scores of one unit, each unit
+    weighted by the scores it has, Dₑ that of all scores of units with two or more.
+
+    Source: Krippendorff 2011, "Computing Krippendorff's alpha-reliability". None without such a unit, or where all
+    scores are one.
+
+    Args:
+        units: the scores of what was scored, one of each judge; None where a judge gave none.
+    """
+    kept = [[one for one in unit if one is not None] for unit in units]
+    kept = [unit for unit in kept if len(unit) > 1]
+    values = [one for unit in kept for one in unit]
+    if len(set(values)) < 2:  # their distances may be tiny in place of none, as their mean is rounded
+        return None
+    expected = _squares(values) / (len(values) - 1)
+    return 1 - math.fsum(_squares(unit) / (len(unit) - 1) for unit in kept) / expected
+
+
+def _squares(values: Sequence[float]) -> float:
+    """The sum of the squared distances of all pairs: n·Σ (v - mean)²."""
+    middle = math.fsum(values) / len(values)
+    return len(values) * math.fsum((one - middle) ** 2 for one in values)
 
 
 def spearman(pairs: Pairs) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 from collections import Counter
@@ -11,8 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlenv.audit.agreement import Estimate, accuracy, bootstrap, kappa, mean, spearman
+from rlenv.audit.agreement import (
+    Estimate,
+    Pairs,
+    accuracy,
+    alpha,
+    bootstrap,
+    distance,
+    kappa,
+    mean,
+    spearman,
+)
+from rlenv.audit.calibration import Calibration, calibration
 from rlenv.audit.report import ReportCard
+from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
@@ -21,7 +34,7 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Turn
 
-__all__ = ["Anchor", "JudgeReport", "audit_judge", "read_anchors"]
+__all__ = ["Anchor", "JudgeReport", "audit_judge", "judge_of", "read_anchors"]
 
 _BIAS = 0.1
 """A bias below this share of the scale is let pass, however sure."""
@@ -42,11 +55,25 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberReport:
+    """What one judge of a panel is worth: as `JudgeReport`, of its own scores."""
+
+    endpoint: str
+    model: str
+    prompt_sha256: str
+    invalid: int
+    kappa: Estimate
+    error: Estimate
+    bias: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeReport(ReportCard):
     """What a judge is worth. Scores are on its scale; None stands for an invalid judgement, which counts nowhere else.
 
     `accuracy` is over scores moved to the nearest step of the labels: whole numbers where all labels are, else the
-    labels themselves; the higher of two at the same distance. `kappa` and `spearman` take scores as they are.
+    labels themselves; the higher of two at the same distance. `kappa`, `alpha` (Krippendorff's, for interval data) and
+    `spearman` take scores as they are; `error` is the mean distance of a score from its label, as a share of the scale.
     `invalid_reasons` counts the invalid judgements of anchors by what was wrong.
     `bias` is the mean difference of the scores of pairs that differ in one thing, as a share of the scale. `drift` is
     the mean change of the anchors' scores since the earlier run, as a share of the scale; None without one.
@@ -55,13 +82,20 @@ class JudgeReport(ReportCard):
     term: str
     scale: tuple[float, float]
     prompt_sha256: tuple[str, ...]
+    models: tuple[str, ...]
+    anchors_sha256: str
     anchors: int
     invalid: int
     invalid_reasons: Mapping[str, int]
     accuracy: Estimate
     kappa: Estimate
+    alpha: Estimate
     spearman: Estimate
+    error: Estimate
+    calibration: Calibration
     bias: Mapping[str, Estimate]
+    members: tuple[MemberReport, ...]
+    members_alpha: float | None
     drift: Estimate | None
     scores: tuple[float | None, ...]
     findings: tuple[str, ...]
@@ -129,38 +163,33 @@ async def audit_judge(
 
     Raises:
         UsageError: no such judge, a label outside of its scale, or an earlier report of another judge's: other
-            anchors, another scale or another prompt.
+            anchors, another scale, another model or another prompt.
     """
-    judge = _Judge(environment, _judge(environment, term), concurrency=concurrency, seed=seed)
+    judge = _Judge(environment, judge_of(environment, term), concurrency=concurrency, seed=seed)
     low, high = judge.scale
     for number, anchor in enumerate(anchors, 1):
         if not low <= anchor.label <= high:
             label = f"the label {anchor.label:g} of anchor {number}"
             raise UsageError(f"{label} is outside of the scale of '{judge.name}', {low:g} to {high:g}")
-    earlier = _earlier(before, judge.scale, len(anchors)) if before is not None else None
+    earlier = _earlier(before, judge, len(anchors), _digest(anchors)) if before is not None else None
     reasons: Counter[str] = Counter()
-    scores = await judge.scores([(anchor.task, anchor.message) for anchor in anchors], reasons)
+    asked = await judge.ask([(anchor.task, anchor.message) for anchor in anchors], reasons)
     if earlier is not None:
         _check_prompt(earlier, judge.digests)
-    pairs = [(anchor.label, found) for anchor, found in zip(anchors, scores, strict=True) if found is not None]
-    step = _steps([anchor.label for anchor in anchors])
-    bias = {name: await _bias(judge, anchors, name, seed) for name in _variants("")}
-    report = JudgeReport(
-        term=judge.name,
-        scale=judge.scale,
-        prompt_sha256=tuple(judge.digests),
-        anchors=len(anchors),
-        invalid=scores.count(None),
-        invalid_reasons=dict(reasons.most_common()),
-        accuracy=bootstrap([(label, step(found)) for label, found in pairs], accuracy, seed=seed),
-        kappa=bootstrap(pairs, kappa, seed=seed),
-        spearman=bootstrap(pairs, spearman, seed=seed),
-        bias=bias,
-        drift=_change(earlier["scores"], scores, judge.scale, seed) if earlier is not None else None,
-        scores=tuple(scores),
-        findings=(),
-    )
+    scores = [one.score for one in asked]
+    varied = {name: await _varied(judge, anchors, name) for name in _variants("")}
+    report = _report(judge, anchors, asked, varied, invalid_reasons=dict(reasons.most_common()))
+    if earlier is not None:
+        report = replace(report, drift=_change(earlier["scores"], scores, judge.scale, seed))
     return replace(report, findings=tuple(_findings(report, min_kappa)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The score of a message and those of the panel's members, in order; None where there is none."""
+
+    score: float | None
+    members: tuple[float | None, ...]
 
 
 class _Judge:
@@ -170,43 +199,127 @@ class _Judge:
         assert isinstance(term.spec, JudgeSpec)
         assert term.measure_async is not None
         self.name = term.name
-        self.scale = term.spec.scale
+        self.scale = term.spec.ends
+        self.seed = seed
+        listed = [one.endpoint for one in term.spec.judges] or [term.spec.endpoint or ""]
+        self.endpoints = listed
+        self.models = tuple(environment.spec.endpoints[name].model for name in listed)
         self.digests: dict[str, None] = {}
+        self.by_member: list[str] = [""] * len(listed)
         self._measure = term.measure_async
         self._environment = environment
-        self._seed = seed
         self._places = asyncio.Semaphore(concurrency)
 
-    async def scores(
+    def shares(self, pairs: Pairs) -> list[tuple[float, float]]:
+        """Pairs of scores as shares of the scale."""
+        low, high = self.scale
+        return [((a - low) / (high - low), (b - low) / (high - low)) for a, b in pairs]
+
+    async def ask(
         self, asked: Sequence[tuple[Mapping[str, Any], str]], reasons: Counter[str] | None = None
-    ) -> list[float | None]:
+    ) -> list[_Asked]:
         """One score for each (task, message), None where it is invalid; `reasons` counts what was wrong."""
         return await asyncio.gather(*(self._score(task, message, reasons) for task, message in asked))
 
-    async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str] | None) -> float | None:
+    async def _score(self, task: Mapping[str, Any], message: str, reasons: Counter[str] | None) -> _Asked:
         environment, turn = self._environment, Turn(0, message, ParsedAction(message))
         context = RewardContext(
-            task, (), (turn,), message, {}, environment.spec.vars, _no_call, "", environment.scope, self._seed
+            task, (), (turn,), message, {}, environment.spec.vars, _no_call, "", environment.scope, self.seed
         )
         async with self._places:
             try:
-                measured = await self._measure(context)
+                with asks(f"judge {self.name}"):
+                    measured = await self._measure(context)
             except EpisodeError as error:
                 if reasons is not None:
                     reasons[redact_within(str(error), _MAX_REASON)] += 1
-                return None
-        for asked in measured.details["judges"]:
+                return _Asked(None, (None,) * len(self.models))
+        judges = measured.details["judges"]
+        for place, asked in enumerate(judges):
             self.digests[asked["prompt_sha256"]] = None
-        return float(measured.details["raw"])
+            self.by_member[place] = asked["prompt_sha256"]
+        return _Asked(float(measured.details["raw"]), tuple(one["score"] for one in judges))
 
 
-async def _bias(judge: _Judge, anchors: Sequence[Anchor], name: str, seed: int) -> Estimate:
-    """How much the score moves from one message of a pair to the other."""
-    sides = [
-        await judge.scores([(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors])
-        for side in (0, 1)
+async def _varied(judge: _Judge, anchors: Sequence[Anchor], name: str) -> tuple[list[_Asked], list[_Asked]]:
+    """What the judge says to one message of each pair and to the other."""
+    first, second = [
+        await judge.ask([(anchor.task, _variants(anchor.message)[name][side]) for anchor in anchors]) for side in (0, 1)
     ]
-    return _change(sides[0], sides[1], judge.scale, seed)
+    return first, second
+
+
+def _report(
+    judge: _Judge,
+    anchors: Sequence[Anchor],
+    asked: Sequence[_Asked],
+    varied: Mapping[str, tuple[list[_Asked], list[_Asked]]],
+    *,
+    invalid_reasons: Mapping[str, int],
+) -> JudgeReport:
+    """The report without drift and findings."""
+    scores = [one.score for one in asked]
+    labels = [anchor.label for anchor in anchors]
+    pairs = _pairs(labels, scores)
+    step = _steps(labels)
+    return JudgeReport(
+        term=judge.name,
+        scale=judge.scale,
+        prompt_sha256=tuple(judge.digests),
+        models=judge.models,
+        anchors_sha256=_digest(anchors),
+        anchors=len(anchors),
+        invalid=scores.count(None),
+        invalid_reasons=invalid_reasons,
+        accuracy=bootstrap([(label, step(found)) for label, found in pairs], accuracy, seed=judge.seed),
+        kappa=bootstrap(pairs, kappa, seed=judge.seed),
+        alpha=bootstrap(pairs, alpha, seed=judge.seed),
+        spearman=bootstrap(pairs, spearman, seed=judge.seed),
+        error=bootstrap(judge.shares(pairs), distance, seed=judge.seed),
+        calibration=calibration(pairs, scale=judge.scale),
+        bias={
+            name: _change([a.score for a in one], [b.score for b in two], judge.scale, judge.seed)
+            for name, (one, two) in varied.items()
+        },
+        members=_members(judge, labels, asked, varied),
+        members_alpha=alpha([one.members for one in asked]) if len(judge.models) > 1 else None,
+        drift=None,
+        scores=tuple(scores),
+        findings=(),
+    )
+
+
+def _members(
+    judge: _Judge,
+    labels: Sequence[float],
+    asked: Sequence[_Asked],
+    varied: Mapping[str, tuple[list[_Asked], list[_Asked]]],
+) -> tuple[MemberReport, ...]:
+    """The report of each judge of a panel."""
+    if len(judge.models) == 1:
+        return ()
+    found = []
+    for place, model in enumerate(judge.models):
+        scores = [one.members[place] for one in asked]
+        pairs = _pairs(labels, scores)
+        bias = {
+            name: _change([a.members[place] for a in one], [b.members[place] for b in two], judge.scale, judge.seed)
+            for name, (one, two) in varied.items()
+        }
+        agreed = bootstrap(pairs, kappa, seed=judge.seed)
+        error = bootstrap(judge.shares(pairs), distance, seed=judge.seed)
+        digest = judge.by_member[place]
+        found.append(MemberReport(judge.endpoints[place], model, digest, scores.count(None), agreed, error, bias))
+    return tuple(found)
+
+
+def _pairs(labels: Sequence[float], scores: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(label, score) for label, score in zip(labels, scores, strict=True) if score is not None]
+
+
+def _digest(anchors: Sequence[Anchor]) -> str:
+    written = [[dict(anchor.task), anchor.message, anchor.label] for anchor in anchors]
+    return hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode("utf-8", "replace")).hexdigest()
 
 
 def _findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
@@ -220,12 +333,23 @@ def _findings(report: JudgeReport, min_kappa: float) -> Iterator[str]:
     for name, estimate in report.bias.items():
         if estimate.value is not None and abs(estimate.value) > _BIAS and estimate.excludes(0.0):
             yield f"bias: {name} moves the score by {estimate.value:+.2f} of the scale"
+    for place, member in enumerate(report.members):
+        # A panel may hide one judge's bias among the others, who are not always there to outvote it.
+        for name, estimate in member.bias.items():
+            if estimate.value is not None and abs(estimate.value) > _BIAS and estimate.excludes(0.0):
+                who = f"judges.{place} ({member.endpoint})"
+                yield f"bias: {name} moves the score of {who} by {estimate.value:+.2f} of the scale"
     drift = report.drift
     if drift is not None and drift.excludes(0.0):
         yield f"drift: scores moved by {drift.value:+.2f} of the scale since the earlier run"
 
 
-def _judge(environment: Environment, term: str | None) -> Term:
+def judge_of(environment: Environment, term: str | None) -> Term:
+    """The judge that a term's name stands for; the only one by default.
+
+    Raises:
+        UsageError: there is none of that name, or more than one and no name.
+    """
     judges = {one.name: one for one in environment.parts.terms if isinstance(one.spec, JudgeSpec)}
     if term is None and len(judges) == 1:
         return next(iter(judges.values()))
@@ -243,8 +367,8 @@ def _steps(labels: Sequence[float]) -> Callable[[float], float]:
     return lambda score: min(levels, key=lambda level: abs(level - score))
 
 
-def _earlier(before: Mapping[str, Any], scale: tuple[float, float], count: int) -> Mapping[str, Any]:
-    """An earlier report that may be compared with one of this scale and so many anchors.
+def _earlier(before: Mapping[str, Any], judge: _Judge, count: int, anchors_sha256: str) -> Mapping[str, Any]:
+    """An earlier report that may be compared with one of this judge and of these anchors.
 
     Raises:
         UsageError: it may not.
@@ -252,8 +376,15 @@ def _earlier(before: Mapping[str, Any], scale: tuple[float, float], count: int) 
     scores, scaled = before.get("scores"), before.get("scale")
     if not isinstance(scores, (list, tuple)) or len(scores) != count:
         raise UsageError("the earlier report has other anchors", hint="drift needs the same ones in the same order")
+    scale = judge.scale
     if scaled is not None and (not isinstance(scaled, (list, tuple)) or list(scaled) != list(scale)):
         raise UsageError(f"the earlier report is of the scale {scaled!r:.60}, and this judge's is {list(scale)}")
+    for key, now in (("models", list(judge.models)), ("anchors_sha256", anchors_sha256)):
+        then = before.get(key)
+        if then is not None and then != now and (isinstance(now, str) or list(then) != now):
+            what = "other anchors (anchors_sha256 differs)" if key == "anchors_sha256" else f"the model {then!r:.80}"
+            hint = "drift is a change of one judge's over the same anchors: leave out --before"
+            raise UsageError(f"the earlier report is of {what}", hint=hint)
     low, high = scale
     for one in scores:
         is_number = isinstance(one, (int, float)) and not isinstance(one, bool)

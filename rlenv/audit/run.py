@@ -23,6 +23,7 @@ from rlenv.audit.adversaries import (
     columns_in,
     instructions,
 )
+from rlenv.audit.checked import check_data
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.wrap import Faulty, Planting, wrapped
 from rlenv.episodes.drive import drive
@@ -78,6 +79,8 @@ async def audit(
         async with asyncio.timeout(limit_s):
             for split in splits or list(environment.spec.tasks):
                 await run.split(split, tasks=tasks, oracle_tasks=oracle_tasks)
+            run.doing = "the rows were being looked at"
+            seen.see_data(*await check_data(environment, seen.golds, seed=seed))
     except TimeoutError:
         seen.unfinished = f"not finished within {limit_s:g} s: {run.doing}; give it more time or fewer tasks"
     return seen.report()

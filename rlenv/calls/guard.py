@@ -12,11 +12,11 @@ from math import inf
 from typing import Any
 
 from rlenv._base.reasons import whose
-from rlenv.calls.breaker import Breaker
 from rlenv.calls.cache import Cache, MemoryStore, Store
 from rlenv.calls.injection import Fault, Injector, injected
 from rlenv.calls.rate import Rate
 from rlenv.calls.waits import Waited
+from rlenv.concurrency.breaker import Breaker
 from rlenv.concurrency.deadline import Expired
 from rlenv.concurrency.lanes import here
 from rlenv.errors import EpisodeError, ToolFailed

@@ -11,7 +11,7 @@ from rlenv.language.functions import failure
 from rlenv.messages import ToolResult
 from rlenv.rewards.base import RewardContext, Term
 
-__all__ = ["check_gold"]
+__all__ = ["check_gold", "gold_fault"]
 
 # Reading mathematics takes some milliseconds a value.
 _MAX_READ = 1_000
@@ -54,24 +54,35 @@ def _most(subject: Subject, term: Term, split: Split) -> int:
     return _MAX_READ
 
 
+def gold_fault(term: Term, row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
+    """Why a rule cannot compare with the gold values of a row, "" where it can."""
+    ask = term.check_gold or (term.measure and _measured(term.measure))
+    return _fault(ask, row, constants) if ask is not None else ""
+
+
+def _fault(ask: Callable[[RewardContext], None], row: Mapping[str, Any], constants: Mapping[str, Any]) -> str:
+    context = RewardContext(
+        task=row,
+        messages=(),
+        turns=(),
+        answer="1",
+        resources={},
+        vars=constants,
+        call=_no_call,
+        reason="answer",
+    )
+    try:
+        ask(context)
+    except Exception as error:  # a value of any kind meets a rule
+        return str(error) if isinstance(error, RewardError) else failure(error)
+    return ""
+
+
 def _asked(
     subject: Subject, ask: Callable[[RewardContext], None], path: str, split: Split, most: int
 ) -> Iterator[Fault]:
     for index, row in enumerate(split.rows[:most]):
-        context = RewardContext(
-            task=row,
-            messages=(),
-            turns=(),
-            answer="1",
-            resources={},
-            vars=subject.loaded.spec.vars,
-            call=_no_call,
-            reason="answer",
-        )
-        try:
-            ask(context)
-        except Exception as error:  # a value of any kind meets a rule
-            why = str(error) if isinstance(error, RewardError) else failure(error)
+        if why := _fault(ask, row, subject.loaded.spec.vars):
             at = f"{path}.expect" if subject.document.has(f"{path}.expect") else path
             message = f"row {index + 1} of split '{split.name}' cannot be scored: {why}"
             fix = "fill the column with what the rule compares with, or drop such rows"

@@ -22,7 +22,7 @@ _DICT_METHODS = frozenset(dir(dict))
 _PROMPT = ("task", "resources", "vars")
 _OBSERVATION = ("result", "tool", "is_error", "task", "turn", "vars")
 _REWARD = ("task", "resources", "vars", "answer", "item")
-_JUDGE = ("task", "vars", "answer", "message", "transcript")
+_JUDGE = ("task", "vars", "answer", "message", "transcript", "first", "second")
 _RESOURCE = ("task", "vars")
 _USER = ("task", "vars", "message", "turn")
 _ORACLE = ("task", "vars", "results", "item")
@@ -100,7 +100,11 @@ def _sites(subject: Subject) -> Iterator[Site]:
     for group, section, names, stand_ins in entries:
         for name, entry in section.items():
             is_judge = group == "rewards" and getattr(entry, "kind", "") == "judge"
-            shown = {**stand_ins, "message": "text", "transcript": "text"} if is_judge else stand_ins
+            shown = (
+                {**stand_ins, **dict.fromkeys(("message", "transcript", "first", "second"), "text")}
+                if is_judge
+                else stand_ins
+            )
             for path, text in _texts(document.get((group, name)), (group, name)):
                 yield Site(path, text, _JUDGE if is_judge else names, shown)
     said = {"message": "text", "turn": 1}

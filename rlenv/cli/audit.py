@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
-from rlenv.audit.judge import JudgeReport, audit_judge, read_anchors
 from rlenv.audit.report import Report, Thresholds
 from rlenv.audit.run import Progress, audit
+from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
-from rlenv.cli.spending import add_prices, prices_of, spending_line
-from rlenv.cli.terminal import write, write_error
+from rlenv.cli.spending import add_prices, prices_of, show_spending_line
+from rlenv.cli.terminal import write_error
 from rlenv.endpoints.account import Account, counted
-from rlenv.episodes.environment import Environment, load
+from rlenv.episodes.environment import load
 from rlenv.errors import UsageError
-from rlenv.runs.usage import Spending, spent_by
+from rlenv.runs.usage import spent_by
 
 __all__ = ["add_arguments", "run", "said_every"]
 
@@ -47,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     judge.add_argument("--anchors", metavar="FILE", help=".jsonl of {task, message, label}")
     judge.add_argument("--term", help="which judge, where there are several")
     judge.add_argument("--before", metavar="FILE", help="an earlier report of --judge, to see drift")
+    judge.add_argument("--run", metavar="RUN", help="in place of --anchors: a recorded run, judge against verifiers")
+    judge.add_argument("--against", action="append", metavar="TERM", help="with --run; the verify terms by default")
     judge.add_argument("--min-kappa", type=float, default=0.4, metavar="K", help="exit 1 below it")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the report as JSON there")
@@ -60,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--time-limit, --attacked and -n are above 0")
     environment = load(args.spec, set=overrides(args.set))
     if args.judge:
-        return _judge(args, environment)
+        return judged(args, environment)
+    if args.run is not None or args.against is not None:
+        raise UsageError("--run and --against go with --judge")
     thresholds = Thresholds(args.max_adversary, args.max_alike)
 
     async def main() -> Report:
@@ -80,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     with counted(account):
         report = asyncio.run(main())
     spending = spent_by(account.entries(), episodes=0, prices=prices)
-    if not _written(args, {**report.as_dict(), "usage": plain(spending)}):
+    if not written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show(Console(highlight=False), report)
-        _show_spending(spending)
+        show_spending_line(Console(highlight=False), spending)
     return 0 if report.passes else 1
 
 
@@ -99,70 +100,6 @@ def said_every(seconds: float, *, clock: Callable[[], float] = time.monotonic) -
             write_error(line)
 
     return say
-
-
-def _written(args: argparse.Namespace, report: Mapping[str, Any]) -> bool:
-    """Writes the report where it was asked for; True where it went to standard output."""
-    text = json.dumps(report, indent=2) + "\n"
-    if args.out:
-        Path(args.out).write_text(text, encoding="utf-8")
-    if args.json:
-        write(text)
-    return bool(args.json)
-
-
-def _judge(args: argparse.Namespace, environment: Environment) -> int:
-    if args.anchors is None:
-        raise UsageError("--judge needs --anchors FILE: a .jsonl of objects with task, message and label")
-    anchors = read_anchors(args.anchors)
-    before = None
-    if args.before is not None:
-        try:
-            before = json.loads(Path(args.before).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"--before {args.before}: not a report: {error}") from error
-        if not isinstance(before, dict):
-            raise UsageError(f"--before {args.before}: not a report: expected an object, as --judge -o writes it")
-
-    async def main() -> JudgeReport:
-        async with environment:
-            return await audit_judge(
-                environment, anchors, term=args.term, before=before, min_kappa=args.min_kappa, seed=args.seed
-            )
-
-    account, prices = Account(), prices_of(args)
-    try:
-        with counted(account):
-            report = asyncio.run(asyncio.wait_for(main(), args.time_limit))
-    except TimeoutError:
-        message = f"the judge has not scored all anchors within {args.time_limit:g} s"
-        raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
-    spending = spent_by(account.entries(), episodes=0, prices=prices)
-    if not _written(args, {**report.as_dict(), "usage": plain(spending)}):
-        _show_judge(Console(highlight=False), report)
-        _show_spending(spending)
-    return 0 if report.passes else 1
-
-
-def _show_spending(spending: Spending) -> None:
-    if line := spending_line(spending):
-        Console(highlight=False).print(line, markup=False, soft_wrap=True)
-
-
-def _show_judge(console: Console, report: JudgeReport) -> None:
-    title = f"judge '{report.term}' · {report.anchors} anchors, {report.invalid} invalid"
-    console.print(escape(title), soft_wrap=True)
-    table = Table("", "value", "95 % interval")
-    rows = {"accuracy": report.accuracy, "kappa": report.kappa, "rank correlation": report.spearman}
-    rows |= {f"bias by {name}": estimate for name, estimate in report.bias.items()}
-    rows |= {"drift": report.drift} if report.drift is not None else {}
-    for name, estimate in rows.items():
-        interval = f"{figure(estimate.low)} to {figure(estimate.high)}"
-        table.add_row(name, figure(estimate.value), interval)
-    console.print(table)
-    for finding in report.findings:
-        console.print(f"[red]{escape(finding)}[/red]")
-    console.print("[green]passes[/green]" if report.passes else f"[red]{len(report.findings)} findings[/red]")
 
 
 def _show(console: Console, report: Report) -> None:

@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import random
 import shlex
 import time
+from collections.abc import Mapping
 
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,7 +33,7 @@ from rlenv.runs.folder import KeptRun, open_run
 from rlenv.runs.locks.lock import Lock, lock_of
 from rlenv.runs.prices import Prices
 from rlenv.runs.schema import Facts
-from rlenv.runs.summary import Summary, summarise
+from rlenv.runs.summary import GroupSummary, PassAtK, Summary, success_width, summarise
 from rlenv.runs.usage import cost_of
 from rlenv.trajectory import Trajectory
 
@@ -40,6 +42,7 @@ __all__ = ["SEEDS", "add_arguments", "run"]
 SEEDS = 1_000_000
 """Sample i of a task has the seed `--seed` times this, plus i: whatever -k is, no other run's."""
 
+_LOOK_TASKS = 20
 _WORST = 5
 """So many episodes are named to look at."""
 
@@ -56,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--min-success", type=float, metavar="RATE", help="exit 1 below this success rate")
     parser.add_argument("--max-success", type=float, metavar="RATE", help="exit 1 above it (for a random policy)")
+    parser.add_argument(
+        "--until-width",
+        type=float,
+        metavar="W",
+        help="play tasks in an order drawn by --seed, and end once the 95 %% interval of success is so narrow",
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("-o", "--out", metavar="DIR", help="keep the run there: its episodes and summary.json")
     add_overwrite(parser)
@@ -73,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-n, -k and --concurrency are at least 1")
     if args.k > SEEDS:
         raise UsageError(f"-k is at most {SEEDS:,}: each sample has a seed of its own")
+    if args.until_width is not None and not 0 < args.until_width < 1:
+        raise UsageError("--until-width is between 0 and 1", hint="0.1 is five points to both sides")
     check_options(args)
     check_folder_options(args)
     prices = prices_of(args)
@@ -83,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     splits = list(environment.spec.tasks)
     split = args.split or ("test" if "test" in splits else splits[0])
     tasks = environment.part(split, args.n)
+    if args.until_width is not None:  # the first ones alone would be no sample of the split
+        random.Random(args.seed).shuffle(tasks)
     jobs = [Job(split, task, args.seed * SEEDS + sample) for task in tasks for sample in range(args.k)]
     with contextlib.ExitStack() as stack:
         lock = _lock(args, environment, split) if args.out or args.record else None
@@ -100,9 +113,10 @@ def run(args: argparse.Namespace) -> int:
         "digest": environment.loaded.digest,
         "policy": args.policy,
         "split": split,
-        "tasks": len(tasks),
+        "tasks": len(trajectories) // args.k,
         "samples": args.k,
         "seed": args.seed,
+        **({} if args.until_width is None else {"until_width": args.until_width, "tasks_most": len(tasks)}),
         **record.plain(summary),
     }
     if out is not None:
@@ -142,27 +156,41 @@ async def _play(
     try:
         async with environment:
             with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
-                missing = kept.missing()
                 name = f"{environment.spec.name} · {args.policy}"
-                bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
+                left = [len(kept.missing())]
+                bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - left[0])
+                scorer, played, found = environment.parts.scorer, dict[int, Trajectory](), list[Trajectory]()
+                for batch in _batches(args, len(jobs)):
+                    missing = [index for index in kept.missing() if index in batch]
 
-                left = [len(missing)]
+                    def ended(at: int, trajectory: Trajectory, *, missing: list[int] = missing) -> None:
+                        progress.advance(bar)
+                        tapes.ended(kept.append(missing[at], trajectory))
+                        left[0] -= 1
+                        budget.ended(trajectory, left=left[0])
 
-                def ended(index: int, trajectory: Trajectory) -> None:
-                    progress.advance(bar)
-                    tapes.ended(kept.append(missing[index], trajectory))
-                    left[0] -= 1
-                    budget.ended(trajectory, left=left[0])
-
-                todo, many = [jobs[index] for index in missing], args.concurrency
-                ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)
-                whole = kept.whole(dict(zip(missing, ran, strict=True)))
-                found = score_groups(environment.parts.scorer, whole)
-                if environment.parts.scorer.has_group_terms:
+                    todo, many = [jobs[index] for index in missing], args.concurrency
+                    ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)
+                    played |= dict(zip(missing, ran, strict=True))
+                    found = score_groups(scorer, kept.whole(played, batch.stop))
+                    if args.until_width is not None and success_width(found) <= args.until_width:
+                        break
+                if scorer.has_group_terms:
                     kept.complete(found)
                 return found
     finally:
         await policy.aclose()
+
+
+def _batches(args: argparse.Namespace, jobs: int) -> list[range]:
+    """The jobs between two looks at the interval: whole tasks, at least as many as are played at once; all by default.
+
+    At least 20 tasks: a look at fewer would end at a chance agreement of the first ones.
+    """
+    if args.until_width is None:
+        return [range(jobs)]
+    size = max(_LOOK_TASKS, -(-args.concurrency // args.k)) * args.k
+    return [range(start, min(start + size, jobs)) for start in range(0, jobs, size)]
 
 
 class _Kept:
@@ -173,6 +201,7 @@ class _Kept:
         self._args, self._jobs, self._out = args, jobs, out
         self._ids: dict[int, str] = {}
         self._before: dict[int, str] = {}
+        self._stop = len(jobs)
         if out is not None and args.resume:
             places = {self._place(job): index for index, job in enumerate(jobs)}
             self._reader = open_run(out.path)
@@ -202,15 +231,16 @@ class _Kept:
             self._ids[index] = self._out.append(trajectory, facts)
         return self._ids.get(index, "")
 
-    def whole(self, played: dict[int, Trajectory]) -> list[Trajectory]:
-        """All episodes in the order of the jobs."""
-        before = {index: self._reader.body(id).trajectory() for index, id in self._before.items()}
+    def whole(self, played: dict[int, Trajectory], stop: int) -> list[Trajectory]:
+        """The episodes of the first `stop` jobs, in their order."""
+        self._stop = stop
+        before = {index: self._reader.body(id).trajectory() for index, id in self._before.items() if index < stop}
         return [trajectory for _, trajectory in sorted((before | played).items())]
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all episodes in the order of the jobs, "" of one that could not be written; empty without -o."""
-        return [id for _, id in sorted((self._before | self._ids).items())]
+        """The ids of what `whole` gave last, "" of one that could not be written; empty without -o."""
+        return [id for index, id in sorted((self._before | self._ids).items()) if index < self._stop]
 
     def complete(self, trajectories: list[Trajectory]) -> None:
         """Keeps the rewards that compare the samples of a task, which are known once all have ended."""
@@ -249,23 +279,7 @@ def _show(console: Console, environment: Environment, policy: str, split: str, s
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("reward", figure(summary.reward_mean), _interval(summary.reward_interval))
-    for name, mean in summary.terms.items():
-        notes = [f"weight {environment.spec.rewards[name].weight:g}"]
-        notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
-        notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
-        table.add_row(f"  {escape(name)}", figure(mean), ", ".join(notes))
-    table.add_row("success", figure(summary.success_rate), _interval(summary.success_interval))
-    for name, group in summary.groups.items():
-        notes = [f"{group.episodes} episodes"] + ([f"invalid {group.invalid}"] if group.invalid else [])
-        table.add_row(f"  {escape(name)}", figure(group.success_rate), ", ".join(notes))
-    if len(summary.groups) > 1:
-        note = f"each of {len(summary.groups)} groups counts alike"
-        table.add_row("  mean of these", figure(summary.groups_success_mean), note)
-    for k, passed in summary.pass_at_k.items():
-        note = f"{passed.tasks} tasks"
-        note += f"; {passed.left_out} with fewer than {k} valid samples left out" if passed.left_out else ""
-        table.add_row(f"pass@{k}", figure(passed.value), note)
+    _show_figures(table, environment, summary)
     table.add_row("turns", f"{summary.turns_mean:.2f}", "an episode")
     calls = f"an episode; {summary.calls_failed} failed, {summary.calls_malformed} malformed"
     table.add_row("calls", f"{summary.calls_mean:.2f}", calls)
@@ -278,6 +292,45 @@ def _show(console: Console, environment: Environment, policy: str, split: str, s
         table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
     show_spending(console, summary.usage)
+
+
+def _show_figures(table: Table, environment: Environment, summary: Summary) -> None:
+    table.add_row("reward", figure(summary.reward_mean), _notes(summary.reward_interval, _over(summary, "reward")))
+    for name, mean in summary.terms.items():
+        notes = [f"weight {environment.spec.rewards[name].weight:g}", _interval(summary.terms_interval[name])]
+        notes += [f"invalid {summary.terms_invalid[name]}"] if summary.terms_invalid[name] else []
+        notes += [f"skipped {summary.terms_skipped[name]}"] if summary.terms_skipped[name] else []
+        table.add_row(f"  {escape(name)}", figure(mean), _notes(None, *notes))
+    table.add_row("success", figure(summary.success_rate), _notes(summary.success_interval, _over(summary, "success")))
+    for name, group in summary.groups.items():
+        over = f"{group.episodes} episodes" + (f", invalid {group.invalid}" if group.invalid else "")
+        table.add_row(f"  {escape(name)}", figure(group.success_rate), _notes(group.success_interval, over))
+    if len(summary.groups) > 1:
+        note = f"each of {len(summary.groups)} groups counts alike"
+        notes = [note, _interval(summary.groups_success_interval)]
+        table.add_row("  mean of these", figure(summary.groups_success_mean), _notes(None, *notes))
+    _show_passes(table, "pass@", summary.pass_at_k)
+    _show_passes(table, "pass^", summary.pass_hat_k)
+
+
+def _show_passes(table: Table, name: str, passes: Mapping[int, PassAtK]) -> None:
+    """Of powers of two, and of all samples."""
+    for k, passed in passes.items():
+        if k & (k - 1) and k != max(passes):
+            continue
+        note = f"{passed.tasks} tasks"
+        note += f"; {passed.left_out} with fewer than {k} valid samples left out" if passed.left_out else ""
+        table.add_row(f"{name}{k}", figure(passed.value), _notes(passed.interval, note))
+
+
+def _notes(interval: tuple[float, float] | None, *notes: str) -> str:
+    return ", ".join(note for note in (_interval(interval), *notes) if note)
+
+
+def _over(summary: GroupSummary, name: str) -> str:
+    """What a mean is over, where that is not all."""
+    valid = getattr(summary, f"{name}_valid")
+    return "" if valid == summary.episodes else f"over {valid} valid of {summary.episodes}"
 
 
 def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory], out: str | None) -> None:

@@ -1,48 +1,61 @@
-"""`rlenv rescore RUN --spec NEW.yaml`: new rewards over recorded episodes, with what they change."""
+"""`rlenv rescore RUN`: new rewards over recorded episodes, of other specs or by other weights, and what they change."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
 from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
-from rlenv.cli.options import add_set, overrides
+from rlenv.cli.options import add_set
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
+from rlenv.cli.scored import Scored, Source, agreement_table, bounded, environments_of, scored_again, within
 from rlenv.cli.spending import add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
-from rlenv.episodes.environment import load
+from rlenv.endpoints.account import as_recorded
+from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs import files as record
 from rlenv.runs.locks.lock import lock_of
-from rlenv.runs.recorded import with_facts
-from rlenv.runs.rescore import Difference, compare, rescore
+from rlenv.runs.prices import Prices
+from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
-from rlenv.runs.usage import cost_of, spent
-from rlenv.trajectory import Trajectory
+from rlenv.runs.summary import GroupSummary, summarise
+from rlenv.runs.usage import Spending, cost_of, spent_by
+from rlenv.runs.variants import Weights, varied
 
 __all__ = ["add_arguments", "run"]
 
 _LISTED = 20
 _SHOWN_CHARS = 400
+_MOVERS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `rlenv rescore`."""
     parser.add_argument("run", help="a run's folder, or a .jsonl of trajectories")
-    parser.add_argument("--spec", required=True, help="the spec with the new rewards")
+    parser.add_argument(
+        "--spec", action="append", default=[], help="a spec with new rewards; may be given several times"
+    )
+    parser.add_argument("--drop", action="append", default=[], metavar="TERM", help="leave a term out")
+    parser.add_argument("--only", action="append", default=[], metavar="TERM,TERM", help="leave all other terms out")
+    parser.add_argument("--weight", action="append", default=[], metavar="TERM=W", help="pay this much for a term")
     parser.add_argument("--concurrency", type=int, default=64, metavar="C", help="episodes at once")
     parser.add_argument("--max-invalid", type=float, default=0.0, metavar="SHARE", help="exit 1 above this share")
     parser.add_argument("--json", action="store_true", help="print the difference as one JSON object")
-    parser.add_argument("-o", "--out", metavar="DIR", help="keep the rescored episodes there, as a run")
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", help="keep the rescored episodes there, as a run; of several variants a run each"
+    )
     add_overwrite(parser)
     add_prices(parser)
     add_set(parser)
@@ -50,43 +63,156 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
+    weights, prices = _checked(args), prices_of(args)
+    source = Source.of(args.run)
+    environments = environments_of(args, source, measures=bool(args.spec))
+    with contextlib.ExitStack() as stack:
+        outs = _outs(args, environments, weights, stack)
+        first = next(iter(outs.values()), None)
+        measured = asyncio.run(
+            stoppable(scored_again(environments, source, concurrency=args.concurrency), first)
+            if args.spec
+            else _as_recorded(environments, source)
+        )
+        found = _variants(measured, weights, source, keeps_measured=bool(args.spec))
+        for name, out in outs.items():
+            for (facts, _), one in zip(source.episodes, found[name].episodes, strict=True):
+                facts = facts or Facts(sample=one.seed % SEEDS)
+                out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
+    differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
+    spending = _spending(source, measured if args.spec else {}, prices)
+    _say(args, source, measured, found, differences, spending)
+    lost = any(out.lost for out in outs.values())
+    return 1 if _too_many_invalid(args, found, differences) or lost else 0
+
+
+def _checked(args: argparse.Namespace) -> Weights:
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
     check_folder_options(args)
-    prices = prices_of(args)
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
-    source = with_facts(args.run)
-    before = [trajectory for _, trajectory in source]
-    environment = load(args.spec, set=overrides(args.set))
+    only = tuple(name.strip() for names in args.only for name in names.split(","))
+    weights = Weights(tuple(args.drop), only, dict(map(_weight, args.weight)))
+    if not args.spec and not weights:
+        raise UsageError(
+            "nothing is to change", hint="add --spec NEW.yaml, --drop TERM, --only TERM or --weight TERM=W"
+        )
+    return weights
 
-    async def main() -> list[Trajectory]:
-        async with environment:
-            return await rescore(environment, before, concurrency=args.concurrency)
 
-    # The rows are the recorded episodes' own, so no split is read.
-    lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=told) if args.out else None
-    with contextlib.ExitStack() as stack:
-        out = stack.enter_context(kept_run(args, environment, lock=lock)) if args.out else None
-        after = asyncio.run(stoppable(main(), out))
-        if out is not None:
-            for (facts, _), one in zip(source, after, strict=True):
-                facts = facts or Facts(sample=one.seed % SEEDS)
-                out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
-    found = compare(before, after)
-    spending = spent(after, prices=prices)
+def _weight(item: str) -> tuple[str, float]:
+    name, sign, value = item.partition("=")
+    try:
+        if name and sign:
+            return name, float(value)
+    except ValueError:
+        pass
+    raise UsageError(f"--weight {item}: expected TERM=NUMBER, such as correct=0.5")
+
+
+def _spending(source: Source, measured: Mapping[str, Scored], prices: Prices | None) -> Spending:
+    """What the recorded episodes had asked for, once, and what measuring them again asked for by all specs."""
+    now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
+    before = as_recorded(one for each in source.before for one in each.usage)
+    return spent_by((*before, *now), episodes=len(source.before), prices=prices)
+
+
+async def _as_recorded(environments: Mapping[str, Environment], source: Source) -> dict[str, Scored]:
+    return {name: Scored(environment, source.before) for name, environment in environments.items()}
+
+
+def _variants(
+    measured: Mapping[str, Scored], weights: Weights, source: Source, *, keeps_measured: bool
+) -> dict[str, Scored]:
+    found = dict(measured) if keeps_measured else {}
+    if weights:
+        for name, one in measured.items():
+            again = varied(one.environment, one.episodes, weights, groups=source.apart)
+            found[_named(name, weights)] = Scored(one.environment, again)
+    return found
+
+
+def _named(name: str, weights: Weights) -> str:
+    return f"{name} {weights}"
+
+
+def _outs(
+    args: argparse.Namespace, environments: Mapping[str, Environment], weights: Weights, stack: contextlib.ExitStack
+) -> dict[str, Any]:
+    """The runs that the variants are kept in: the folder of -o for a single one, else folders in it."""
+    if not args.out:
+        return {}
+    names = {name: environment for name, environment in environments.items() if args.spec}
+    if weights:
+        names |= {_named(name, weights): environment for name, environment in environments.items()}
+    outs = {}
+    for name, environment in names.items():
+        # The rows are the recorded episodes' own, so no split is read.
+        lock = lock_of(environment, splits=(), policy={"kind": "recorded"}, say=told)
+        own = argparse.Namespace(**vars(args))
+        if len(names) > 1:
+            own.out = str(Path(args.out) / _folder(name))
+        own.variant = str(weights) if weights and name not in environments else ""
+        outs[name] = stack.enter_context(kept_run(own, environment, lock=lock, variant=own.variant))
+    return outs
+
+
+def _folder(name: str) -> str:
+    kept = "".join(sign if sign.isalnum() or sign in "-._=" else "-" for sign in name.replace(" × ", "="))
+    return "-".join(part for part in kept.split("-") if part)
+
+
+def _say(
+    args: argparse.Namespace,
+    source: Source,
+    measured: Mapping[str, Scored],
+    found: Mapping[str, Scored],
+    differences: Mapping[str, Difference],
+    spending: Spending,
+) -> None:
+    agreement = agreement_table(measured)
+    summaries = {name: summarise(one.episodes, seconds=0.0) for name, one in found.items()}
     if args.json:
-        write_json({**record.plain(found), "usage": record.plain(spending)})
+        whole = {name: {**plain(differences[name]), **_intervals(summaries[name])} for name in found}
+        shown = next(iter(whole.values())) if len(whole) == 1 else {"variants": whole}
+        write_json({**shown, "agreement": [asdict(one) for one in agreement], "usage": plain(spending)})
+        return
+    console = Console(highlight=False)
+    if len(found) == 1:
+        ((name, only),) = found.items()
+        said = only.environment.id if args.spec and name in measured else f"{only.environment.id} {name}"
+        _show(console, said, differences[name])
     else:
-        _show(Console(highlight=False), environment.id, found)
-        show_spending(Console(highlight=False), spending)
-    share = found.invalid[1] / found.episodes if found.episodes else 0.0
-    if share > args.max_invalid:
-        write_error(f"rlenv rescore: {found.invalid[1]} of {found.episodes} rewards are invalid\n")
-        for line in invalid_lines(after):
-            write_error(f"  {line}\n")
-        return 1
-    return 1 if out is not None and out.lost else 0
+        before = summarise(source.before, seconds=0.0)
+        console.print(_variant_table(before, summaries, differences))
+        for name, difference in differences.items():
+            console.print(escape(f"{name}:"), soft_wrap=True)
+            _list_changes(console, difference)
+    if agreement:
+        table = Table("terms", "episodes", "kappa", "Spearman", "Kendall", title="agreement", title_justify="left")
+        for one in agreement:
+            figures = [bounded(one.kappa), bounded(one.spearman), bounded(one.kendall)]
+            table.add_row(escape(f"{one.a}, {one.b}"), str(one.episodes), *map(escape, figures))
+        console.print(table)
+    show_spending(console, spending)
+
+
+def _intervals(summary: GroupSummary) -> dict[str, Any]:
+    return {"reward_interval": summary.reward_interval, "success_interval": summary.success_interval}
+
+
+def _variant_table(
+    before: GroupSummary, summaries: Mapping[str, GroupSummary], differences: Mapping[str, Difference]
+) -> Table:
+    table = Table("", "reward", "success", "invalid", "changed")
+    rows = {"as recorded": before, **summaries}
+    for name, one in rows.items():
+        changed = str(len(differences[name].changes)) if name in differences else ""
+        rewards = within(one.reward_mean, one.reward_interval)
+        successes = within(one.success_rate, one.success_interval)
+        table.add_row(escape(name), escape(rewards), escape(successes), str(one.invalid), changed)
+    return table
 
 
 def _show(console: Console, name: str, found: Difference) -> None:
@@ -99,9 +225,15 @@ def _show(console: Console, name: str, found: Difference) -> None:
     table.add_row("success", *map(figure, found.success))
     table.add_row("invalid", *map(str, found.invalid))
     console.print(table)
+    _list_changes(console, found)
+
+
+def _list_changes(console: Console, found: Difference) -> None:
     console.print(f"success gained {found.gained}, lost {found.lost}, not known any more {found.unknown}")
     for change in found.changes[:_LISTED]:
-        terms = ", ".join(f"{escape(term)} {figure(old)} → {figure(new)}" for term, (old, new) in change.terms.items())
+        moved = dict(list(change.moved.items())[:_MOVERS])
+        moved |= {term: pair for term, pair in change.terms.items() if term not in change.moved}
+        terms = ", ".join(f"{escape(term)} {figure(old)} → {figure(new)}" for term, (old, new) in moved.items())
         place = escape(f"{change.split}/{change.task_index} seed {change.seed}")
         totals = f"{figure(change.before)} → {figure(change.after)}"
         console.print(f"{place}: {totals}  [dim]{terms}[/dim]", soft_wrap=True)
@@ -109,3 +241,18 @@ def _show(console: Console, name: str, found: Difference) -> None:
             console.print(f"  [dim]{escape(change.error[:_SHOWN_CHARS])}[/dim]", soft_wrap=True)
     if len(found.changes) > _LISTED:
         console.print(f"[dim]… and {len(found.changes) - _LISTED} more[/dim]")
+
+
+def _too_many_invalid(
+    args: argparse.Namespace, found: Mapping[str, Scored], differences: Mapping[str, Difference]
+) -> bool:
+    bad = False
+    for name, difference in differences.items():
+        invalid, episodes = difference.invalid[1], difference.episodes
+        if episodes and invalid / episodes > args.max_invalid:
+            bad = True
+            said = f" ({name})" if len(found) > 1 else ""
+            write_error(f"rlenv rescore: {invalid} of {episodes} rewards are invalid{said}\n")
+            for line in invalid_lines(found[name].episodes):
+                write_error(f"  {line}\n")
+    return bad

@@ -15,7 +15,16 @@ from rlenv.runs.prices import Prices, read_prices
 from rlenv.runs.usage import RoleSpending, Spending, spent
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Budget", "add_max_cost", "add_prices", "money", "prices_of", "show_spending", "spending_line"]
+__all__ = [
+    "Budget",
+    "add_max_cost",
+    "add_prices",
+    "money",
+    "prices_of",
+    "show_spending",
+    "show_spending_line",
+    "spending_line",
+]
 
 _CENT = 0.01
 
@@ -85,7 +94,13 @@ def show_spending(console: Console, spending: Spending) -> None:
         name, model = escape(one.role), escape(one.model)
         table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(_notes(one)))
     console.print(table)
-    console.print(spending_line(spending), markup=False, soft_wrap=True)
+    show_spending_line(console, spending)
+
+
+def show_spending_line(console: Console, spending: Spending) -> None:
+    """The sums alone; nothing where nothing was asked."""
+    if line := spending_line(spending):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def spending_line(spending: Spending) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -137,6 +137,7 @@ class Client:
         is_fitted: bool = False,
         deadline: float = float("inf"),
         asked: Asked | None = None,
+        around: Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None = None,
     ) -> Completion:
         """The answer to a conversation.
 
@@ -146,6 +147,7 @@ class Client:
             is_fitted: `max_tokens` may be lowered to what the server's context has left; see `post_fitting`.
             deadline: when to give up, on the clock of `time.monotonic()`; retries that would pass it are not made.
             asked: what a tape knows the request by, where the conversation holds what is drawn for each request.
+            around: makes the request, or refuses it with an EndpointError; what a tape answers does not go through it.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
@@ -153,13 +155,16 @@ class Client:
         """
         body = self.body(sampling)
 
-        async def ask() -> Completion:
+        async def request() -> Completion:
             body["messages"] = [as_wire(message) for message in messages]
             if tools:
                 body["tools"] = list(tools)
             post = self.post_fitting if is_fitted else self.post
             answer = await post("/chat/completions", body, deadline=deadline)
             return self.counted(read_chat, answer)
+
+        async def ask() -> Completion:
+            return await (request() if around is None else around(request))
 
         if (lane := here()) is None:
             return await ask()

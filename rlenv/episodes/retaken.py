@@ -178,9 +178,9 @@ def _shows_resources(environment: Environment) -> bool:
     return any("resources" in template.names for template in shown)
 
 
-def reads_state(environment: Environment) -> bool:
-    """Whether a term may look at resources or run a tool; True where that cannot be told from the spec."""
-    return any(_may_read(term.spec) for term in environment.parts.terms)
+def reads_state(terms: Sequence[Term]) -> bool:
+    """Whether one of the terms may look at resources or run a tool; True where that cannot be told from the spec."""
+    return any(_may_read(term.spec) for term in terms)
 
 
 def _may_read(spec: RewardSpec) -> bool:
@@ -217,11 +217,11 @@ class _Lost(Mapping[str, Any]):
         self.refuse()
 
 
-def guarded_scorer(environment: Environment, lost: str) -> Scorer:
-    """The environment's scorer where the state is lost: a term that asks for it is invalid for that reason."""
+def guarded_scorer(environment: Environment, terms: Sequence[Term], lost: str) -> Scorer:
+    """A scorer of the terms where the state is lost: one that asks for it is invalid for that reason."""
     reason = f"the state that the episode left cannot be had again: {lost}"
-    terms = [_guarded(term, reason, environment.parts.tools) for term in environment.parts.terms]
-    return Scorer(terms, success=environment.spec.success)
+    guarded = [_guarded(term, reason, environment.parts.tools) for term in terms]
+    return Scorer(guarded, success=environment.spec.success)
 
 
 def _guarded(term: Term, reason: str, tools: Mapping[str, Tool]) -> Term:

@@ -106,6 +106,7 @@ BUILT_IN: dict[Group, dict[str, str]] = {
         "verify": "rlenv.rewards.verify:KIND",
         "judge": "rlenv.rewards.judge:KIND",
         "group": "rlenv.rewards.group:KIND",
+        "tests": "rlenv.rewards.tests:KIND",
     },
     "rules": {
         "answered": "rlenv.rewards.rules.text:ANSWERED",

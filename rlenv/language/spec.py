@@ -232,7 +232,7 @@ class RewardSpec(Spec):
     """What every kind of reward term takes."""
 
     kind: Text
-    """`rule`, `verify`, `judge` or `group`."""
+    """`rule`, `verify`, `tests`, `judge` or `group`."""
     weight: Float = 1.0
     """The term's factor in R = Σ wᵢ·rᵢ; 0 measures without rewarding."""
     when: Literal["episode", "turn"] = "episode"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from rlenv.rewards.scorer import Scorer
 from rlenv.trajectory import Trajectory
@@ -10,11 +10,16 @@ from rlenv.trajectory import Trajectory
 __all__ = ["score_groups"]
 
 
-def score_groups(scorer: Scorer, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def score_groups(
+    scorer: Scorer, trajectories: Sequence[Trajectory], *, groups: Sequence[Hashable] | None = None
+) -> list[Trajectory]:
     """The trajectories with the group terms of their rewards filled in, in the same order.
 
     A group is what has the same split and task; a row that was given itself (`task_index` -1) is grouped by its
     content. Where a required group term is invalid, so is the reward. Without group terms nothing changes.
+
+    Args:
+        groups: what tells apart, for each of them, groups of one task: the step of a run, say.
 
     Raises:
         InvalidReward: a term with `on_invalid: raise` could not be measured.
@@ -22,11 +27,12 @@ def score_groups(scorer: Scorer, trajectories: Sequence[Trajectory]) -> list[Tra
     found = list(trajectories)
     if not scorer.has_group_terms:
         return found
-    groups: dict[tuple[str, int, str], list[int]] = {}
+    of: dict[tuple[str, int, str, Hashable], list[int]] = {}
     for index, trajectory in enumerate(trajectories):
         own = repr(trajectory.task) if trajectory.task_index < 0 else ""
-        groups.setdefault((trajectory.split, trajectory.task_index, own), []).append(index)
-    for places in groups.values():
+        apart = None if groups is None else groups[index]
+        of.setdefault((trajectory.split, trajectory.task_index, own, apart), []).append(index)
+    for places in of.values():
         scored = scorer.score_group([trajectories[place] for place in places])
         for place, trajectory in zip(places, scored, strict=True):
             found[place] = trajectory

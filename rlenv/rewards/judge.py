@@ -1,18 +1,14 @@
 """The kind `judge`: a model's opinion as a number, or no number at all.
 
 Source: eq. 2 of RL-Factory, R = f_judge(τ, c). A reply that cannot be read is asked for again, with another seed, and
-then leaves the term invalid. What the policy and its tools wrote reaches the judge only as fenced material.
+then leaves the term invalid, as a judge that fails does, unless a quorum of several gave a verdict.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
-import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import jinja2
@@ -20,36 +16,24 @@ import orjson
 from jinja2 import nodes
 from pydantic import Field
 
-from rlenv._base.bounded import cut_middle
-from rlenv._base.jsonable import plain
-from rlenv.concurrency.lanes import Asked, entered, here
-from rlenv.dialects.control_tokens import broken
-from rlenv.endpoints import REFUSED, Client, Endpoint
-from rlenv.endpoints.account import asking
-from rlenv.endpoints.wire import Completion
-from rlenv.errors import EndpointError, RewardError, UsageError
+from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
-from rlenv.language.spec import Bool, Float, Int, RewardSpec, SamplingSpec, Spec, Text
+from rlenv.language.spec import Bool, BreakerSpec, Float, Int, RewardSpec, SamplingSpec, Spec, Text
 from rlenv.language.templates import Template, TemplateError, template_of
-from rlenv.messages import Message
 from rlenv.rewards import places
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
-from rlenv.rewards.fence import Fence, Material, transcript
-from rlenv.rewards.verdict import Combine, ReplySchema, UnreadableReply, Verdict, combine
+from rlenv.rewards.fence import Material, transcript
+from rlenv.rewards.judges.asking import SYSTEM, Asker, Failed, Member, Question
+from rlenv.rewards.judges.pairs import CHOICES, KEY, NAMES, SAYS, PairwiseSpec, compare, paired
+from rlenv.rewards.judges.panel import Combine, Given, ask_all, check_panel, combine, needed
+from rlenv.rewards.verdict import ReplySchema, Verdict
 from rlenv.tools.model import endpoint_of
 
 __all__ = ["KIND", "JudgeMemberSpec", "JudgeSpec"]
 
-_NAMES = frozenset(("task", "vars", "answer", "message", "transcript"))
 _MATERIAL = frozenset(("answer", "message", "transcript"))
-_SYSTEM = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
-_CACHED = 65_536
-_LIMITS = (65_536, 16_384, 4_096, 1_024)
-"""The most characters of one material, and of what is shown to a judge that does not take so many."""
 _HARMLESS = frozenset(("trim", "default", "d", "string", "safe"))
-_FILTERED = "content_filter"
-_MOST_TEXT = 2_000
-"""Characters of a text in the reply to a question that is asked again because the last reply was cut."""
+_Above0 = Annotated[Float, Field(gt=0)]
 
 
 class JudgeMemberSpec(Spec):
@@ -61,6 +45,10 @@ class JudgeMemberSpec(Spec):
     """A prompt of its own; the term's otherwise."""
     sampling: SamplingSpec | None = None
     """Sampling of its own; the term's otherwise."""
+    weight: _Above0 = 1.0
+    """What its score counts against the others' in `mean`, `median`, `majority` and `trimmed`."""
+    limit_s: _Above0 | None = None
+    """A limit of its own; the term's otherwise."""
 
 
 class JudgeSpec(RewardSpec):
@@ -84,9 +72,19 @@ class JudgeSpec(RewardSpec):
     value_key: Text = "score"
     """The reply's key that holds the score."""
     judges: tuple[JudgeMemberSpec, ...] = ()
-    """Several judges; all have to give a score."""
+    """Several judges; all have to give a score, unless there is a `quorum`."""
+    quorum: Annotated[Int, Field(ge=1)] | Annotated[Float, Field(gt=0, le=1)] | None = None
+    """How many of the judges have to give a score: a number, or a share such as 0.5; others that fail are left out."""
     combine: Combine = "mean"
-    """How several scores become one: `mean`, `median` or `majority` (the lowest of equally frequent ones)."""
+    """How several scores become one: `mean`, `median`, `majority` (the lowest of equally frequent ones), `min`, `max`
+    or `trimmed` (the mean without one lowest and one highest)."""
+    limit_s: _Above0 | None = None
+    """Seconds for one judge's verdict, retries included; after them it has failed. By default the endpoint's limits."""
+    pairwise: PairwiseSpec | None = None
+    """Compare with another answer, in both orders, in place of a score: 1 for a win, 0 for a loss. The prompt's
+    material is then `first` and `second`."""
+    breaker: BreakerSpec = BreakerSpec()
+    """Fails at once for a while where an endpoint keeps failing; `{failures: 0}` always asks."""
     retries: Annotated[Int, Field(ge=0, le=10)] = 2
     """How often a reply that cannot be read is asked for again."""
     cache: Bool = True
@@ -96,267 +94,82 @@ class JudgeSpec(RewardSpec):
     sampling: SamplingSpec = SamplingSpec(temperature=0.0)
     """Of all judges."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    endpoint: Endpoint
-    prompt: Template
-    names: frozenset[str]
-    sampling: SamplingSpec
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    verdict: Verdict
-    attempts: int
-    usage: Mapping[str, int]
-
-
-class _Cache:
-    """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, _Asked] = OrderedDict()
-        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[_Asked | None]] = {}
-
-    async def get(self, key: bytes, ask: Callable[[], Any]) -> tuple[_Asked, bool]:
-        """The verdict and whether it was known or asked for already."""
-        place = (key, asyncio.get_running_loop())
-        while True:
-            if (known := self._known.get(key)) is not None:
-                return known, True
-            running = self._running.get(place)
-            if running is None:
-                break
-            if (shared := await asyncio.shield(running)) is not None:
-                return shared, True
-        future: asyncio.Future[_Asked | None] = place[1].create_future()
-        self._running[place] = future
-        asked: _Asked | None = None
-        try:
-            asked = await ask()
-        finally:
-            # None tells those who wait to ask for themselves: one caller's failure is not another's.
-            del self._running[place]
-            future.set_result(asked)
-        assert asked is not None
-        self._known[key] = asked
-        while len(self._known) > _CACHED:
-            self._known.popitem(last=False)
-        return asked, False
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest score that comes out: of a comparison, a loss and a win."""
+        return self.scale if self.pairwise is None else (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """A compiled judge term."""
+    """A compiled judge term; `other` is the answer to compare with, where it compares."""
 
     spec: JudgeSpec
-    members: Sequence[_Member]
-    reply: ReplySchema
-    cache: _Cache = field(default_factory=_Cache)
+    members: Sequence[Member]
+    asker: Asker
+    other: Template | None
 
     async def measure(self, context: RewardContext) -> Measured:
-        material: dict[str, Material] = {
-            "answer": context.answer if context.answer is not None else "(no answer was given)",
-            "message": context.final_text,
-            "transcript": transcript(context.turns),
-        }
-        asking = [
-            asyncio.ensure_future(self._ask(index, member, context, material))
-            for index, member in enumerate(self.members)
-        ]
-        try:
-            found = await asyncio.gather(*asking)
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-        raw = combine([asked.verdict.score for asked, _ in found], how=self.spec.combine)
-        low, high = self.spec.scale
-        details = {
-            "raw": raw,
-            "scale": list(self.spec.scale),
-            "judges": [
-                {
-                    "endpoint": member.endpoint.name,
-                    "model": member.endpoint.model,
-                    "prompt_sha256": member.digest,
-                    "score": asked.verdict.score,
-                    "attempts": asked.attempts,
-                    "is_cached": is_cached,
-                    **({} if is_cached else asked.usage),
-                }
-                for member, (asked, is_cached) in zip(self.members, found, strict=True)
-            ],
-        }
-        reason = found[0][0].verdict.reason
-        shown = self.members[0].names
-        where = places.of_quotes(reason, context.messages, context.turns, all_turns="transcript" in shown)
-        return Measured((raw - low) / (high - low), reason, details, where)
-
-    async def _ask(
-        self, index: int, member: _Member, context: RewardContext, material: Mapping[str, Material]
-    ) -> tuple[_Asked, bool]:
-        named = [name for name in sorted(_MATERIAL) if name in member.names] or ["message"]
-        # The fence's mark is new for each request, so the key is made of what stands in it.
-        key = hashlib.sha256(
-            orjson.dumps(
-                [
-                    member.digest,
-                    member.endpoint.base_url,
-                    member.endpoint.model,
-                    self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
-                    [json.dumps(material[name]) for name in named],
-                ]
-            )
-        ).digest()
-
-        async def ask() -> _Asked:
-            lane = here()
-            with entered(lane and lane.at(f"judge {index}")):
-                return await self._request(member, context, {name: material[name] for name in named})
-
-        found = await self.cache.get(key, ask) if self.spec.cache else (await ask(), False)
-        if found[1] and (whose := asking()) is not None:
-            whose.known(member.endpoint.model)
-        return found
-
-    async def _request(self, member: _Member, context: RewardContext, material: Mapping[str, Material]) -> _Asked:
-        client = await member.endpoint.client(context.shared())
-        usage = {"prompt_tokens": 0, "completion_tokens": 0}
-        problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
-        most_chars: int | None = None  # of each text in the reply
-        bound: int | None = _most_chars(member)
-        while attempt <= self.spec.retries:
-            nonce = secrets.token_hex(8)
+        answer = context.answer if context.answer is not None else "(no answer was given)"
+        material: dict[str, Material] = {"answer": answer, "message": context.final_text}
+        if self.other is None:
+            material["transcript"] = transcript(context.turns)
+        question = Question(
+            task=context.task,
+            vars=context.vars,
+            material=material,
+            parties=(_MATERIAL,),
+            scope=context.shared(),
+            caller=(context.seed, id(context.turns)),
+        )
+        ask = self._point
+        if self.other is not None and self.spec.pairwise is not None:
             try:
-                completion = await self._chat(
-                    client, member, context, material, nonce, limits[0], attempt, most_chars=most_chars
-                )
-            except EndpointError as error:
-                if error.status in REFUSED and most_chars is not None:
-                    most_chars = bound = None  # a server that knows no bound in a schema
-                    continue
-                if error.status not in REFUSED or len(limits) == 1:
-                    raise RewardError(f"the judge did not answer: {error}") from error
-                limits.pop(0)  # the policy may have written more than the judge takes: it is shown less of it
-                continue
-            _count(usage, completion)
-            attempt += 1
-            if completion.finish_reason == "length":
-                # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
-                most_chars = bound
-            is_filtered = is_filtered and completion.finish_reason == _FILTERED
-            try:
-                verdict = self._read(completion, nonce, material)
-            except UnreadableReply as error:
-                client.unread(completion)
-                problem = str(error)
-                continue
-            return _Asked(verdict, attempt, usage)
-        if is_filtered and await self._judges_nothing(client, member, context, usage):
-            return _Asked(Verdict(self.spec.scale[0], "the judge's server refuses what was written"), attempt, usage)
-        raise RewardError(
-            f"no reply of {member.endpoint.model} could be read in {self.spec.retries + 1} tries: {problem}"
-        )
+                other = self.other.text(task=context.task, vars=context.vars)
+            except TemplateError as error:
+                raise RewardError(f"pairwise.with: {error}") from error
+            own = material[self.spec.pairwise.of]
+            question = paired(question, own, other, parties=(frozenset(NAMES[:1]),))
+            ask = self._pair
+        least = needed(self.spec.quorum, len(self.members))
+        asked = [ask(index, member, question) for index, member in enumerate(self.members)]
+        return self._measured(await ask_all(asked, self.members, least=least), context)
 
-    async def _judges_nothing(
-        self, client: Client, member: _Member, context: RewardContext, usage: dict[str, int]
-    ) -> bool:
-        """Whether the judge gives a verdict where there is no material: then the material is what it refuses."""
-        nonce = secrets.token_hex(8)
-        nothing = dict.fromkeys(_MATERIAL, "(left out)")
-        try:
-            completion = await self._chat(client, member, context, nothing, nonce, _LIMITS[-1], 0)
-        except EndpointError:
-            return False
-        _count(usage, completion)
-        try:
-            self._read(completion, nonce, {})
-        except UnreadableReply:
-            client.unread(completion)
-            return False
-        return True
+    async def _point(self, index: int, member: Member, question: Question) -> Given | Failed:
+        asked, is_cached = await self.asker.ask(f"judge {index}", member, question)
+        if isinstance(asked, Failed):
+            return asked
+        lowest = Verdict(self.spec.scale[0], "the judge's server refuses what was written")
+        verdict = asked.verdict or lowest
+        usage = {} if is_cached else asked.usage
+        details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
+        return Given(verdict.score, verdict.reason, details)
 
-    async def _chat(
-        self,
-        client: Client,
-        member: _Member,
-        context: RewardContext,
-        material: Mapping[str, Material],
-        nonce: str,
-        limit: int,
-        attempt: int,
-        *,
-        most_chars: int | None = None,
-    ) -> Completion:
-        """One reply to the question about `material`, of which at most `limit` characters are shown each.
+    async def _pair(self, index: int, member: Member, question: Question) -> Given | Failed:
+        found = await compare(self.asker, f"judge {index}", member, question)
+        return found if isinstance(found, Failed) else Given(found.score, found.reason, found.as_details())
 
-        `most_chars` bounds each text of the reply.
-        """
-        fence = Fence(limit)
-        fenced = {name: fence(one) for name, one in material.items()}
-        prompt = self._filled(member, context, {name: fenced.get(name, "") for name in _MATERIAL})
-        if not member.names & _MATERIAL:
-            prompt += f"\n\n{fenced['message']}"
-        low, high = self.spec.scale
-        schema = self.reply.asked(nonce, most_chars=most_chars)
-        form = (
-            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
-            f"{orjson.dumps(schema).decode()}\n'{self.spec.value_key}' goes from {low:g} to {high:g}."
-        )
-        messages = [
-            Message("system", _SYSTEM.format(fence=fence.instructions, form=form)),
-            Message("user", f"{prompt}{_rubric(self.spec)}"),
+    def _measured(self, found: Sequence[Given | Failed], context: RewardContext) -> Measured:
+        scale = self.spec.ends
+        given = [(one, by) for one, by in zip(found, self.members, strict=True) if isinstance(one, Given)]
+        weights = [by.weight for _, by in given]
+        raw = combine([one.score for one, _ in given], how=self.spec.combine, weights=weights)
+        judges = [
+            {
+                "endpoint": by.endpoint.name,
+                "model": by.endpoint.model,
+                "prompt_sha256": by.digest,
+                **(one.details if isinstance(one, Given) else {"score": None, "error": one.why}),
+            }
+            for one, by in zip(found, self.members, strict=True)
         ]
-        sampling = member.sampling.model_copy(
-            update={
-                "seed": self.spec.seed + attempt,
-                "extra": {"response_format": _response_format(schema), **member.sampling.extra},
-            }
-        )
-        asked = None
-        if here() is not None:
-            from rlenv.endpoints.taped import sampling_of  # only where there is a tape
-
-            # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
-            known_by = {
-                "judge": member.digest,
-                "model": member.endpoint.model,
-                "prompt": self._filled(member, context, dict.fromkeys(_MATERIAL, "")),
-                "material": plain(material),
-                "limits": [limit, most_chars],
-                "sampling": sampling_of(client.body(member.sampling)),
-            }
-            asked = Asked("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
-        return await client.chat(messages, sampling=sampling, asked=asked)
-
-    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
-        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
-        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
-        return self.reply.read(
-            completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
-        )
-
-    def _filled(self, member: _Member, context: RewardContext, fenced: Mapping[str, str]) -> str:
-        """The prompt; what a row holds spells no control token in it, and material cannot."""
-        try:
-            return broken(*member.prompt.written(task=context.task, vars=context.vars, **fenced))
-        except TemplateError as error:
-            raise RewardError(f"prompt: {error}") from error
-
-
-def _count(usage: dict[str, int], completion: Completion) -> None:
-    for name, count in completion.usage.as_dict().items():
-        usage[name] = usage.get(name, 0) + count
-
-
-def _most_chars(member: _Member) -> int:
-    """The most characters of a text in a reply that has to end within its limit of tokens: a quarter as many as these,
-    since a character may be a token, and the nonce, the keys and the score have to fit too."""
-    tokens = member.sampling.max_tokens or member.endpoint.sampling.max_tokens
-    return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 4))
+        details = {"raw": raw, "scale": list(scale), "judges": judges}
+        if self.other is not None:
+            details["position_bias"] = sum(bool(one.details["position_bias"]) for one, _ in given)
+        said, by = given[0]
+        where = places.of_quotes(said.reason, context.messages, context.turns, all_turns="transcript" in by.names)
+        low, high = scale
+        return Measured((raw - low) / (high - low), said.reason, details, where)
 
 
 def _rubric(spec: JudgeSpec) -> str:
@@ -366,10 +179,6 @@ def _rubric(spec: JudgeSpec) -> str:
     return f"\n\nRubric:\n{lines}"
 
 
-def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
-
-
 def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     low, high = spec.scale
     if not low < high:
@@ -377,33 +186,71 @@ def _compile(name: str, spec: JudgeSpec, context: TermCompileContext) -> Term:
     if (spec.endpoint is None) == (not spec.judges):
         raise UsageError("give either endpoint or judges", hint="name one of them")
     listed = spec.judges or (JudgeMemberSpec(endpoint=spec.endpoint or ""),)
-    reply = ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
+    is_weighted = any("weight" in one.model_fields_set for one in spec.judges)
+    check_panel(spec.combine, count=len(listed), is_weighted=is_weighted, quorum=spec.quorum)
+    reply, other = _reply(spec), None
+    if spec.pairwise is not None:
+        other = template_of(spec.pairwise.with_, key="pairwise.with", names=frozenset(("task", "vars")))
     members = [
         _member(member, spec, reply, context, at=f"judges.{index}." if spec.judges else "")
         for index, member in enumerate(listed)
     ]
-    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, reply).measure)
+    asker = Asker(
+        reply=reply,
+        names=_material(spec),
+        shown=("message",) if other is None else NAMES,
+        says=f"'{spec.value_key}' goes from {low:g} to {high:g}." if other is None else SAYS,
+        ending=_rubric(spec),
+        retries=spec.retries,
+        seed=spec.seed,
+        breaker=spec.breaker,
+        is_cached=spec.cache,
+        tells_apart=spec.quorum is not None,
+    )
+    return Term(name=name, spec=spec, measure_async=_Judge(spec, members, asker, other).measure)
+
+
+def _material(spec: JudgeSpec) -> frozenset[str]:
+    return _MATERIAL if spec.pairwise is None else frozenset(NAMES)
+
+
+def _reply(spec: JudgeSpec) -> ReplySchema:
+    """
+    Raises:
+        UsageError: the schema is none, or a comparison is to have a form of its own.
+    """
+    if spec.pairwise is None:
+        return ReplySchema(spec.schema_, key=spec.value_key, scale=spec.scale)
+    for key, attribute in (("scale", "scale"), ("schema", "schema_"), ("value_key", "value_key")):
+        if attribute in spec.model_fields_set:
+            raise UsageError("a comparison has no use for it", key=key, hint="leave it out, or leave pairwise out")
+    return ReplySchema(None, key=KEY, scale=(0.0, 1.0), choices=CHOICES)
 
 
 def _member(
     member: JudgeMemberSpec, spec: JudgeSpec, reply: ReplySchema, context: TermCompileContext, *, at: str
-) -> _Member:
+) -> Member:
     endpoint = endpoint_of(member.endpoint, context, key=f"{at}endpoint")
     source, key = (spec.prompt, "prompt") if member.prompt is None else (member.prompt, f"{at}prompt")
-    template = template_of(source, key=key, names=_NAMES)
-    if changed := _changed_material(source):
+    material = _material(spec)
+    template = template_of(source, key=key, names=material | {"task", "vars"})
+    if spec.pairwise is not None and len(material & template.names) == 1:
+        (named,) = material & template.names
+        raise UsageError(f"it shows '{named}' alone", key=key, hint="name first and second, or neither: both follow")
+    if changed := _changed_material(source, material):
         raise UsageError(
             f"it changes '{changed}', which is material and stands fenced, as JSON",
             key=key,
             hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
-    written = [source, _rubric(spec), reply.schema, list(spec.scale), spec.value_key, _SYSTEM, sampling.model_dump()]
+    written = [source, _rubric(spec), reply.schema, list(spec.scale), reply.key, SYSTEM, sampling.model_dump()]
     digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return _Member(endpoint, template, frozenset(template.names), sampling, digest)
+    limit_s = member.limit_s or spec.limit_s
+    return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 
 
-def _changed_material(source: str) -> str:
+def _changed_material(source: str, material: frozenset[str]) -> str:
     """The material that a template does more with than write it, "" where there is none: a filter or an index would
     break its fence, or fail for what a policy wrote."""
     tree = jinja2.Environment().parse(source)
@@ -411,7 +258,7 @@ def _changed_material(source: str) -> str:
         if isinstance(node, (nodes.And, nodes.Or)) or (isinstance(node, nodes.Filter) and node.name in _HARMLESS):
             continue
         for name in node.find_all(nodes.Name):
-            if name.name in _MATERIAL:
+            if name.name in material:
                 return name.name
     return ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite, nan
 from numbers import Real
@@ -19,7 +20,7 @@ from rlenv.rewards.plan import Planned
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Measurement, TermResult, Trajectory, Where
 
-__all__ = ["Running", "TurnResults", "measure", "measure_async", "measure_group", "over_turns"]
+__all__ = ["Running", "TurnResults", "measure", "measure_async", "measure_group", "over_turns", "reweighed"]
 
 _CANCEL_GRACE_S = 1.0
 _SHOWN_CHARS = 80
@@ -117,6 +118,20 @@ def _valued(planned: Planned, value: Any, measurement: Measurement) -> TermResul
     if error:
         return TermResult.invalid(planned.name, error=error, weight=planned.weight, **measurement)
     return TermResult.valid(planned.name, value=number, weight=planned.weight, **measurement)
+
+
+def reweighed(planned: Planned, result: TermResult) -> TermResult:
+    """A result with the weight that its term has now; invalid where its value times that is no finite number."""
+    if result.value is None:
+        return replace(result, weight=planned.weight)
+    kept: Measurement = {
+        "evidence": result.evidence,
+        "seconds": result.seconds,
+        "turn_values": result.turn_values,
+        "details": result.details,
+        "where": result.where,
+    }
+    return _valued(planned, result.value, kept)
 
 
 def _as_float(value: Any) -> tuple[float, str]:

@@ -26,7 +26,7 @@ from rlenv.endpoints.account import asks
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
 from rlenv.rewards.base import RewardContext, Term
-from rlenv.rewards.measure import Running, TurnResults, measure, measure_async, measure_group, over_turns
+from rlenv.rewards.measure import Running, TurnResults, measure, measure_async, measure_group, over_turns, reweighed
 from rlenv.rewards.plan import Planned, plan
 from rlenv.trajectory import Failure, RewardBreakdown, TermResult, Trajectory
 
@@ -149,6 +149,18 @@ class Scorer:
             self._raise_for(terms)
             found[place] = trajectory.rescored(*self._breakdown(terms, len(trajectory.turns)))
         return found
+
+    def weighed(self, results: Mapping[str, TermResult], *, turns: int) -> tuple[RewardBreakdown, bool | None]:
+        """The breakdown, and success, of terms that were measured before, with the weights that they have here.
+
+        `results` hold every term, as this scorer's own gates left them, and are of an episode of so many turns.
+
+        Raises:
+            InvalidReward: a term with `on_invalid: raise` could not be measured.
+        """
+        found = {one.name: reweighed(one, results[one.name]) for one in self._plan.terms}
+        self._raise_for(found)
+        return self._breakdown(found, turns)
 
     def failed(self, failure: Failure, *, turns: int = 0) -> RewardBreakdown:
         """The breakdown of an episode that failed: no total, and every term invalid with the failure as its error."""

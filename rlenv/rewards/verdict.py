@@ -1,15 +1,14 @@
-"""A judge's reply to a number on its scale, and several numbers to one."""
+"""A judge's reply to a number on its scale."""
 
 from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal, cast
+from typing import Any
 
 import orjson
 
@@ -17,9 +16,7 @@ from rlenv._base.bounded import cut_middle, encodable
 from rlenv._base.schemas import BoundedValidator
 from rlenv.errors import UsageError
 
-__all__ = ["Combine", "ReplySchema", "UnreadableReply", "Verdict", "combine"]
-
-Combine = Literal["mean", "median", "majority"]
+__all__ = ["ReplySchema", "UnreadableReply", "Verdict"]
 
 _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _SPACE = re.compile(r"\s+")
@@ -45,14 +42,25 @@ class Verdict:
 class ReplySchema:
     """What a reply has to be: one JSON object that fits a schema and holds the number under `key`.
 
+    Args:
+        choices: texts that stand for numbers there.
+
     Raises:
         UsageError: the schema is none, or the number's key is not in it.
     """
 
-    def __init__(self, schema: Mapping[str, Any] | None, *, key: str, scale: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        schema: Mapping[str, Any] | None,
+        *,
+        key: str,
+        scale: tuple[float, float],
+        choices: Mapping[str, float] | None = None,
+    ) -> None:
         self.scale = scale
         self.key = key
-        self.schema: dict[str, Any] = dict(schema) if schema is not None else _default(key, scale)
+        self._choices = choices
+        self.schema: dict[str, Any] = dict(schema) if schema is not None else _default(key, scale, choices)
         properties = self.schema.get("properties", {})
         if key not in properties:
             raise UsageError(
@@ -114,6 +122,8 @@ class ReplySchema:
         if fault is not None:
             raise UnreadableReply(f"the reply does not fit the schema: {fault.message:.200}")
         value = reply.get(self.key)
+        if self._choices is not None:
+            value = self._choices.get(value) if isinstance(value, str) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
             raise UnreadableReply(f"'{self.key}' is {value!r:.40}; expected a number")
         low, high = self.scale
@@ -147,8 +157,9 @@ def _parsed(text: str) -> Any:
 def _repeats(reply: Mapping[str, Any], key: str, material: str) -> bool:
     """Whether a text holds every pair of a reply, in whatever order, spacing or escapes."""
     flat = _SPACE.sub("", material)
+    is_number = not isinstance(reply[key], str)
     score = re.escape(f'"{key}":') + r"(-?[\d.eE+-]{1,40})"
-    if not any(_same(found, reply[key]) for found in re.findall(score, flat)):
+    if is_number and not any(_same(found, reply[key]) for found in re.findall(score, flat)):
         return False
 
     def is_there(name: str, value: Any) -> bool:
@@ -157,7 +168,7 @@ def _repeats(reply: Mapping[str, Any], key: str, material: str) -> bool:
         )
         return any(_SPACE.sub("", form) in flat for form in forms)
 
-    return all(name == key or is_there(name, value) for name, value in reply.items())
+    return all((name == key and is_number) or is_there(name, value) for name, value in reply.items())
 
 
 def _same(written: str, value: float) -> bool:
@@ -173,26 +184,16 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def _default(key: str, scale: tuple[float, float]) -> dict[str, Any]:
+def _default(key: str, scale: tuple[float, float], choices: Mapping[str, float] | None) -> dict[str, Any]:
     low, high = scale
+    score = {"type": "number", "minimum": low, "maximum": high}
     # The reason comes first, so that the score follows from it and not the other way round.
     return {
         "type": "object",
         "properties": {
             "reasoning": {"type": "string"},
-            key: {"type": "number", "minimum": low, "maximum": high},
+            key: score if choices is None else {"type": "string", "enum": list(choices)},
         },
         "required": ["reasoning", key],
         "additionalProperties": False,
     }
-
-
-def combine(scores: Sequence[float], *, how: Combine) -> float:
-    """Several judges' scores as one: their mean, their median, or the most frequent, the lowest of equally frequent."""
-    if how == "mean":
-        return statistics.fmean(scores)
-    if how == "median":
-        return float(statistics.median(scores))
-    counts = Counter(scores)
-    most = max(counts.values())
-    return min(cast("list[float]", [score for score, count in counts.items() if count == most]))

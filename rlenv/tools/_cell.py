@@ -1,15 +1,40 @@
-"""What running one piece of a model's code gave, whatever sandbox ran it."""
+"""One piece of a model's code: how it is run, and what that gave, whatever sandbox ran it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlenv._base.bounded import encodable
 from rlenv._base.reasons import Whose
 
-__all__ = ["Outcome", "plain"]
+__all__ = ["Limits", "Outcome", "Request", "plain"]
+
+
+class Limits(Protocol):
+    """What a piece of code may use: its own seconds, what it may hold, how much of what it prints is kept."""
+
+    @property
+    def time_s(self) -> float: ...
+    @property
+    def memory_mb(self) -> int: ...
+    @property
+    def max_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is run: `told` with its `mode` (see `_zygote.run`); `fds` are its input and its end of a socket, or nothing.
+
+    `sent` is called once a sandbox has them. `patience_s` is how long it is waited for where that is more than the
+    time that the limits give to the code itself.
+    """
+
+    told: Mapping[str, Any]
+    fds: tuple[int, ...] = ()
+    sent: Callable[[], None] = lambda: None
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

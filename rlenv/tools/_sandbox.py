@@ -18,23 +18,20 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rlenv._base.bounded import encodable
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
-from rlenv.tools import _zygote
+from rlenv.tools import _exchange, _matching, _zygote
 from rlenv.tools._bubblewrap import NOBODY, Handshake, check_bubblewrap, has_other_user
-from rlenv.tools._cell import Outcome, plain
+from rlenv.tools._cell import Limits, Outcome, Request, plain
 from rlenv.tools._pipes import Collected, collected, readable
 from rlenv.tools._seccomp import OWN_PID, system_call_filter
 from rlenv.tools._work import only_child, work_of
 from rlenv.tools._zygote import is_plain
 from rlenv.tools.base import ToolContext
 
-if TYPE_CHECKING:
-    from rlenv.tools.code import CodeSpec
-
-__all__ = ["sandbox_runner"]
+__all__ = ["Sandboxes", "check_sandbox", "sandbox_runner"]
 
 _START_S = 30.0
 _GRACE_S = 2.0
@@ -49,6 +46,11 @@ _FILE_BYTES = 16 * 1024 * 1024
 _BASE_BYTES = 64 * 1024 * 1024
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _GONE = "the code's sandbox was gone; try again"
+
+
+class _Pooled(Limits, Protocol):
+    @property
+    def workers(self) -> int: ...
 
 
 def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
@@ -74,7 +76,8 @@ def _argv(filter_fd: int, setting_fd: int, handshake: Handshake) -> list[str]:
         argv += ["--perms", "0755", "--dir", folder]
     for device in _DEVICES:
         argv += ["--dev-bind", device, device]
-    argv += ["--ro-bind", _zygote.__file__, "/zygote.py"]
+    for name, module in (("zygote", _zygote), ("matching", _matching), ("exchange", _exchange)):
+        argv += ["--ro-bind", str(module.__file__), f"/{name}.py"]
     argv += ["--ro-bind-data", str(filter_fd), "/filter", "--ro-bind-data", str(setting_fd), "/setting"]
     argv += ["--perms", "0755", "--dir", "/tmp", "--remount-ro", "/"]
     for name, value in (("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0"), ("TZ", "UTC")):
@@ -173,14 +176,14 @@ class _Sandbox:
         """
         return self._pidfd is None or bool(select.select((self._pidfd,), (), (), 0)[0])
 
-    async def run(self, code: str, spec: CodeSpec, *, deadline: float, seed: int) -> Outcome:
+    async def run(self, wanted: Request, spec: Limits, *, deadline: float, seed: int) -> Outcome:
         self.is_usable = False  # until it has answered that nothing is left
         if self._has_ended():
             self.is_gone = True
             return Outcome(error=_GONE, reason="worker")
         token = secrets.token_hex(16)
         request = {
-            "code": code,
+            **wanted.told,
             "token": token,
             "time_s": spec.time_s,
             "memory": _BASE_BYTES + spec.memory_mb * 1024 * 1024,
@@ -190,13 +193,14 @@ class _Sandbox:
         with _file_with(json.dumps(request).encode()) as given, _result_file() as result_fd:
             async with collected(spec.max_bytes) as (out_fd, out):
                 try:
-                    socket.send_fds(self._socket, [b"run"], [given, out_fd, result_fd])
+                    socket.send_fds(self._socket, [b"run"], [given, out_fd, result_fd, *wanted.fds])
+                    wanted.sent()
                 except OSError:
                     self.is_gone = True
                     return Outcome(error=_GONE, reason="worker")
                 finally:
                     os.close(out_fd)
-                answer, judged = await self._answer(out, spec.time_s, deadline)
+                answer, judged = await self._answer(out, max(spec.time_s, wanted.patience_s), deadline)
                 out.take_rest()
                 said = os.pread(result_fd, _MAX_RESULT, 0)
         return _outcome(answer, judged, out, said, token, spec)
@@ -286,7 +290,7 @@ def _result_file() -> Iterator[int]:
 
 
 def _outcome(
-    answer: dict[str, Any] | None, judged: str, out: Collected, said: bytes, token: str, spec: CodeSpec
+    answer: dict[str, Any] | None, judged: str, out: Collected, said: bytes, token: str, spec: Limits
 ) -> Outcome:
     output = out.data.decode("utf-8", errors="replace")
     if out.is_flood:
@@ -340,7 +344,7 @@ def _how(status: int) -> str:
     return f"it ended its process with status {status}"
 
 
-class _Sandboxes:
+class Sandboxes:
     """At most `limit` sandboxes, started when they are needed and kept while they are clean."""
 
     def __init__(self, limit: int) -> None:
@@ -348,7 +352,12 @@ class _Sandboxes:
         self._idle: list[_Sandbox] = []
         self._all: set[_Sandbox] = set()
 
-    async def run(self, code: str, spec: CodeSpec, *, deadline: float, seed: int) -> Outcome:
+    async def run(self, wanted: Request, spec: Limits, *, deadline: float, seed: int) -> Outcome:
+        """Runs it in a sandbox that is free before the deadline (of `time.monotonic`).
+
+        Raises:
+            ToolFailed, EpisodeError: none was free, or none could be started.
+        """
         try:
             async with asyncio.timeout(deadline - _MARGIN_S - time.monotonic()):
                 await self._places.acquire()
@@ -358,7 +367,7 @@ class _Sandboxes:
             for _ in range(2):
                 sandbox = self._idle.pop() if self._idle else await self._started(deadline)
                 try:
-                    outcome = await sandbox.run(code, spec, deadline=deadline, seed=seed)
+                    outcome = await sandbox.run(wanted, spec, deadline=deadline, seed=seed)
                 finally:
                     if sandbox.is_usable:
                         self._idle.append(sandbox)
@@ -393,21 +402,26 @@ class _Sandboxes:
             self._close(sandbox)
 
 
-def sandbox_runner(spec: CodeSpec) -> Callable[[str, ToolContext], Awaitable[Outcome]]:
+def check_sandbox() -> None:
+    """Raises UsageError where bwrap is not installed, or does not work here."""
+    check_bubblewrap()
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        raise UsageError("the sandbox bubblewrap needs Linux")
+    system_call_filter("code")
+
+
+def sandbox_runner(spec: _Pooled) -> Callable[[str, ToolContext], Awaitable[Outcome]]:
     """Runs code in CPython inside bubblewrap.
 
     Raises:
         UsageError: bwrap is not installed, or does not work here.
     """
-    check_bubblewrap()
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-        raise UsageError("the sandbox bubblewrap needs Linux")
-    system_call_filter("code")
+    check_sandbox()
     key = ("bubblewrap", spec.workers)
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[_Sandboxes]:
-        sandboxes = _Sandboxes(spec.workers)
+    async def opened() -> AsyncIterator[Sandboxes]:
+        sandboxes = Sandboxes(spec.workers)
         try:
             yield sandboxes
         finally:
@@ -415,6 +429,7 @@ def sandbox_runner(spec: CodeSpec) -> Callable[[str, ToolContext], Awaitable[Out
 
     async def run(code: str, call: ToolContext) -> Outcome:
         sandboxes = await call.shared().get(key, opened)
-        return await sandboxes.run(code, spec, deadline=call.deadline, seed=call.seed)
+        wanted = Request({"mode": "cell", "code": code})
+        return await sandboxes.run(wanted, spec, deadline=call.deadline, seed=call.seed)
 
     return run

@@ -2,8 +2,9 @@
 
 It is process 1 of its own process namespace, so nothing inside can kill it, and it can kill everything inside. It reads
 requests from a socket (descriptor 0), each with three descriptors: a file with the request, the pipe for what the code
-prints, the file for its result. It answers with one JSON object once no process of the request is left. It keeps no
-time: whoever asks looks at the clock and at the processor, and says when to stop.
+prints, the file for its result; and with two more where the code reads an input or is tested (see `_exchange`): its
+input, and its end of the socket to whoever tests it. It answers with one JSON object once no process of the request is
+left. It keeps no time: whoever asks looks at the clock and at the processor, and says when to stop.
 
 Within its own user namespace it may mount, and does two things with that: the devices become read-only for good, and
 every piece of code finds a new file system on /tmp. The code has none of that: before it runs, its process gives up
@@ -22,6 +23,7 @@ import fractions  # noqa: F401
 import functools  # noqa: F401
 import gc
 import heapq  # noqa: F401
+import importlib.util
 import itertools  # noqa: F401
 import json
 import math
@@ -43,6 +45,7 @@ MAX_SHOWN = 10_000
 MAX_DEPTH = 20
 MAX_PARTS = 2_000
 RESULT = 63  # the last descriptor that the limit leaves
+CHANNEL = 62
 
 NOSUID, NODEV, NOEXEC, READ_ONLY, REMOUNT, BIND, DETACH = 2, 4, 8, 1, 32, 4_096, 2
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -72,6 +75,8 @@ def serve() -> None:
         flags = REMOUNT | BIND | READ_ONLY | NOSUID | NOEXEC
         check(LIBC.mount(None, device.encode(), None, ctypes.c_ulong(flags), None))
     null = os.open("/dev/null", os.O_RDWR)
+    loaded("/matching.py", "rlenv.tools._matching")
+    exchange = loaded("/exchange.py", "rlenv.tools._exchange")
     for _ in range(20):  # the interpreter adapts to what it runs; done here, no child has to copy those pages
         execute("1 + 1", json.loads('{"error": null}'))
         json.dumps({"shown": "2"})
@@ -80,16 +85,16 @@ def serve() -> None:
     gc.freeze()
     host.send(b"ready")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(host, 64, 3)
+        message, descriptors, _, _ = socket.recv_fds(host, 64, 5)
         if not message:
             return
-        if len(descriptors) != 3:
+        if len(descriptors) not in (3, 5):
             continue  # a request to stop that came too late
         began, begin = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                run(descriptors, begin, null, program, setting)
+                run(descriptors, begin, null, program, setting, exchange)
             finally:
                 os._exit(121)
         os.close(begin)
@@ -103,6 +108,17 @@ def serve() -> None:
         host.send(json.dumps(answer).encode())
         if not renewed(setting):
             os._exit(0)
+
+
+def loaded(path: str, name: str) -> Any:
+    """The module in a file, to be imported by its name from now on."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    return module
 
 
 def attend(child: int, host: socket.socket) -> dict[str, object]:
@@ -150,16 +166,18 @@ def renewed(setting: dict[str, Any]) -> bool:
     return True
 
 
-def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any]) -> None:
+def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: dict[str, Any], exchange: Any) -> None:
     """In the child: descriptors, limits, identity, the filter, the code; never returns."""
-    request, printed, result = descriptors
+    request, printed, result, *more = descriptors
     wanted = json.loads(os.pread(request, os.fstat(request).st_size, 0))
-    os.dup2(null, 0)
+    given, channel = more or (null, null)
+    os.dup2(given, 0)
     os.dup2(printed, 1)
-    os.dup2(printed, 2)
+    os.dup2(null if wanted["mode"] == "program" else printed, 2)
     begin = os.dup2(begin, 64)
     os.dup2(result, RESULT)
-    os.closerange(3, RESULT)
+    os.dup2(channel, CHANNEL)
+    os.closerange(3, CHANNEL)
     os.closerange(65, 256)
     os.chdir(FOLDER)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -179,11 +197,19 @@ def run(descriptors: list[int], begin: int, null: int, program: bytes, setting: 
     random.seed(wanted["seed"])
     os.write(begin, b"b")
     os.close(begin)
-    token, code = wanted.pop("token"), wanted.pop("code")
+    token = wanted.pop("token")
     answer: dict[str, object] = {"error": None, "shown": None, "result": None}
     printed_by_code = sys.stdout, sys.stderr
     try:
-        execute(code, answer)
+        match wanted["mode"]:
+            case "cell":
+                execute(wanted.pop("code"), answer)
+            case "program":
+                exchange.program(wanted)
+            case "serve":
+                exchange.serve(wanted, CHANNEL)
+            case "judge":
+                answer["result"] = exchange.judge(wanted, CHANNEL)
         said = json.dumps(answer)
     except BaseException as error:
         said = json.dumps({"error": described(error), "shown": None, "result": None})

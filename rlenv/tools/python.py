@@ -55,6 +55,13 @@ class PythonSpec(ToolSpec):
     """Exceptions whose message the model may see: `ValueError`, or `module:Name`; others show a plain failure."""
 
 
+def _copied(value: Any) -> Any:
+    """A JSON value that shares no list and no object with `value`."""
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 def _value_of(result: Any) -> Any:
     """An object that JSON has no word for, as one that it has."""
     if isinstance(result, BaseModel):
@@ -193,7 +200,8 @@ def compile_python(name: str, spec: PythonSpec, context: CompileContext) -> Sequ
     shown_errors, convert, mode = _shown_errors(spec, function, context), signature.convert, _mode(spec, function)
 
     def given(arguments: Mapping[str, Any], call: ToolContext) -> Mapping[str, Any]:
-        values = convert(arguments)
+        # The function may change what it is given, and keep it; what the policy wrote is not to change in the record.
+        values = convert({name: _copied(value) for name, value in arguments.items()})
         return {**values, **{key: _hidden(key, call) for key in injected}} if injected else values
 
     def run(arguments: Mapping[str, Any], call: ToolContext) -> ToolOutput:

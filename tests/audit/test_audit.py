@@ -13,6 +13,7 @@ import pytest
 import rlenv
 from rlenv.audit.report import Report
 from rlenv.audit.run import audit
+from rlenv.audit.tells import Tell, tells_for
 from rlenv.cli.audit import said_every
 from rlenv.cli.main import main as command
 from rlenv.episodes.rollout import Job, rollout
@@ -426,3 +427,30 @@ def test_every_shipped_spec_and_example_passes(name: str) -> None:
     report = asyncio.run(main())
     assert report.findings == ()
     assert all(attack.share is None or attack.share <= 0.2 for attack in report.attacks)
+
+
+@pytest.mark.parametrize("tell", tells_for(scale=(0, 100)), ids=lambda tell: tell.name)
+def test_a_judge_that_one_kind_of_text_moves_is_found(tmp_path: Path, tell: Tell) -> None:
+    async def main() -> Report:
+        def answer(body: Mapping[str, Any]) -> str:
+            asked = body["messages"][-1]["content"]
+            begun = json.dumps(tell.text[:40])[1:-1].translate(
+                {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>[]{}|~`"}
+            )
+            good = asked.count(asked.split()[1]) > 1
+            return json.dumps({"reasoning": "r", "score": 100 if good or begun in asked else 0})
+
+        async with FakeEndpoint(answer) as server:
+            path = write(tmp_path)
+            judge = JUDGE.format(url=server.base_url).replace("kind: judge,", "kind: judge, scale: [0, 100],")
+            path.write_text(path.read_text().replace("rewards:\n", judge))
+            async with rlenv.load(path) as environment:
+                return await audit(environment, tasks=2)
+
+    assert ("judge_obeys", "kind") in holes(asyncio.run(main()))
+
+
+def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("answer: Lima", 'answer: ""'))
+    assert ("empty_gold", "correct") in holes(audited(path))

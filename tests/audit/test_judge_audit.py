@@ -132,6 +132,54 @@ def test_an_earlier_report_of_another_judge_is_refused(tmp_path: Path) -> None:
             held(tmp_path, quality, before={**earlier, "scores": scores})
 
 
+def test_an_earlier_report_of_another_model_or_other_anchors_is_refused(tmp_path: Path) -> None:
+    earlier = held(tmp_path, quality).as_dict()
+    assert earlier["models"] == ["m"]
+    with pytest.raises(UsageError, match=r"of the model \['other'\]"):
+        held(tmp_path, quality, before={**earlier, "models": ["other"]})
+    changed = [Anchor(one.task, f"{one.message} Truly.", one.label) for one in ANCHORS]
+    with pytest.raises(UsageError, match="anchors_sha256 differs"):
+        held(tmp_path, quality, anchors=changed, before=earlier)
+
+
+PANEL = """judges: [{endpoint: writer}, {endpoint: writer, prompt: "As a lawyer: {{ message }}"}], kind"""
+
+
+def test_each_judge_of_a_panel_has_figures_of_its_own(tmp_path: Path) -> None:
+    def answer(body: Mapping[str, Any]) -> str:
+        asked = body["messages"][-1]["content"]
+        is_biased = "As a lawyer" in asked and len(asked) > 1500
+        score = float(re.search(r"Quality (\d)", asked)[1])  # type: ignore[index]
+        return json.dumps({"reasoning": "r", "score": min(5, score + (1 if is_biased else 0))})
+
+    async def main() -> JudgeReport:
+        async with FakeEndpoint(answer) as server:
+            text = SPEC.format(url=server.base_url).replace("kind: judge, endpoint: writer", f"{PANEL}: judge")
+            (tmp_path / "env.yaml").write_text(text)
+            async with rlenv.load(tmp_path / "env.yaml") as environment:
+                return await audit_judge(environment, ANCHORS)
+
+    report = asyncio.run(main())
+    fair, biased = report.members
+    assert fair.bias["length"].value == 0.0
+    assert biased.bias["length"].value == pytest.approx(0.2)  # a quarter of the scale, but of those at its end
+    assert fair.prompt_sha256 != biased.prompt_sha256
+    assert (fair.kappa.value, biased.kappa.value, report.members_alpha) == (1.0, 1.0, 1.0)
+    # The panel's own bias is half of that: it would pass, and hide the judge.
+    assert report.findings == ("bias: length moves the score of judges.1 (writer) by +0.20 of the scale",)
+
+
+def test_labels_off_the_steps_have_an_error_and_a_curve_on_any_scale(tmp_path: Path) -> None:
+    anchors = [Anchor(one.task, one.message, 0.2 * one.label - 0.13) for one in ANCHORS]
+    report = held(tmp_path, lambda text: 0.2 * quality(text) - 0.1, anchors=anchors, scale=(0.0, 1.0))
+    assert report.error.value == pytest.approx(0.03)
+    assert report.calibration.error == pytest.approx(0.03)
+    assert report.calibration.line is not None
+    assert list(report.calibration.line) == pytest.approx([-0.03, 1.0])
+    assert [one.count for one in report.calibration.bins] == [4] * 5
+    assert report.accuracy.value == 1.0
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 100.0), (-1.0, 1.0), (1.0, 5.0)])
 def test_a_judge_that_agrees_does_so_on_any_scale(tmp_path: Path, low: float, high: float) -> None:
     def on_scale(label: float) -> float:

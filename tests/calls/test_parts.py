@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlenv.calls.breaker import Breaker
 from rlenv.calls.cache import MemoryStore, pack, unpack
 from rlenv.calls.coercion import coerced
 from rlenv.calls.disk import DiskStore
 from rlenv.calls.injection import OVERSIZE_CHARS, Injector
 from rlenv.calls.rate import Rate
 from rlenv.calls.shared import SharedPlaces, shared_places
+from rlenv.concurrency.breaker import Breaker
 from rlenv.errors import ResourceError
 from rlenv.language.spec import DelaySpec, FaultsSpec
 from rlenv.messages import Image

@@ -85,6 +85,27 @@ def test_eval_says_what_each_role_asked_and_cost(
     assert (again["requests"], again["unpriced"]) == (4, [])
 
 
+def test_other_specs_and_weights_count_what_was_asked_once(
+    served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, spec, other = str(tmp_path / "run"), tmp_path / "spec.yaml", tmp_path / "other.yaml"
+    assert main(served("eval", "-o", run)) == 0
+    other.write_text(spec.read_text().replace("Is it good?", "Is it really good?"))
+    capsys.readouterr()
+
+    def usage(*args: str) -> dict[str, Any]:
+        assert main(["rescore", run, "--json", *args]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)["usage"]
+        return found
+
+    both = usage("--spec", str(spec), "--spec", str(other))
+    made = [(one["role"], one["requests"], one["is_recorded"]) for one in both["roles"]]
+    assert made == [("policy", 4, True), ("judge good", 4, True), ("judge good", 8, False)]
+    weighed = usage("--weight", "good=2")
+    assert weighed["requests"] == 0
+    assert all(one["is_recorded"] for one in weighed["roles"])
+
+
 def test_a_replayed_run_costs_nothing_and_says_so(
     served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +133,13 @@ def test_play_and_audit_say_it_too(
     assert usage["requests"] > 0
     assert {one["role"] for one in usage["roles"]} == {"judge good"}
     assert usage["cost"] == usage["prompt_tokens"]
+    anchors = tmp_path / "anchors.jsonl"
+    anchors.write_text("".join(f'{{"task": {{"q": "{q}"}}, "message": "{q}", "label": 1}}\n' for q in "abcd"))
+    judge = ["audit", str(tmp_path / "spec.yaml"), "--judge", "--anchors", str(anchors), "--prices", prices, "--json"]
+    main(judge)
+    usage = json.loads(capsys.readouterr().out)["usage"]
+    assert [one["role"] for one in usage["roles"]] == ["judge good"]
+    assert usage["cost"] == usage["prompt_tokens"] > 0
 
 
 def test_a_run_ends_once_it_has_cost_more_and_can_go_on(

@@ -13,6 +13,8 @@ import pytest
 
 import rlenv
 from rlenv.cli.main import main as command
+from rlenv.rewards.group_terms import score_groups
+from rlenv.rewards.scorer import Scorer
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.recorded import recorded as recorded_at
@@ -433,3 +435,62 @@ def test_the_command_says_what_cannot_be_measured_any_more(ledger: Path, capsys:
     assert "train/0 seed 5: 1.500 → –" in said.out
     assert "1 of 2 rewards are invalid" in said.err
     assert "train/0 seed 5: reward: book: the state that the episode left cannot be had again" in said.err
+
+
+def test_a_tool_that_changes_what_it_is_given_changes_no_record(ledger: Path) -> None:
+    path = changed(ledger, "def pay(to: str, book) -> str:", "def pay(to, book):")
+    path = edited(
+        path,
+        (
+            "inject: [book], run_in: loop, mutates: true}",
+            "inject: [book], run_in: loop, mutates: true,\n    parameters: {to: array}}",
+        ),
+    )
+    code = path.parent / "u.py"
+    text = (
+        code.read_text()
+        .replace('return f"paid', 'paid = list(to); to.append("more"); return f"paid')
+        .replace("paid {to}", "paid {paid}")
+    )
+    code.write_text(text)
+    before = play(path, [call("pay", to=["A"]), call("pay", to=["B"]), DONE])
+    (first, _, _) = before[0].turns
+    assert first.parsed.calls[0].arguments == {"to": ["A"]}
+    assert compare(before, again(path, before)).changes == ()
+
+
+GROUPED = (
+    SPEC
+    + """
+  first: {kind: group, python: "g.py:first", weight: 0.5}
+  long: {kind: rule, rule: valid_calls, when: turn, weight: 0.25}
+"""
+)
+ANSWERS = ["<answer>3</answer>"], ["<answer>4</answer>"]
+
+
+@pytest.fixture
+def grouped(folder: Path) -> Path:
+    (folder / "g.py").write_text("def first(found):\n    return [float(place == 0) for place in range(len(found))]\n")
+    (folder / "grouped.yaml").write_text(GROUPED)
+    return folder / "grouped.yaml"
+
+
+def kept(path: Path, run: Path, *steps: list[Trajectory]) -> Path:
+    info = RunInfo("train", spec=str(path))
+    with KeptRun(run, info) as out:
+        for step, found in enumerate(steps):
+            for sample, one in enumerate(score_groups(scorer_of(path), found)):
+                out.append(one, Facts(step=step, sample=sample, group=f"g{step}"))
+    return run
+
+
+def scorer_of(path: Path) -> Scorer:
+    return rlenv.load(path).parts.scorer
+
+
+def test_answers_to_one_task_at_two_steps_are_two_groups(grouped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = kept(grouped, grouped.parent / "run", play(grouped, *ANSWERS), play(grouped, *ANSWERS))
+    assert [one.reward.terms["first"].value for one in recorded_at(run)] == [1.0, 0.0, 1.0, 0.0]
+    assert command(["rescore", str(run), "--spec", str(grouped), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["changes"] == []

@@ -1,4 +1,4 @@
-"""Charts as SVG that need no script: lines over steps, with bands; the same figures stand in a table beside them."""
+"""Charts as SVG that need no script: lines over steps, and figures with their intervals; tables stand beside them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-__all__ = ["Line", "line_chart"]
+__all__ = ["Line", "Row", "interval_chart", "line_chart"]
 
 _WIDTH, _HEIGHT = 640, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 12, 32
 _DASHES: Final = ("", "6 3", "2 3", "8 3 2 3")
 """Lines differ by their dashes too: colour is never the only carrier."""
+
+_COLOURS: Final = (
+    "text{font:12px sans-serif;fill:#222}.grid{stroke:#ccc}.bar{stroke:#0b62a4;stroke-width:2}.dot{fill:#0b62a4}"
+    "@media(prefers-color-scheme:dark){text{fill:#ddd}.grid{stroke:#444}.bar{stroke:#6cb4ee}.dot{fill:#6cb4ee}}"
+)
 
 Value = float | int | None
 
@@ -66,6 +71,53 @@ def line_chart(title: str, steps: Sequence[int], lines: Sequence[Line]) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{told}"><title>{told}</title>'
         f"{''.join(drawn)}</svg>{_legend(lines)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A named figure with its interval; None where there is none."""
+
+    name: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def interval_chart(title: str, rows: Sequence[Row]) -> str:
+    """A whole SVG file of figures below each other, each a dot on its interval; "" where there is nothing to draw.
+
+    All text in it is escaped, and it brings its own colours, for a light and a dark ground.
+    """
+    known = [number for row in rows for number in (row.value, row.low, row.high) if number is not None]
+    if not known:
+        return ""
+    low, high = _range(min(known), max(known))
+    left = 24 + 7 * max(len(row.name) for row in rows)
+    width, height = left + 420, 52 + 22 * len(rows) + 24
+
+    def x(value: float) -> float:
+        return left + 400 * (value - low) / (high - low)
+
+    drawn = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        value = low + (high - low) * share
+        at = f"{x(value):.1f}"
+        drawn.append(f'<line class="grid" x1="{at}" x2="{at}" y1="36" y2="{height - 24}"/>')
+        drawn.append(f'<text x="{at}" y="{height - 8}" text-anchor="middle">{value:.3g}</text>')
+    for number, row in enumerate(rows):
+        middle = 52 + 22 * number
+        drawn.append(f'<text x="{left - 10}" y="{middle + 4}" text-anchor="end">{escape(row.name)}</text>')
+        if row.low is not None and row.high is not None:
+            ends = f'x1="{x(row.low):.1f}" x2="{x(row.high):.1f}"'
+            drawn.append(f'<line class="bar" {ends} y1="{middle}" y2="{middle}"/>')
+        if row.value is not None:
+            drawn.append(f'<circle class="dot" cx="{x(row.value):.1f}" cy="{middle}" r="4"/>')
+    told = escape(title)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{told}"><title>{told}</title><style>{_COLOURS}</style>'
+        f'<text x="10" y="20">{told}</text>{"".join(drawn)}</svg>\n'
     )
 
 

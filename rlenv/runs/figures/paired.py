@@ -1,21 +1,25 @@
-"""Two runs over the same tasks: only what both have played is compared."""
+"""Two runs over the same tasks: only what both have played is compared.
+
+The viewer, `rlenv report` and `rlenv compare` show what `compared` says.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlenv._base.jsonable import plain
 from rlenv.runs.figures.snapshot import Snapshot
+from rlenv.runs.statistics.paired import paired_change, sign_flips
+from rlenv.runs.statistics.power import Spread, Tasks, needed, spread_of
 
-__all__ = ["Change", "Pair", "compared", "mcnemar", "paired_change", "pairs"]
+__all__ = ["Pair", "compared", "pairs", "pilot", "spread_of_run"]
 
-_DRAWS: Final = 2_000
-_SEED: Final = 7
 _MOST: Final = 5_000
 """Pairs that are listed, the broken and the fixed ones first."""
 _KINDS: Final = ("broken", "fixed", "worse", "better", "same")
@@ -23,7 +27,7 @@ _KINDS: Final = ("broken", "fixed", "worse", "better", "same")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The places, in two runs, of one task played with one seed."""
+    """The places, in two runs, of one task played with one seed (`seed` is A's where the runs share none)."""
 
     split: str
     task: int
@@ -32,35 +36,29 @@ class Pair:
     b: int
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Means over pairs of which both sides are known, and the change with its 95 % interval; None for no pairs."""
-
-    a: float | None
-    b: float | None
-    change: float | None
-    low: float | None
-    high: float | None
-
-
-def pairs(a: Snapshot, b: Snapshot) -> tuple[list[Pair], int, int]:
+def pairs(a: Snapshot, b: Snapshot, *, by: Literal["seed", "sample"] = "seed") -> tuple[list[Pair], int, int]:
     """What both runs have played, by (split, task, seed), and how many episodes of each have no partner.
+
+    By sample, for runs of other seeds, the first sample of a task in one run belongs to its first in the other, in the
+    order of their seeds: which of a task's samples are paired says nothing, and intervals and tests count by task.
 
     Rows that were given themselves (`task` -1) have none: nothing says that two of them are the same.
     Of a task that a run has played with one seed at several steps its last step counts; of equal ones the first of one
     run belongs to the first of the other, in the order in which they were kept.
     """
-    first, second = _last(a), _last(b)
-    found = []
+    first, second = _last(a, by), _last(b, by)
+    found: list[Pair] = []
+    seeds = a.numbers("seed")
     for key, places in first.items():
-        split, task, seed = key
-        found += [Pair(split, task, seed, *both) for both in zip(places, second.get(key, ()), strict=False)]
+        split, task, _ = key
+        both = zip(places, second.get(key, ()), strict=False)
+        found += [Pair(split, task, int(seeds[one]), one, other) for one, other in both]
     alone = [sum(map(len, one.values())) - len(found) for one in (first, second)]
     unknown = [int((rows.numbers("task") < 0).sum()) for rows in (a, b)]
     return found, alone[0] + unknown[0], alone[1] + unknown[1]
 
 
-def _last(rows: Snapshot) -> dict[tuple[str, int, int], list[int]]:
+def _last(rows: Snapshot, by: str) -> dict[tuple[str, int, int], list[int]]:
     columns = [rows.table[name].to_pylist() for name in ("split", "task", "seed", "step")]
     found: dict[tuple[str, int, int], list[int]] = {}
     steps: dict[tuple[str, int, int], int] = {}
@@ -71,49 +69,21 @@ def _last(rows: Snapshot) -> dict[tuple[str, int, int], list[int]]:
         if step > steps.get(key, step - 1):
             found[key], steps[key] = [], step
         found[key].append(place)
-    return found
-
-
-def mcnemar(fixed: int, broken: int) -> float:
-    """The two-sided exact p of McNemar's test: of `fixed + broken` fair coins, so uneven a split or a more uneven one.
-
-    Source: McNemar 1947; exact by the binomial distribution. 1 where nothing changed.
-    """
-    count, few = fixed + broken, min(fixed, broken)
-    if not count:
-        return 1.0
-    tail = sum(math.comb(count, one) for one in range(few + 1))
-    p: float = 2 * tail / 2**count
-    return min(1.0, p)
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def paired_change(
-    a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64], *, draws: int = _DRAWS
-) -> Change:
-    """The change of a mean over pairs, with a percentile interval of 95 % by bootstrap.
-
-    Tasks are drawn, with all of their pairs: samples of one task are no independent ones. The seed is fixed, so that
-    the same runs give the same interval. Pairs with a side that is not known (not a number) are left out.
-    """
-    known = ~np.isnan(a) & ~np.isnan(b)
-    if not known.any():
-        return Change(None, None, None, None, None)
-    a, b = a[known], b[known]
-    _, at = np.unique(tasks[known], return_inverse=True)
-    sums, sizes = np.bincount(at, b - a), np.bincount(at)
-    random = np.random.default_rng(_SEED)
-    means = np.empty(draws)
-    for start in range(0, draws, 50):  # 50 draws of a million tasks are 400 MB
-        drawn = random.integers(0, len(sums), (min(50, draws - start), len(sums)))
-        means[start : start + 50] = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Change(float(a.mean()), float(b.mean()), float((b - a).mean()), float(low), float(high))
+    if by == "seed":
+        return found
+    samples: dict[tuple[str, int, int], list[int]] = {}
+    for split, task, seed in sorted(found):
+        samples.setdefault((split, task, 0), []).extend(found[split, task, seed])
+    return samples
 
 
 def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
     """What changed from run `a` to run `b`: success, reward, and each pair."""
     found, alone_a, alone_b = pairs(a, b)
+    by = "seed"
+    if not found and alone_a and alone_b:
+        found, alone_a, alone_b = pairs(a, b, by="sample")
+        by = "sample" if found else "seed"
     at_a = np.array([pair.a for pair in found], dtype=np.int64)
     at_b = np.array([pair.b for pair in found], dtype=np.int64)
     names: dict[tuple[str, int], int] = {}
@@ -125,20 +95,63 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
     valid = int((~np.isnan(success[0]) & ~np.isnan(success[1])).sum())
     fixed, broken = counted["fixed"], counted["broken"]
     by_kind = sorted(range(len(found)), key=lambda place: _KINDS.index(kinds[place]))[:_MOST]
+    of_task = paired_change(*success, tasks, is_share=True)
     return {
         "pairs": len(found),
+        "paired_by": by,
         "unpaired": {"a": alone_a, "b": alone_b},
         "success": {
-            **_fields(paired_change(*success, tasks)),
-            "p": mcnemar(fixed, broken),
+            **plain(of_task),
+            **_tested(success, tasks),
             "fixed": fixed,
             "broken": broken,
             "same": valid - fixed - broken,
         },
-        "reward": _fields(paired_change(*reward, tasks)),
+        "reward": {**plain(paired_change(*reward, tasks)), **_tested(reward, tasks)},
+        "terms": {
+            name: {**plain(paired_change(*values, tasks)), **_tested(values, tasks)}
+            for name in a.term_names
+            if b.has_term(name)
+            for values in [(a.term(name)[0][at_a], b.term(name)[0][at_b])]
+        },
+        "terms_unpaired": {
+            "a": [name for name in a.term_names if not b.has_term(name)],
+            "b": [name for name in b.term_names if not a.has_term(name)],
+        },
         "tasks": [_listed(a, b, found[place], kinds[place]) for place in by_kind],
         "left_out": max(0, len(found) - _MOST),
     }
+
+
+def pilot(a: Snapshot, b: Snapshot, difference: float, *, ks: Sequence[int] = (1, 4, 16)) -> list[Tasks]:
+    """How many tasks of k samples it takes to see a difference of success, by how these two runs vary (`needed`).
+
+    Raises:
+        UsageError: fewer than two tasks are valid in both.
+    """
+    found, *_ = pairs(a, b)
+    found = found or pairs(a, b, by="sample")[0]
+    before, after = a.numbers("success"), b.numbers("success")
+    changes = [((pair.split, pair.task), float(after[pair.b] - before[pair.a])) for pair in found]
+    known = [(task, change) for task, change in changes if not math.isnan(change)]
+    runs = (spread_of_run(a), spread_of_run(b))
+    return needed(ks, difference=difference, runs=runs, change=spread_of(known))
+
+
+def spread_of_run(rows: Snapshot) -> Spread:
+    """How the successes of a run vary between tasks and within them, over the episodes that a comparison pairs.
+
+    Raises:
+        UsageError: fewer than two tasks are valid.
+    """
+    success = rows.numbers("success")
+    places = [(key[:2], place) for key, found in _last(rows, "sample").items() for place in found]
+    return spread_of((task, float(success[place])) for task, place in places if not math.isnan(success[place]))
+
+
+def _tested(values: tuple[NDArray[np.float64], NDArray[np.float64]], tasks: NDArray[np.int64]) -> dict[str, Any]:
+    found = sign_flips(*values, tasks)
+    return {"p": found.p, "p_by": found.method}
 
 
 def _kind(before: float, after: float, reward: float, now: float) -> str:
@@ -147,10 +160,6 @@ def _kind(before: float, after: float, reward: float, now: float) -> str:
     if math.isnan(reward) or math.isnan(now) or math.isclose(reward, now, rel_tol=1e-9, abs_tol=1e-9):
         return "same"
     return "better" if now > reward else "worse"
-
-
-def _fields(change: Change) -> Mapping[str, float | None]:
-    return {name: getattr(change, name) for name in Change.__dataclass_fields__}
 
 
 def _listed(a: Snapshot, b: Snapshot, pair: Pair, kind: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rlenv.runs.figures.charts import Line, line_chart
+from rlenv.runs.figures.charts import Line, Row, interval_chart, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,3 +54,13 @@ def test_any_range_is_within_the_picture(values: list[float]) -> None:
         x, y = map(float, point.split(","))
         assert 0 <= x <= 640
         assert 0 <= y <= 240
+
+
+def test_an_interval_chart_is_a_file_of_its_own_with_its_text_escaped() -> None:
+    drawn = interval_chart("a < b", [Row("x & y", 0.5, 0.25, 0.75), Row("none", None)])
+    root = ElementTree.fromstring(drawn)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "x &amp; y" in drawn
+    assert drawn.count('class="dot"') == 1
+    assert drawn.count('class="bar"') == 1
+    assert interval_chart("nothing", [Row("x", None)]) == ""

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from rlenv.runs.figures.paired import compared, mcnemar, paired_change, pairs
+from rlenv.runs.figures.paired import compared, pairs
+from rlenv.runs.statistics.paired import mcnemar, paired_change
 from tests.support.runs import row, snapshot
 
 

@@ -77,7 +77,7 @@ def test_a_report_has_the_figures_of_its_runs(tmp_path: Path) -> None:
     assert "b eval toy-v0 p ended 0 4 75.0 %" in words
     assert "4 episodes that both played" in words
     assert "success 0.250 0.750 0.500" in words
-    assert "2 fixed, 0 broken, 2 the same; McNemar's exact p = 0.500." in words
+    assert "2 fixed, 0 broken, 2 the same; p by sign flips of tasks = 0.500." in words
     assert "correct 1.000 0.250 4 0 0" in words
     assert "search 4 0 500.0 ms 500.0 ms 500.0 ms" in words
 

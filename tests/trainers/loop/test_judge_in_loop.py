@@ -119,3 +119,26 @@ def test_a_judge_that_fails_masks_its_samples_and_no_others(verl: Any, tmp_path:
         assert failed.extra_fields["reward_extra_info"]["term_clarity"] is None
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_panel_in_training_goes_on_without_a_judge_that_is_down(verl: Any, tmp_path: Path, tiny_folder: Path) -> None:
+    async def scenario() -> None:
+        server = Server(transformers.AutoTokenizer.from_pretrained(tiny_folder))
+        down: list[Mapping[str, Any]] = []
+
+        def verdict(body: Mapping[str, Any]) -> str | Reply:
+            if "As a critic" not in str(body["messages"]):
+                return GOOD
+            down.append(body)
+            return Reply(status=503)
+
+        async with FakeEndpoint(verdict) as endpoint:
+            play_one = await play(tmp_path, tiny_folder, endpoint, server, at_once=4)
+            path = tmp_path / "spec.yaml"
+            judges = 'judges: [{endpoint: writer}, {endpoint: writer, prompt: "As a critic"}], quorum: 1'
+            path.write_text(path.read_text().replace("kind: judge, endpoint: writer", f"kind: judge, {judges}"))
+            output = await play_one()
+            assert output.reward_score == 1.5
+        assert len(down) == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -188,7 +188,7 @@ export function Compare({ search }: { search: string }) {
                 <span class="good">{count(data.success.fixed)}</span> ·{" "}
                 <span class="bad">{count(data.success.broken)}</span> · {count(data.success.same)}
               </b>
-              <small>McNemar's test</small>
+              <small>p by sign flips of tasks</small>
             </div>
             <div>
               <span>unpaired</span>

@@ -1,4 +1,4 @@
-"""A circuit breaker: a tool that keeps failing is left alone for a while."""
+"""A circuit breaker: what keeps failing is left alone for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_CALLERS = 2
 
 
 class Breaker:
-    """Shut while calls succeed; open after `failures` in a row; then one call in `reset_s` tries the tool again.
+    """Shut while calls succeed; open after `failures` in a row; then one call in `reset_s` seconds tries again.
 
     Failures that may be the caller's own do not open it where they all are one caller's: no episode takes a tool from
     the others.

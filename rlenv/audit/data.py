@@ -1,0 +1,370 @@
+"""What the rows of a spec are before anybody plays them: repeats, contradictions, broken texts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from rlenv.audit.golds import Gold, golds_of, readers
+from rlenv.audit.report import Finding
+from rlenv.episodes.environment import Environment
+from rlenv.errors import EpisodeError, SpecError
+from rlenv.language.templates import TemplateError, compile_template, texts_in
+from rlenv.trajectory import Trajectory
+
+__all__ = ["Found", "Row", "Rows", "check_rows", "named", "read_rows", "seen_columns"]
+
+MOST_ROWS = 50_000
+"""Rows of a split that are looked at, spread evenly."""
+_FEW = 0.01
+"""A share of faulty rows that a large set may have by accident: below it they are a note."""
+_NAMED = 5
+_EVALUATES = re.compile(r"(?:^|[^a-z])(?:test|eval\w*|dev\w*|val\w*|held\w*|bench\w*|exam\w*)(?:[^a-z]|$)")
+_TOKEN = re.compile(r"\d+|\w+|[^\w\s]")
+_DIGITS = 7
+_TEMPLATE = 8
+_NO_SURPRISE = 0.01
+_SPACES = re.compile(r"\s+")
+_MARKS = ".,;:!?\"'“”‘’"
+_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
+_RUN = re.compile("[\x80-\uffff]{2,16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as a policy meets it. `prompt` is None where it needs what only an episode opens."""
+
+    split: str
+    index: int
+    task: Mapping[str, Any]
+    prompt: str | None
+    golds: Mapping[str, tuple[Gold, ...]]
+    """By term: the accepted values; without those of rules that read something else than the row."""
+    answer: str | None = None
+    """What the oracle answered, None where it did not play or gave none."""
+
+    @property
+    def place(self) -> str:
+        """`split/index`, as all reports name it."""
+        return f"{self.split}/{self.index}"
+
+
+Rows = Mapping[str, Sequence[Row]]
+
+
+@dataclass(slots=True)
+class Found:
+    """What checks of data have found; the same in several splits is one finding."""
+
+    findings: list[Finding]
+    notes: list[str]
+
+    def report(self, hole: str, rows: Sequence[Row], message: str, term: str = "") -> None:
+        """A finding that one row is enough for."""
+        self.findings.append(Finding(hole, f"{message}: {named(rows)}", term))
+
+    def share(self, hole: str, rows: Sequence[Row], of: int, message: str, term: str = "") -> None:
+        """A finding over so many of a split's rows, or a note where they are few of a large one."""
+        if not rows:
+            return
+        text = f"{message}: {named(rows)}"
+        if len(rows) >= _FEW * of:
+            self.findings.append(Finding(hole, text, term))
+        else:
+            self.notes.append(f"{hole}: {text}")
+
+
+def named(rows: Iterable[Row]) -> str:
+    """The rows' places, the first few of them."""
+    places = [row.place for row in rows]
+    return ", ".join(places[:_NAMED]) + (f" and {len(places) - _NAMED} more" if len(places) > _NAMED else "")
+
+
+def read_rows(environment: Environment, played: Mapping[str, Sequence[Trajectory]], notes: list[str]) -> Rows:
+    """The rows of the splits that the oracle played, those that it did not play too."""
+    readable = readers(environment)
+    user, system = environment.parts.user, environment.parts.system
+    renders = not any("resources" in one.names for one in (user, system) if one is not None)
+    found: dict[str, list[Row]] = {}
+    for split, trajectories in played.items():
+        tasks = environment.tasks(split)
+        step = -(-len(tasks) // MOST_ROWS)
+        if step > 1:
+            notes.append(f"of {len(tasks)} rows in split '{split}' every {step}th was looked at for faults of the data")
+        by_index = {one.task_index: one for one in trajectories}
+        rows = found[split] = []
+        for index in range(0, len(tasks), step):
+            try:
+                task = tasks[index]
+                gold = by_index.get(index)
+                messages = gold.messages if gold is not None else ()
+                if not messages and renders and not environment.parts.images:
+                    messages = environment.prompt(task, {})
+            except (SpecError, EpisodeError):  # what the oracle's own episode has failed of
+                continue
+            prompt = "\n\n".join(one.content for one in messages) if messages else None
+            values = golds_of(readable, task, environment.spec.vars)
+            rows.append(Row(split, index, task, prompt, values, gold.answer if gold is not None else None))
+    return found
+
+
+def seen_columns(environment: Environment) -> Set[str] | None:
+    """The columns that reach a policy by another way than the prompt's texts; None where any may.
+
+    Tools, resources, users and images are made of a row: two rows with one prompt are two tasks where these differ.
+    """
+    spec, parts = environment.spec, environment.parts
+    entries: list[Any] = [one.model_dump() for one in spec.resources.values()]
+    if any(one.kind == "python" for one in spec.resources.values()) or (
+        spec.user is not None and spec.user.kind not in ("scripted", "model")
+    ):
+        return None
+    entries += [template.source for template in parts.images]
+    entries += [spec.user.model_dump()] if spec.user is not None else []
+    for name, tool in parts.tools.items():
+        entry = spec.tools.get(name)
+        if tool.depends_on == "arguments" or (entry is not None and entry.kind == "sql"):
+            continue
+        if entry is None or entry.kind not in ("http", "command", "model", "agent", "search", "code", "calculator"):
+            return None
+        entries.append(entry.model_dump())
+    columns: set[str] = set()
+    for text in texts_in(entries):
+        try:
+            paths = compile_template(text).paths if "{" in text else ()
+        except TemplateError:
+            continue
+        for path in paths:
+            if path[0] == "task":
+                if len(path) == 1:
+                    return None
+                columns.add(path[1])
+    return columns
+
+
+def check_rows(environment: Environment, rows: Rows, found: Found) -> None:
+    """Findings over whole rows: repeats, golds that contradict each other, missing values, broken texts."""
+    seen = seen_columns(environment)
+    keys = {split: [_key(row, seen) for row in some] for split, some in rows.items()}
+    _repeats(rows, keys, found, opaque=seen is None)
+    _overlaps(rows, keys, found, opaque=seen is None)
+    for some in rows.values():
+        _contradictions(some, seen, found)
+        _missing(environment, some, found)
+        _broken(some, found)
+        _mixed(some, found)
+
+
+def _plain(text: str) -> str:
+    """A text without case, repeated space and marks around words: what a copy may differ in."""
+    words = (word.strip(_MARKS) or word for word in unicodedata.normalize("NFC", text).casefold().split())
+    return " ".join(words)
+
+
+def _data(row: Row, seen: Set[str] | None) -> str:
+    """What else the row gives a policy, as text that is equal for equal data."""
+    columns = row.task if seen is None else {name: row.task.get(name) for name in seen}
+    return json.dumps(columns, sort_keys=True, default=str)
+
+
+def _key(row: Row, seen: Set[str] | None) -> tuple[object, ...]:
+    """Equal for rows that are one task twice."""
+    if row.prompt is None:
+        return (json.dumps(row.task, sort_keys=True, default=str),)
+    golds = tuple((term, tuple(sorted(gold.text for gold in golds))) for term, golds in sorted(row.golds.items()))
+    return _plain(row.prompt), golds or row.answer, _data(row, seen)
+
+
+def _prompts(rows: Sequence[Row]) -> list[str]:
+    return [_plain(row.prompt) for row in rows if row.prompt is not None]
+
+
+def _by_chance(prompts: Sequence[str], others: Sequence[str]) -> float:
+    """How many of `prompts` are expected among `others` where both are drawn from as few questions as they look like.
+
+    Prompts of equally many words are one template; it has as many questions as its slots have combinations. What
+    comes again and again in a slot is all that it has; other numbers have their range, and a word that comes once is
+    of a list that nobody can see the end of.
+    """
+    groups: dict[int, list[list[str]]] = defaultdict(list)
+    theirs: Counter[int] = Counter()
+    for prompt in prompts:
+        words = _TOKEN.findall(prompt)
+        groups[len(words)].append(words)
+    for prompt in others:
+        theirs[len(_TOKEN.findall(prompt))] += 1
+    expected = 0.0
+    for length, some in groups.items():
+        size, slots = 1.0, [set(column) for column in zip(*some, strict=True)]
+        slots = [slot for slot in slots if len(slot) > 1]
+        for slot in slots:
+            if 2 * len(slot) <= len(some):
+                size *= len(slot)
+            elif all(word.isdigit() and len(word) < _DIGITS for word in slot):
+                size *= max(map(int, slot)) - min(map(int, slot)) + 1
+            else:
+                size = math.inf
+        if slots and len(some) >= _TEMPLATE:
+            expected += len(some) * theirs[length] / size
+    return expected
+
+
+def _is_chance(count: int, expected: float) -> bool:
+    """Whether so many repeats or more are no surprise: the upper tail of the Poisson distribution is above 0.01."""
+    below = (
+        math.fsum(math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(count))
+        if expected
+        else 1.0
+    )
+    return 1 - below > _NO_SURPRISE
+
+
+def _repeats(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, opaque: bool) -> None:
+    for split, some in rows.items():
+        first: dict[object, Row] = {}
+        again, pairs = [], []
+        for row, key in zip(some, keys[split], strict=True):
+            if key in first:
+                again.append(row)
+                pairs.append(f"{row.place} is {first[key].place}")
+            else:
+                first[key] = row
+        message = f"{len(again)} of {len(some)} rows in split '{split}' stand there before ({'; '.join(pairs[:3])})"
+        if opaque and again:
+            # What code makes of a row may differ by the episode's seed.
+            found.notes.append(f"{message}; whether their episodes differ is known to the code that reads them")
+        elif again and _is_chance(len(again), _by_chance(prompts := _prompts(some), prompts) / 2):
+            found.notes.append(
+                f"{message}; there are few questions of this kind, and so many repeats are to be expected"
+            )
+        else:
+            found.share("duplicate_rows", again, len(some), f"{message}; drop the copies")
+
+
+def _overlaps(rows: Rows, keys: Mapping[str, Sequence[object]], found: Found, *, opaque: bool) -> None:
+    for one, other in itertools.combinations(rows, 2):
+        held = [split for split in (one, other) if _EVALUATES.search(split.lower())]
+        inner, outer = (other, one) if other in held or not held else (one, other)
+        there = dict(zip(reversed(keys[outer]), reversed(rows[outer]), strict=True))
+        pairs = [(row, there[key]) for row, key in zip(rows[inner], keys[inner], strict=True) if key in there]
+        shown = "; ".join(f"{row.place} is {twin.place}" for row, twin in pairs[:3])
+        message = f"{len(pairs)} of {len(rows[inner])} rows in split '{inner}' stand in '{outer}' too ({shown})"
+        if not pairs:
+            continue
+        expected = _by_chance(_prompts(rows[inner]), _prompts(rows[outer]))
+        if _is_chance(len(pairs), expected):
+            found.notes.append(f"{message}; there are few questions of this kind, and so many are to be expected")
+        elif held and not opaque:
+            fix = f"drop them from '{outer}', or success on '{inner}' is partly memory"
+            found.share("split_overlap", [row for row, _ in pairs], len(rows[inner]), f"{message}; {fix}")
+        else:
+            why = "whether their episodes differ is known to the code that reads them" if opaque else "neither measures"
+            found.notes.append(f"{message}; {why}")
+
+
+def _contradictions(rows: Sequence[Row], seen: Set[str] | None, found: Found) -> None:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.prompt is not None and (row.golds or row.answer is not None):
+            groups[_SPACES.sub(" ", row.prompt).strip()].append(row)
+    against: list[Row] = []
+    pairs, told_apart = [], []
+    for group in groups.values():
+        for row in group[1:]:
+            if not (term := _differ(group[0], row)):
+                continue
+            if _data(group[0], seen) != _data(row, seen):
+                told_apart.append(row)
+                continue
+            against.append(row)
+            pairs.append(f"{group[0].place} and {row.place} ({term})")
+    if told_apart:
+        message = "rows have an earlier row's prompt and another gold; tools or resources give them other data"
+        found.notes.append(f"{len(told_apart)} {message}: {named(told_apart)}")
+    message = f"{len(against)} rows ask what another row asks, show the same and want another answer"
+    fix = "drop one of each, put into the prompt what tells them apart, or accept both answers"
+    found.share("contradictory_golds", against, len(rows), f"{message}: {'; '.join(pairs[:3])}; {fix}")
+
+
+def _differ(one: Row, other: Row) -> str:
+    """In what two rows contradict each other: a term, or the oracle's answer where no term names a gold."""
+    for term, golds in one.golds.items():
+        theirs = {gold.key for gold in other.golds.get(term, ())}
+        mine = {gold.key for gold in golds}
+        if mine and theirs and not mine & theirs:
+            return f"{term}: {golds[0].text[:40]!r} and {other.golds[term][0].text[:40]!r}"
+    if one.golds or other.golds or None in (one.answer, other.answer) or one.answer == other.answer:
+        return ""
+    return f"{one.answer!r:.40} and {other.answer!r:.40}"
+
+
+def _missing(environment: Environment, rows: Sequence[Row], found: Found) -> None:
+    """Values that are not there, and that the prompt shows as the word None or nan."""
+    templates = [one for one in (environment.parts.user, environment.parts.system) if one is not None]
+    columns = {path[1] for one in templates for path in one.paths if path[0] == "task" and len(path) > 1}
+    words = {"None": re.compile(r"\bNone\b"), "nan": re.compile(r"\bnan\b")}
+    # Where other rows say the word too, it is the author's own.
+    for column in sorted(columns):
+        for word, pattern in words.items():
+            lacking = [row for row in rows if str(row.task.get(column)) == word and row.prompt is not None]
+            if len(lacking) == len(rows):
+                continue
+            if any(row.prompt and pattern.search(row.prompt) for row in rows if str(row.task.get(column)) != word):
+                continue
+            shown = [row for row in lacking if pattern.search(row.prompt or "") and row.task.get(column) != word]
+            message = f"'{column}' has no value and the prompt says {word!r}; fill it in or guard the template"
+            found.share("missing_values", shown, len(rows), message)
+
+
+def _broken(rows: Sequence[Row], found: Found) -> None:
+    """Texts that were decoded by the wrong table, or hold what no text holds."""
+    bad, shown = [], ""
+    for row in rows:
+        texts = [row.prompt or "", *(gold.text for golds in row.golds.values() for gold in golds)]
+        if broken := next((piece for text in texts for piece in _pieces(text)), ""):
+            bad.append(row)
+            shown = shown or repr(broken)
+    found.share(
+        "broken_text", bad, len(rows), f"prompts or golds hold {shown}, which no reader wrote; decode them anew"
+    )
+
+
+def _pieces(text: str) -> Iterable[str]:
+    yield from _CONTROL.findall(text)
+    for run in _RUN.findall(text):
+        try:
+            meant = run.encode("cp1252").decode("utf-8")
+        except UnicodeError:
+            continue
+        if len(meant) < len(run):
+            yield run
+
+
+def _mixed(rows: Sequence[Row], found: Found) -> None:
+    """Notes columns whose values are of several kinds; a list beside a text is several values beside one."""
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        for name, value in row.task.items():
+            if value is not None:
+                kinds[name][_kind(value)] += 1
+    for name, counts in kinds.items():
+        if len(counts) > 1 and set(counts) != {"text", "list"}:
+            said = ", ".join(f"{kind} {count} times" for kind, count in counts.most_common())
+            found.notes.append(f"column '{name}' of split '{rows[0].split}' is not of one kind: {said}")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, str):
+        return "text"
+    return "mapping" if isinstance(value, Mapping) else "list"

@@ -1,0 +1,279 @@
+"""The golds that rewards compare with: whether they can be compared with, and what can be guessed of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlenv.checks.gold import gold_fault
+from rlenv.episodes.environment import Environment
+from rlenv.language.templates import TemplateError, compile_template, compile_value, texts_in
+from rlenv.rewards.base import Term
+from rlenv.rewards.normalise import NORMALISERS, number, qa
+
+if TYPE_CHECKING:
+    from rlenv.audit.data import Found, Row, Rows
+
+__all__ = ["Gold", "Reader", "check_golds", "golds_of", "readers", "tail"]
+
+_QA_RULES = ("f1", "search_r1", "search_r1_format", "rl_factory_search")
+_LISTS = "exact_match f1 contains numeric_match math_equal gsm8k sql_match search_r1 search_r1_format".split()
+_MOST_READ = 500
+_RARE = 1e-3
+_CONSTANT = 0.6
+_MOST_CLASSES = 10
+_OPTIONS = re.compile(r"(?:options?|choices?|candidates?|alternatives?)$", re.IGNORECASE)
+_LETTER = re.compile(r"\(?([A-Z])[.)]?")
+_DROPPED = re.compile(r"[\s.,;:!?\"'()\[\]{}_`]|(?<=\w)-(?=[^\W\d])|\b(?:a|an|the)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """One accepted value: `text` as the row has it, `key` as the term compares it ("" where nothing is left)."""
+
+    text: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a term's golds are read from a row alone."""
+
+    term: Term
+    fill: Callable[..., Any]
+    normalise: Callable[[str], str]
+    is_list: bool
+    """Whether a list gives alternatives, rather than being one value."""
+
+
+def readers(environment: Environment) -> tuple[Reader, ...]:
+    """Those of all terms whose golds stand in the row, and in nothing else."""
+    found = []
+    for term in environment.parts.terms:
+        expect = getattr(term.spec, "expect", None)
+        if expect is None or getattr(term.spec, "python", None) or not term.spec.weight:
+            continue
+        value = expect if not hasattr(expect, "model_dump") else expect.model_dump(exclude_none=True)
+        item = value.pop("any_of", None) if isinstance(value, dict) else None
+        value = item if item is not None else value
+        names = {name for text in texts_in(value) if "{" in text for name in compile_template(text).names}
+        if "task" in names and not names & {"resources", "answer", "item"}:
+            rule = getattr(term.spec, "rule", "")
+            is_list = rule in _LISTS or rule in _QA_RULES or item is not None
+            found.append(Reader(term, compile_value(value), _normaliser(term, rule), is_list))
+    return tuple(found)
+
+
+def _normaliser(term: Term, rule: str) -> Callable[[str], str]:
+    if rule in _QA_RULES:
+        return qa
+    if rule == "gsm8k":
+        return lambda text: text.rpartition("####")[2].replace(",", "").strip()
+    return NORMALISERS[getattr(term.spec, "normalise", "none")]
+
+
+def golds_of(
+    readable: Sequence[Reader], task: Mapping[str, Any], constants: Mapping[str, Any]
+) -> dict[str, tuple[Gold, ...]]:
+    """The accepted values of a row by term; a term that the row does not fill is left out."""
+    found = {}
+    for reader in readable:
+        try:
+            value = reader.fill(task=task, vars=constants)
+        except TemplateError:
+            continue
+        values = value if reader.is_list and isinstance(value, (list, tuple)) else [value]
+        texts = [one if isinstance(one, str) else json.dumps(one, sort_keys=True, default=str) for one in values]
+        found[reader.term.name] = tuple(Gold(text, _key(reader, text)) for text in texts)
+    return found
+
+
+def _key(reader: Reader, text: str) -> str:
+    exact = number(text) if getattr(reader.term.spec, "rule", "") == "numeric_match" else None
+    return str(exact.normalize()) if exact is not None else reader.normalise(text)
+
+
+def check_golds(environment: Environment, rows: Rows, found: Found) -> None:
+    """Findings over golds: empty, unreadable, merged by a normaliser, the same for most rows, absent from options."""
+    for reader in readers(environment):
+        for split, some in rows.items():
+            _empty(reader, some, found)
+            _unreadable(reader, split, some, environment, found)
+            _merged(reader, some, found)
+    for split, some in rows.items():
+        if not _options(split, some, found):
+            _constant(environment, split, some, found)
+
+
+def _empty(reader: Reader, rows: Sequence[Row], found: Found) -> None:
+    name = reader.term.name
+    # An empty JSON text or list may well be what is asked for; an empty text is what everybody writes.
+    bad = [row for row in rows if any(not gold.key for gold in row.golds.get(name, ()))]
+    if bad:
+        shown = next(gold.text for gold in bad[0].golds[name] if not gold.key)
+        message = f"{len(bad)} of {len(rows)} golds are empty as '{name}' compares them, such as {shown!r}"
+        found.report("empty_gold", bad, f"{message}; fill them in, drop the rows or use another `normalise`", name)
+
+
+def _unreadable(reader: Reader, split: str, rows: Sequence[Row], environment: Environment, found: Found) -> None:
+    term = reader.term
+    if len(rows) > _MOST_READ and term.measure is None:
+        found.notes.append(f"{term.name}: {_MOST_READ} of {len(rows)} golds in split '{split}' were read")
+        rows = rows[:: -(-len(rows) // _MOST_READ)]
+    bad, why = [], ""
+    for row in rows:
+        golds = row.golds.get(term.name, ())
+        if any(not gold.key for gold in golds):
+            continue  # said already
+        fault = gold_fault(term, row.task, environment.spec.vars) or _broken_json(term, golds)
+        if fault:
+            bad.append(row)
+            why = why or fault
+    if bad:
+        message = f"'{term.name}' cannot read {len(bad)} of {len(rows)} golds ({why:.200})"
+        found.report("unreadable_gold", bad, f"{message}; write them as the rule reads them", term.name)
+
+
+def _broken_json(term: Term, golds: Sequence[Gold]) -> str:
+    """Why a gold that begins as JSON is none: the rule would take it for a plain text, which nobody answers."""
+    if getattr(term.spec, "rule", "") != "json_match":
+        return ""
+    for gold in golds:
+        if gold.text.lstrip()[:1] in ("{", "["):
+            try:
+                json.loads(gold.text)
+            except ValueError as error:
+                return f"not JSON: {error}"
+    return ""
+
+
+def _merged(reader: Reader, rows: Sequence[Row], found: Found) -> None:
+    """Golds that mean different things and are one for the term: -5 and 5, C++ and C."""
+    name = reader.term.name
+    if reader.normalise is not qa and getattr(reader.term.spec, "normalise", "") != "qa":
+        return
+    by_key: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        for gold in row.golds.get(name, ()):
+            if gold.key:
+                by_key[gold.key].setdefault(_meaning(gold.text), row)
+    merged = [(key, meanings) for key, meanings in by_key.items() if len(meanings) > 1]
+    if merged:
+        key, meanings = merged[0]
+        shown = " and ".join(repr(one) for one in list(meanings)[:2])
+        message = f"`qa` normalisation makes {shown} the same ({key!r}), so that one is right where the other is gold"
+        bad = [row for _, some in merged for row in list(some.values())[1:]]
+        found.report("merged_golds", bad, f"{message}; use `normalise: case`, or numeric_match for numbers", name)
+
+
+def _meaning(text: str) -> str:
+    exact = number(text)
+    return str(exact.normalize()) if exact is not None else _DROPPED.sub("", text.casefold())
+
+
+def tail(hits: int, of: int, chance: float) -> float:
+    """How likely so many hits or more are, each by `chance`: the upper tail of the binomial distribution."""
+    if chance >= 1:
+        return 1.0
+    if chance <= 0:
+        return float(hits <= 0)
+    logs = (
+        math.lgamma(of + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(of - k + 1)
+        + k * math.log(chance)
+        + (of - k) * math.log1p(-chance)
+        for k in range(hits, of + 1)
+    )
+    return min(1.0, math.fsum(math.exp(one) for one in logs))
+
+
+def _constant(environment: Environment, split: str, rows: Sequence[Row], found: Found) -> None:
+    """A gold that most rows share, where golds are most of the reward."""
+    paying = [spec for spec in environment.spec.rewards.values() if spec.weight > 0]
+    named = {reader.term.name for reader in readers(environment)}
+    weights = {name: spec.weight for name, spec in environment.spec.rewards.items() if spec.weight > 0}
+    if 2 * sum(weight for name, weight in weights.items() if name in named) <= sum(weights.values()) or not paying:
+        return
+    joint = Counter(
+        tuple((term, golds[0].key) for term, golds in row.golds.items() if golds) for row in rows if row.golds
+    )
+    total = joint.total()
+    if total < 5 or not any(joint.most_common(1)[0][0]):
+        return
+    ((gold, count),) = joint.most_common(1)
+    classes = len(joint)
+    chance = 1 / classes if 1 < classes <= _MOST_CLASSES else 0.5
+    if count / total >= _CONSTANT and (classes == 1 or tail(count, total, chance) < _RARE):
+        shown = gold[0][1]
+        message = f"the gold is {shown!r:.40} for {count} of {total} rows in split '{split}'"
+        fix = f"whoever always says so earns {count / total:.0%}, by chance {chance:.0%}; balance the rows"
+        same = [row for row in rows if tuple((term, one[0].key) for term, one in row.golds.items() if one) == gold]
+        found.report("constant_gold", same, f"{message}: {fix}", gold[0][0])
+
+
+def _options(split: str, rows: Sequence[Row], found: Found) -> bool:
+    """Golds that are none of their row's options, and options whose place gives the gold away; True for the latter."""
+    for column, options in _option_columns(rows):
+        places = [
+            (row, len(options[row.index]), _place(row, options[row.index])) for row in rows if row.index in options
+        ]
+        known = [(row, size, place) for row, size, place in places if place is not None]
+        if 2 * len(known) < len(places):
+            continue
+        lost = [row for row, _, place in places if place is None]
+        message = (
+            f"the gold is none of the options in '{column}' on {len(lost)} of {len(places)} rows of split '{split}'"
+        )
+        if lost:
+            found.report("gold_not_in_options", lost, f"{message}; mend the options or the gold")
+        counts = Counter(place for _, _, place in known)
+        ((place, count),) = counts.most_common(1)
+        chance = sum(1 / size for _, size, _ in known) / len(known)
+        if count / len(known) >= _CONSTANT and tail(count, len(known), chance) < _RARE:
+            message = f"the gold is option {place + 1} of '{column}' on {count} of {len(known)} rows of split '{split}'"
+            same = [row for row, _, at in known if at == place]
+            found.report("option_position", same, f"{message}, by chance {chance:.0%}; shuffle the options")
+            return True
+    return False
+
+
+def _option_columns(rows: Sequence[Row]) -> Iterator[tuple[str, dict[int, Mapping[str, str]]]]:
+    """Columns that hold each row's options, which the prompt shows: by row, label (or number) to text, in order."""
+    names = dict.fromkeys(name for row in rows[:100] for name in row.task if _OPTIONS.search(name))
+    for name in names:
+        found: dict[int, Mapping[str, str]] = {}
+        for row in rows:
+            value = row.task.get(name)
+            if (
+                isinstance(value, Mapping)
+                and set(value) >= {"label", "text"}
+                and isinstance(value["text"], (list, tuple))
+            ):
+                value = dict(zip(map(str, value["label"]), value["text"], strict=False))
+            elif isinstance(value, (list, tuple)):
+                value = {str(number): one for number, one in enumerate(value)}
+            if isinstance(value, Mapping) and len(value) > 1:
+                found[row.index] = {str(key): str(one) for key, one in value.items()}
+        if 2 * len(found) >= len(rows) and found:
+            yield name, found
+
+
+def _place(row: Row, options: Mapping[str, str]) -> int | None:
+    """Where the gold stands among the options, from 0: by its text, its label, its letter or its number."""
+    golds = [gold.text.strip() for golds in row.golds.values() for gold in golds] or [row.answer or ""]
+    keys = [*options]
+    texts = [one.strip().casefold() for one in options.values()]
+    for gold in golds:
+        if gold.casefold() in texts:
+            return texts.index(gold.casefold())
+        if gold in keys:
+            return keys.index(gold)
+        if (letter := _LETTER.fullmatch(gold)) and (place := ord(letter[1]) - ord("A")) < len(keys):
+            return place
+    return None

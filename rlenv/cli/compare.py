@@ -1,0 +1,215 @@
+"""`rlenv compare A B`: what changed from one run to another over the tasks that both played."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.markup import escape
+from rich.table import Table
+
+from rlenv._base.figures import figure
+from rlenv.cli.console import Console
+from rlenv.cli.terminal import write, write_error, write_json
+from rlenv.errors import UsageError
+from rlenv.runs.folder import is_run, open_run, read_info
+from rlenv.runs.locks.lock import Lock, diff, locks_of
+
+if TYPE_CHECKING:
+    from rlenv.runs.figures.snapshot import Snapshot
+
+__all__ = ["add_arguments", "run", "snapshot_of"]
+
+_LISTED: Final = 10
+"""Fixed and broken tasks, and differences of locks, that are shown; --json has all."""
+_LEVEL: Final = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `rlenv compare`."""
+    parser.add_argument("a", metavar="A", help="the run before: a folder, or a .jsonl of trajectories")
+    parser.add_argument("b", metavar="B", help="the run after")
+    parser.add_argument(
+        "--min-change",
+        type=float,
+        metavar="D",
+        help="exit 1 where success changed by less, such as -0.02; by default where it is worse with p < 0.05",
+    )
+    parser.add_argument("--power", type=float, metavar="D", help="say how many tasks it takes to see such a change")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.add_argument("--text", action="store_true", help="print lines instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 where success is worse than asked for, 0 otherwise; 2 where the runs share no task."""
+    from rlenv.runs.figures.paired import compared, pilot
+
+    if args.min_change is not None and not -1 <= args.min_change <= 1:
+        raise UsageError("--min-change is between -1 and 1")
+    if args.power is not None and not 0 < args.power < 1:
+        raise UsageError("--power is between 0 and 1", hint="0.05 is five points")
+    a, b = snapshot_of(args.a), snapshot_of(args.b)
+    found: dict[str, Any] = {"a": args.a, "b": args.b, "lock": _locks(args.a, args.b), **compared(a, b)}
+    if not found["pairs"]:
+        raise UsageError(f"{args.a} and {args.b} share no task", hint="runs of one spec and split do")
+    if args.power is not None:
+        found["power"] = {"difference": args.power, "tasks": [asdict(one) for one in pilot(a, b, args.power)]}
+    problem = _problem(found["success"], args.min_change)
+    found["problem"] = problem
+    if args.json:
+        write_json(found)
+    else:
+        _show(args, found)
+    if problem:
+        write_error(f"rlenv compare: {problem}\n")
+    return 1 if problem else 0
+
+
+def snapshot_of(name: str) -> Snapshot:
+    """The rows of a run's folder, or of a file of trajectories.
+
+    Raises:
+        UsageError: there is none.
+        MissingExtra: pyarrow is not installed.
+    """
+    from rlenv.runs.figures.snapshot import Snapshot
+
+    if is_run(name):
+        return Snapshot(open_run(name))
+    from rlenv.runs.lines import LinesReader
+    from rlenv.runs.recorded import file_of
+
+    reader = LinesReader(file_of(Path(name)))
+    while not reader.is_at_end:
+        reader.refresh()
+    return Snapshot(reader)
+
+
+def _problem(success: dict[str, Any], least: float | None) -> str:
+    change = success["change"]
+    if change is None:
+        return "no pair has two valid episodes, so that nothing is known of success"
+    if least is None:
+        if change < 0 and success["p"] < _LEVEL:
+            return f"success is worse by {figure(-change)} (p {_p(success['p'])})"
+        return ""
+    return f"success changed by {change:+.3f}, which is less than {least:+g}" if change < least else ""
+
+
+def _locks(a: str, b: str) -> dict[str, Any]:
+    """Where what made the runs differs; `known` is false where one has no lock."""
+    locks = [_lock(a), _lock(b)]
+    if locks[0] is None or locks[1] is None:
+        missing = [name for name, lock in zip((a, b), locks, strict=True) if lock is None]
+        return {"known": False, "without": missing, "differences": []}
+    return {"known": True, "without": [], "differences": [asdict(one) for one in diff(locks[0], locks[1])]}
+
+
+def _lock(name: str) -> Lock | None:
+    path = Path(name)
+    if not is_run(path):
+        return None
+    locks, info = locks_of(path), read_info(path)
+    last = info.attempts[-1].lock if info is not None and info.attempts else ""
+    return locks.get(last) or (list(locks.values())[-1] if locks else None)
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _show(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    _show_locks(found["lock"])
+    pairs, alone = found["pairs"], found["unpaired"]
+    how = "task and seed" if found["paired_by"] == "seed" else "task and sample: the runs have other seeds"
+    write(f"{pairs} pairs by {how}; unpaired: {alone['a']} of A, {alone['b']} of B\n")
+    head = ("", "A", "B", "change", "95 % interval", "p", "over")
+    rows = [_row(name, one) for name, one in _figures(found)]
+    if args.text:
+        for row in rows:
+            write("  ".join(f"{key} {value}".strip() for key, value in zip(head, row, strict=True) if value) + "\n")
+    else:
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    success = found["success"]
+    write(f"{success['fixed']} fixed, {success['broken']} broken, {success['same']} the same\n")
+    for kind in ("broken", "fixed"):
+        _show_tasks(kind, found["tasks"])
+    for side, names in found["terms_unpaired"].items():
+        if names:
+            write(f"only {side.upper()} has the terms {', '.join(names)}\n")
+    if "power" in found:
+        show_power(found["power"], is_text=args.text)
+
+
+def _show_tasks(kind: str, pairs: list[dict[str, Any]]) -> None:
+    """The tasks that came out differently, the most samples first, each with its first pair of episodes."""
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for one in pairs:
+        if one["kind"] == kind:
+            by_task.setdefault(f"{one['split']}/{one['task']}", []).append(one)
+    for name, ones in sorted(by_task.items(), key=lambda item: -len(item[1]))[:_LISTED]:
+        ids = " → ".join(ones[0][side]["id"] for side in ("a", "b") if ones[0][side]["id"])
+        samples = f"{len(ones)} samples, such as " if len(ones) > 1 else ""
+        write(f"  {kind} {name}  {samples}{ids}\n")
+    if len(by_task) > _LISTED:
+        write(f"  and {len(by_task) - _LISTED} more tasks {kind}: --json\n")
+
+
+def show_power(power: dict[str, Any], *, is_text: bool) -> None:
+    """How many tasks it takes, as a table or as lines."""
+    write(f"tasks to see a change of success by {power['difference']:g} (80 % power, 5 % level, two-sided)\n")
+    rows = [(str(one["k"]), _count(one["paired"]), _count(one["unpaired"])) for one in power["tasks"]]
+    if is_text:
+        for k, paired, unpaired in rows:
+            write(f"  k {k}: {paired} played by both; or {unpaired} in each run, if they are others\n")
+        return
+    table = Table("samples of each (k)", "both play the same", "each plays others")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+def _figures(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    terms = [(f"  {name}", one) for name, one in found["terms"].items()]
+    return [("success", found["success"]), ("reward", found["reward"]), *terms]
+
+
+def _row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
+    change = one["change"]
+    signed = "–" if change is None or not math.isfinite(change) else f"{change:+.3f}"
+    interval = "" if one["low"] is None else f"{one['low']:+.3f} to {one['high']:+.3f}"
+    over = f"{one['pairs']} pairs, {one['tasks']} tasks"
+    over += f"; {one['invalid']} invalid left out" if one["invalid"] else ""
+    p = _p(one["p"]) + ("" if one["p_by"] == "exact" else f" ({one['p_by']})")
+    return (name, figure(one["a"]), figure(one["b"]), signed, interval, p, over)
+
+
+def _show_locks(lock: dict[str, Any]) -> None:
+    if not lock["known"]:
+        write(f"what made them is not known: no lock in {', '.join(lock['without'])}\n")
+        return
+    differences = lock["differences"]
+    if not differences:
+        write("made by the same: equal locks\n")
+        return
+    write(f"what made them differs in {len(differences)} place{'s' if len(differences) > 1 else ''}\n")
+    for one in differences[:_LISTED]:
+        write(f"  {one['section']}.{one['key']}: {_short(one['a'])} → {_short(one['b'])}\n")
+    if len(differences) > _LISTED:
+        write(f"  and {len(differences) - _LISTED} more: rlenv lock diff A B\n")
+
+
+def _short(value: Any) -> str:
+    text = "–" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

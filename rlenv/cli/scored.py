@@ -1,0 +1,126 @@
+"""Recorded episodes and their rewards of one spec or several, for the commands that compare them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlenv._base.figures import figure
+from rlenv.cli.options import overrides
+from rlenv.cli.recorded import environment_of
+from rlenv.cli.terminal import write_error
+from rlenv.episodes.environment import Environment, load
+from rlenv.errors import UsageError
+from rlenv.runs.ablation import task_of
+from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
+from rlenv.runs.folder import read_info
+from rlenv.runs.recorded import with_facts
+from rlenv.runs.rescore import rescore
+from rlenv.runs.schema import Facts
+from rlenv.runs.variants import shared
+from rlenv.trajectory import TermResult, Trajectory
+
+__all__ = ["Scored", "Source", "agreement_table", "bounded", "environments_of", "scored_again", "within"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The episodes of a run. `apart` tells apart, for each, answers to one task that are of several groups."""
+
+    path: str
+    episodes: Sequence[tuple[Facts | None, Trajectory]]
+    before: list[Trajectory]
+    apart: list[Hashable]
+
+    @staticmethod
+    def of(path: str) -> Source:
+        """Reads a run's folder, or a file of trajectories.
+
+        Raises:
+            UsageError: as `rlenv.runs.recorded.recorded`.
+        """
+        episodes = with_facts(path)
+        apart: list[Hashable] = [None if one is None else (one.step, one.mode, one.group) for one, _ in episodes]
+        return Source(path, episodes, [one for _, one in episodes], apart)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The episodes with the rewards of one environment; `taken` are the terms that were measured for another one."""
+
+    environment: Environment
+    episodes: list[Trajectory]
+    taken: frozenset[str] = frozenset()
+
+
+def environments_of(args: argparse.Namespace, source: Source, *, measures: bool) -> dict[str, Environment]:
+    """The environments of `--spec` by name, or that of the run itself where none is given.
+
+    Raises:
+        UsageError: a spec is at fault, given twice, or there is none.
+    """
+    if measures:
+        paths = list(dict.fromkeys(args.spec))
+        if len(paths) < len(args.spec):
+            raise UsageError("--spec names one spec twice", hint="leave one of them out")
+        short = [Path(path).stem for path in paths]
+        names = short if len(set(short)) == len(short) else paths
+        return {name: load(path, set=overrides(args.set)) for name, path in zip(names, paths, strict=True)}
+    info = read_info(source.path)
+    spec, own = (info.spec, dict(info.facts.get("set", {}))) if info is not None and info.spec else (None, {})
+    if spec is not None and not Path(spec).is_file():
+        write_error(f"rlenv: {spec}, which the run names, is not there: --spec names another\n")
+        spec, own = None, {}
+    environment = environment_of(source.before, spec=spec, set={**own, **overrides(args.set)})
+    return {"recorded": environment}
+
+
+async def scored_again(
+    environments: Mapping[str, Environment], source: Source, *, concurrency: int
+) -> dict[str, Scored]:
+    """The episodes with the rewards of each environment; what one has measured another does not measure again."""
+    found: dict[str, Scored] = {}
+    for name, environment in environments.items():
+        known: list[dict[str, TermResult]] = [{} for _ in source.before]
+        for earlier in found.values():
+            names = shared(earlier.environment, environment)
+            for own, one in zip(known, earlier.episodes, strict=True):
+                if one.failure is None or one.failure.reason == "reward":
+                    own.update({term: one.reward.terms[term] for term in names if term not in own})
+        async with environment:
+            again = await rescore(environment, source.before, concurrency=concurrency, groups=source.apart, known=known)
+        taken = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
+        found[name] = Scored(environment, again, taken)
+    return found
+
+
+def agreement_table(measured: Mapping[str, Scored]) -> list[Agreement]:
+    """How far all terms agree that were measured; a name that two specs use for two terms has the spec's behind it."""
+    columns: dict[str, list[float | None]] = {}
+    tasks: list[Hashable] = []
+    for name, one in measured.items():
+        tasks = [task_of(episode) for episode in one.episodes]
+        for term in one.environment.parts.scorer.names:
+            if term in one.taken:
+                continue
+            values = [
+                None if (result := episode.reward.terms.get(term)) is None else result.value for episode in one.episodes
+            ]
+            columns[f"{term} ({name})" if term in columns else term] = values
+    return agreements(columns, tasks)
+
+
+def bounded(estimate: Estimate | None) -> str:
+    """A figure with its interval behind it, "–" for none."""
+    if estimate is None:
+        return "–"
+    interval = None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
+    return within(estimate.value, interval)
+
+
+def within(value: float | None, interval: tuple[float, float] | None) -> str:
+    """A number with an interval behind it, where there is one."""
+    bounds = f" [{figure(interval[0])}, {figure(interval[1])}]" if interval is not None else ""
+    return f"{figure(value)}{bounds}"

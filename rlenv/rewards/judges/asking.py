@@ -1,0 +1,359 @@
+"""Asking one judge: its verdict about some material, or why there is none.
+
+What the policy and its tools wrote reaches a judge only as fenced material. A reply that cannot be read is asked for
+again, with another seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from rlenv._base.bounded import cut_middle
+from rlenv._base.jsonable import plain
+from rlenv.concurrency.lanes import Asked as TapeKey
+from rlenv.concurrency.lanes import entered, here
+from rlenv.concurrency.scope import Scope
+from rlenv.dialects.control_tokens import broken
+from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints.account import asking
+from rlenv.endpoints.wire import Completion
+from rlenv.errors import EndpointError, RewardError
+from rlenv.language.spec import BreakerSpec, SamplingSpec
+from rlenv.language.templates import Template, TemplateError
+from rlenv.messages import Message
+from rlenv.rewards.fence import Fence, Material
+from rlenv.rewards.judges.health import Health
+from rlenv.rewards.verdict import ReplySchema, UnreadableReply, Verdict
+
+__all__ = ["SYSTEM", "Asked", "Asker", "Failed", "Member", "Question"]
+
+SYSTEM: Final = "You are a strict and impartial judge of an assistant's work. {fence}\n{form}"
+_CACHED = 65_536
+_LIMITS = (65_536, 16_384, 4_096, 1_024)
+"""The most characters of one material, and of what is shown to a judge that does not take so many."""
+_FILTERED = "content_filter"
+_MOST_TEXT = 2_000
+"""Characters of a text in the reply to a question that is asked again because the last reply was cut."""
+_LEFT_OUT = "(left out)"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One judge. `names` are those that its prompt reads, `digest` a hash of all that makes it another judge."""
+
+    endpoint: Endpoint
+    prompt: Template
+    names: frozenset[str]
+    sampling: SamplingSpec
+    digest: str
+    weight: float = 1.0
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a judge is asked about, and for whom.
+
+    `material` is by name. `parties` says whose it is: each policy's names in a set of its own; what is in none of them
+    is the author's. `caller` is the episode, as `rlenv.rewards.judges.health.Health.ask` takes it.
+    """
+
+    task: Mapping[str, Any]
+    vars: Mapping[str, Any]
+    material: Mapping[str, Material]
+    parties: tuple[frozenset[str], ...]
+    scope: Scope
+    caller: Hashable
+
+    def without(self, parties: tuple[int, ...]) -> dict[str, Material]:
+        """The material with that of some parties left out."""
+        names = frozenset[str]().union(*(self.parties[index] for index in parties))
+        return {name: _LEFT_OUT if name in names else given for name, given in self.material.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A verdict. Where `blamed` names parties, the judge's server refuses what these wrote, and there is no verdict."""
+
+    verdict: Verdict | None
+    attempts: int
+    usage: Mapping[str, int]
+    blamed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No verdict. `is_own` says that the judge fails by itself, whatever it is shown."""
+
+    why: str
+    is_own: bool
+
+
+class Cache:
+    """Verdicts by prompt. Equal questions at once share one request; a failure is never kept."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Asked] = OrderedDict()
+        self._running: dict[tuple[bytes, asyncio.AbstractEventLoop], asyncio.Future[Asked | None]] = {}
+
+    async def get(self, key: bytes, ask: Callable[[], Awaitable[Asked | Failed]]) -> tuple[Asked | Failed, bool]:
+        """The verdict and whether it was known or asked for already."""
+        place = (key, asyncio.get_running_loop())
+        while True:
+            if (known := self._known.get(key)) is not None:
+                return known, True
+            running = self._running.get(place)
+            if running is None:
+                break
+            if (shared := await asyncio.shield(running)) is not None:
+                return shared, True
+        future: asyncio.Future[Asked | None] = place[1].create_future()
+        self._running[place] = future
+        asked: Asked | Failed | None = None
+        try:
+            asked = await ask()
+        finally:
+            # None tells those who wait to ask for themselves: one caller's failure is not another's.
+            del self._running[place]
+            future.set_result(asked if isinstance(asked, Asked) else None)
+        assert asked is not None
+        if isinstance(asked, Failed):
+            return asked, False
+        self._known[key] = asked
+        while len(self._known) > _CACHED:
+            self._known.popitem(last=False)
+        return asked, False
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The questions of one term.
+
+    Args:
+        names: the material that a prompt may name.
+        shown: what of it a prompt gets that names none, in order.
+        says: the last line of what the reply has to be.
+        ending: what follows the prompt, such as a rubric.
+        tells_apart: ask a judge that gave nothing readable once more without the policy's material, so that `Failed`
+            says whether it fails by itself.
+    """
+
+    reply: ReplySchema
+    names: frozenset[str]
+    shown: tuple[str, ...]
+    says: str
+    ending: str
+    retries: int
+    seed: int
+    breaker: BreakerSpec
+    is_cached: bool
+    tells_apart: bool
+    cache: Cache = field(default_factory=Cache)
+
+    async def ask(self, place: str, member: Member, question: Question) -> tuple[Asked | Failed, bool]:
+        """What a judge says, and whether it was known or asked for already; within `member.limit_s` seconds.
+
+        Args:
+            place: what a tape calls the request.
+
+        Raises:
+            RewardError: the prompt cannot be filled in.
+        """
+        named = [name for name in sorted(self.names) if name in member.names] or list(self.shown)
+        # The fence's mark is new for each request, so the key is made of what stands in it.
+        known_by = [
+            member.digest,
+            member.endpoint.base_url,
+            member.endpoint.model,
+            self._filled(member, question, {}),
+            [json.dumps(question.material[name]) for name in named],
+        ]
+        key = hashlib.sha256(orjson.dumps(known_by)).digest()
+        one = _Asking(self, member, question, tuple(named))
+
+        async def ask() -> Asked | Failed:
+            lane = here()
+            with entered(lane and lane.at(place)):
+                return await one.verdict()
+
+        try:
+            async with asyncio.timeout(member.limit_s):
+                found = await self.cache.get(key, ask) if self.is_cached else (await ask(), False)
+        except TimeoutError:
+            return Failed(f"no verdict within {member.limit_s} s", is_own=True), False
+        if found[1] and (whose := asking()) is not None:
+            whose.known(member.endpoint.model)
+        return found
+
+    def _filled(self, member: Member, question: Question, fenced: Mapping[str, str]) -> str:
+        """The prompt; what a row holds spells no control token in it, and material cannot."""
+        shown = dict.fromkeys(self.names, "") | dict(fenced)
+        try:
+            return broken(*member.prompt.written(task=question.task, vars=question.vars, **shown))
+        except TemplateError as error:
+            raise RewardError(f"prompt: {error}") from error
+
+
+@dataclass(slots=True)
+class _Asking:
+    """One judge being asked one question."""
+
+    by: Asker
+    member: Member
+    question: Question
+    named: tuple[str, ...]
+    usage: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0})
+
+    async def verdict(self) -> Asked | Failed:
+        """The verdict, after as many tries as it takes; where there is none, why."""
+        client = await self.member.endpoint.client(self.question.scope)
+        material = {name: self.question.material[name] for name in self.named}
+        problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
+        most_chars: int | None = None  # of each text in the reply
+        bound: int | None = _most_chars(self.member)
+        while attempt <= self.by.retries:
+            nonce = secrets.token_hex(8)
+            try:
+                completion = await self._chat(client, material, nonce, limits[0], attempt, most_chars=most_chars)
+            except EndpointError as error:
+                if error.status in REFUSED and most_chars is not None:
+                    most_chars = bound = None  # a server that knows no bound in a schema
+                    continue
+                if error.status not in REFUSED:
+                    return Failed(f"the judge did not answer: {error}", is_own=True)
+                if len(limits) == 1:
+                    return await self._failed(client, f"the judge did not answer: {error}")
+                limits.pop(0)  # the policy may have written more than the judge takes: it is shown less of it
+                continue
+            self._count(completion)
+            attempt += 1
+            if completion.finish_reason == "length":
+                # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
+                most_chars = bound
+            is_filtered = is_filtered and completion.finish_reason == _FILTERED
+            try:
+                return Asked(self._read(completion, nonce, material), attempt, self.usage)
+            except UnreadableReply as error:
+                client.unread(completion)
+                problem = str(error)
+        if is_filtered and (blamed := await self._blamed(client)):
+            return Asked(None, attempt, self.usage, blamed)
+        tries = self.by.retries + 1
+        why = f"no reply of {self.member.endpoint.model} could be read in {tries} tries: {problem}"
+        return await self._failed(client, why)
+
+    async def _failed(self, client: Client, why: str) -> Failed:
+        # Whoever writes what one judge cannot take must not choose so which judges its reward is made of.
+        everyone = tuple(range(len(self.question.parties)))
+        is_own = self.by.tells_apart and not await self._judges_without(client, everyone)
+        return Failed(why, is_own=is_own)
+
+    async def _blamed(self, client: Client) -> tuple[int, ...]:
+        """The parties whose material the judge's server refuses: without it there is a verdict."""
+        parties = range(len(self.question.parties))
+        blamed = tuple([index for index in parties if await self._judges_without(client, (index,))])
+        if not blamed and len(parties) > 1 and await self._judges_without(client, tuple(parties)):
+            return tuple(parties)  # each is enough to be refused
+        return blamed
+
+    async def _judges_without(self, client: Client, parties: tuple[int, ...]) -> bool:
+        """Whether the judge gives a verdict where some parties' material is left out."""
+        nonce = secrets.token_hex(8)
+        material = self.question.without(parties)
+        try:
+            completion = await self._chat(client, {name: material[name] for name in self.named}, nonce, _LIMITS[-1], 0)
+        except EndpointError:
+            return False
+        self._count(completion)
+        try:
+            self._read(completion, nonce, {})
+        except UnreadableReply:
+            client.unread(completion)
+            return False
+        return True
+
+    async def _chat(
+        self,
+        client: Client,
+        material: Mapping[str, Material],
+        nonce: str,
+        limit: int,
+        attempt: int,
+        *,
+        most_chars: int | None = None,
+    ) -> Completion:
+        """One reply to the question about `material`, of which at most `limit` characters are shown each.
+
+        `most_chars` bounds each text of the reply.
+        """
+        fence, by, member = Fence(limit), self.by, self.member
+        fenced = {name: fence(one) for name, one in material.items()}
+        prompt = by._filled(member, self.question, fenced)
+        if not member.names & by.names:
+            prompt += "".join(f"\n\n{_titled(name, by.shown)}{fenced[name]}" for name in by.shown)
+        schema = by.reply.asked(nonce, most_chars=most_chars)
+        form = (
+            f"Answer with one JSON object that fits this JSON Schema and nothing else: "
+            f"{orjson.dumps(schema).decode()}\n{by.says}"
+        )
+        messages = [
+            Message("system", SYSTEM.format(fence=fence.instructions, form=form)),
+            Message("user", f"{prompt}{by.ending}"),
+        ]
+        extra = {"response_format": _response_format(schema), **member.sampling.extra}
+        sampling = member.sampling.model_copy(update={"seed": by.seed + attempt, "extra": extra})
+        asked = None
+        if here() is not None:
+            from rlenv.endpoints.taped import sampling_of  # only where there is a tape
+
+            # What is new in each request, the mark of the fence and the nonce, is no part of what a tape knows it by.
+            known_by = {
+                "judge": member.digest,
+                "model": member.endpoint.model,
+                "prompt": by._filled(member, self.question, {}),
+                "material": plain(material),
+                "limits": [limit, most_chars],
+                "sampling": sampling_of(client.body(member.sampling)),
+            }
+            asked = TapeKey("judge", member.endpoint.name, known_by, echo=nonce, is_shared=True)
+        return await client.chat(messages, sampling=sampling, asked=asked, around=self._around())
+
+    def _around(self) -> Callable[[Callable[[], Awaitable[Completion]]], Awaitable[Completion]] | None:
+        member, question = self.member, self.question
+        health = Health.of(member.endpoint, self.by.breaker, question.scope, limit_s=member.limit_s)
+        return None if health is None else lambda request: health.ask(request, caller=question.caller)
+
+    def _read(self, completion: Completion, nonce: str, material: Mapping[str, Material]) -> Verdict:
+        said = [one if isinstance(one, str) else "\n".join(entry["text"] for entry in one) for one in material.values()]
+        texts = [cut_middle(text, 2 * _LIMITS[0]) for text in said]  # more of it no judge has seen
+        return self.by.reply.read(
+            completion.message.content, finish_reason=completion.finish_reason, nonce=nonce, material=texts
+        )
+
+    def _count(self, completion: Completion) -> None:
+        for name, count in completion.usage.as_dict().items():
+            self.usage[name] = self.usage.get(name, 0) + count
+
+
+def _titled(name: str, shown: tuple[str, ...]) -> str:
+    return f"{name}: " if len(shown) > 1 else ""
+
+
+def _most_chars(member: Member) -> int:
+    """The most characters of a text in a reply that has to end within its limit of tokens: a quarter as many as these,
+    since a character may be a token, and the nonce, the keys and the score have to fit too."""
+    tokens = member.sampling.max_tokens or member.endpoint.sampling.max_tokens
+    return _MOST_TEXT if tokens is None else max(1, min(_MOST_TEXT, tokens // 4))
+
+
+def _response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}

@@ -1,0 +1,234 @@
+"""The kind `tests`: the policy's code under hidden tests that it can neither read nor forge.
+
+Where the tests stand and what they are told is `rlenv.tools.trials`: the code runs in one sandbox and what tests it in
+another, and only plain values pass between them. The forms of tests are those of the usual data sets: calls with
+expected values and standard input with expected output (APPS, Hendrycks et al. 2021, arXiv:2105.09938; LiveCodeBench,
+Jain et al. 2024, arXiv:2403.07974), and programs that assert (HumanEval, Chen et al. 2021, arXiv:2107.03374; MBPP,
+Austin et al. 2021, arXiv:2108.07732).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlenv.errors import RewardError, UsageError
+from rlenv.language.kinds import Kind
+from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
+from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.rule import NO_ANSWER, where_answer
+from rlenv.rewards.templating import UnfitAnswer, compile_for_context
+from rlenv.rewards.test_forms import Call, Printed, Test, read_calls, read_printed, read_programs, same_output
+from rlenv.tools.trials import Trials, Verdict, check_sandbox, opened
+
+__all__ = ["KIND", "TestsSpec", "last_block"]
+
+_MAX_CODE = 200_000
+_KEPT_FAILURES = 8
+_KEPT_CHARS = 300
+_FENCE = re.compile(r"^[ \t]*(?:(`{3,})([^`\n]*)|(~{3,})([^\n]*))$", re.MULTILINE)
+_NOT_ANSWER = frozenset(("task", "vars", "resources"))
+
+
+class TestsSpec(RewardSpec):
+    """The share of tests that the policy's code passes.
+
+    A test that the code fails, or in which it uses up its time or memory, is worth 0; where a sandbox cannot be started
+    or is taken away, the term is invalid. Needs bubblewrap.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    kind: Literal["tests"]
+    code: Text = "{{ answer }}"
+    """What the policy wrote, as a template."""
+    block: Literal["last", "none"] = "last"
+    """`last`: the last fenced block of it, where there is one; `none`: all of it."""
+    before: str = ""
+    """Runs in the code's own process before it, as a template: imports, or a prompt that defines helpers."""
+    after: str = ""
+    """Runs in the code's own process after it, as a template: what builds arguments of the code's own classes."""
+    calls: Any = None
+    """Tests that call `entry`: a list of `{args, kwargs, expected}`, or `{inputs, outputs}`; as a template, or JSON."""
+    entry: Text | None = None
+    """What `calls` call, as a template: a function's name, or such as `Solution().add`."""
+    stdin: Any = None
+    """Tests of the code as a program: a list of `{input, output}`, or `{inputs, outputs}`; as a template, or JSON."""
+    programs: Any = None
+    """Tests that assert: a program, or a list of programs of which each is a test; as a template."""
+    setup: Any = ""
+    """Runs before each of `programs`, apart from the code: a program, or a list of lines; as a template."""
+    names: Any = ()
+    """The code's own names in `programs` that are also names of `setup` or of built-ins; others are found alone."""
+    in_place: Bool = False
+    """What the code changes in its arguments is changed for `programs` too."""
+    compare: Literal["equal", "exact", "unordered"] = "equal"
+    """For `calls`: `exact` tells lists from tuples and 1 from 1.0; `unordered`: in any order. For `stdin`: `exact`
+    tells spaces and line ends; otherwise those at the ends of lines, and empty lines at the end, do not count."""
+    tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    """Numbers may be apart by so much."""
+    relative_tolerance: Annotated[Float, Field(ge=0)] = 0.0
+    """Or by so much of the expected one."""
+    credit: Literal["share", "all"] = "share"
+    """`share`: the share of tests that passed; `all`: 1 where all did, else 0 (and the first failure ends it)."""
+    time_s: Annotated[Float, Field(gt=0, le=600)] = 3.0
+    """Seconds of its own that the code may take in each test."""
+    total_s: Annotated[Float, Field(gt=0, le=3_600)] = 20.0
+    """Seconds that all tests of an answer may take; those that are left then are not passed."""
+    memory_mb: Annotated[Int, Field(ge=16, le=65_536)] = 256
+    """What the code may hold in memory."""
+    max_bytes: Annotated[Int, Field(ge=64, le=10_000_000)] = 1_000_000
+    """What the code may print in a test."""
+    workers: Annotated[Int, Field(ge=1, le=1_024)] = max(2, os.cpu_count() or 1)
+    """How many tests run at once; more wait."""
+
+
+def last_block(text: str) -> str:
+    """What stands in the last fenced block of a text; the text itself where none is closed. Linear in its length."""
+    found, opened_by, start = text, "", 0
+    for line in _FENCE.finditer(text):
+        mark = line[1] or line[3]
+        if not opened_by:
+            opened_by, start = mark, line.end() + 1
+        elif mark[0] == opened_by[0] and len(mark) >= len(opened_by) and not (line[2] or line[4] or "").strip():
+            found, opened_by = text[start : max(line.start(), start)], ""
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """A compiled term."""
+
+    spec: TestsSpec
+    code: Callable[..., Any]
+    around: Callable[..., Any]
+    tests: Callable[[RewardContext], Sequence[Test]]
+    reads_answer: bool
+
+    async def measure(self, context: RewardContext) -> Measured:
+        tests = self.tests(context)
+        if not tests:
+            raise RewardError("the task gives no test")
+        before, after = (_program(text) for text in self.around(context))
+        if context.answer is None and self.reads_answer:
+            return NO_ANSWER
+        try:
+            code = str(self.code(context))
+        except UnfitAnswer as error:
+            return Measured(0.0, str(error))
+        code = last_block(code) if self.spec.block == "last" else code
+        if len(code) > _MAX_CODE:
+            return Measured(0.0, f"longer than the {_MAX_CODE} characters that are run")
+        try:
+            code.encode()
+        except UnicodeEncodeError:
+            return Measured(0.0, "the code holds a character that no file can hold")
+        trials = await context.shared().get(("tests", self.spec.workers), partial(opened, self.spec.workers))
+        return await self._all(tests, (before, code, after), trials, context.seed)
+
+    async def _all(self, tests: Sequence[Test], sources: Sequence[str], trials: Trials, seed: int) -> Measured:
+        passed, spent_s, failures = 0, 0.0, list[dict[str, str]]()
+        for number, test in enumerate(tests, 1):
+            if spent_s >= self.spec.total_s:
+                verdict = Verdict(False, f"the {self.spec.total_s:g} s of all tests were used up")
+            else:
+                verdict = await self._one(test, sources, trials, seed)
+                spent_s += min(verdict.seconds, self.spec.time_s)  # beyond that the machine was busy with others
+            passed += verdict.passed
+            if not verdict.passed and len(failures) < _KEPT_FAILURES:
+                failures.append({"test": test.name or str(number), "why": verdict.why[:_KEPT_CHARS]})
+            if not verdict.passed and self.spec.credit == "all":
+                break
+        share = passed / len(tests)
+        evidence = f"{passed} of {len(tests)} tests"
+        if failures:
+            evidence += f"; first failed: {failures[0]['test']}"
+        value = share if self.spec.credit == "share" else float(passed == len(tests))
+        return Measured(value, evidence, {"passed": passed, "total": len(tests), "failed": failures})
+
+    async def _one(self, test: Test, sources: Sequence[str], trials: Trials, seed: int) -> Verdict:
+        """How a test ends; one that the machine failed is tried once more.
+
+        Raises:
+            RewardError: it failed again.
+        """
+        for _ in range(2):
+            verdict = await self._tried(test, sources, trials, seed)
+            if not verdict.is_ours:
+                return verdict
+        raise RewardError(f"the test '{test.name}' could not be run: {verdict.why}")
+
+    def _tried(self, test: Test, sources: Sequence[str], trials: Trials, seed: int) -> Awaitable[Verdict]:
+        spec = self.spec
+        if isinstance(test, Printed):
+            return self._printed(test, sources, trials, seed)
+        told = test.told
+        if isinstance(test, Call):
+            how = {"by": spec.compare, "tolerance": spec.tolerance, "relative_tolerance": spec.relative_tolerance}
+            told = {**told, "compare": how}
+        return trials.tested(sources, told, limits=spec, seed=seed, in_place=spec.in_place)
+
+    async def _printed(self, test: Printed, sources: Sequence[str], trials: Trials, seed: int) -> Verdict:
+        spec = self.spec
+        code = "\n".join(source for source in sources if source)
+        output, verdict = await trials.printed(code, test.given, limits=spec, seed=seed)
+        if not verdict.passed:
+            return verdict
+        if same_output(output, test.expected, spec.compare, spec.tolerance, spec.relative_tolerance):
+            return verdict
+        return Verdict(False, f"printed {output[:100]!r}, expected {test.expected[:100]!r}")
+
+
+def _program(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "\n".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _compile(name: str, spec: TestsSpec, context: TermCompileContext) -> Term:
+    forms = [key for key in ("calls", "stdin", "programs") if getattr(spec, key) is not None]
+    if len(forms) != 1:
+        found = " and ".join(forms) or "nothing"
+        raise UsageError(f"expected one form of tests, found {found}", hint="give calls, stdin or programs")
+    (form,) = forms
+    if (form == "calls") != (spec.entry is not None):
+        raise UsageError("it goes with calls", key="entry", hint="name what the tests call, such as add")
+    unused = {"setup": "programs", "names": "programs", "in_place": "programs"}
+    for key, needed in unused.items():
+        if key in spec.model_fields_set and form != needed:
+            raise UsageError(f"it goes with {needed}", key=key, hint="leave it out")
+    if form == "programs":
+        for key in ("compare", "tolerance", "relative_tolerance"):
+            if key in spec.model_fields_set:
+                raise UsageError("programs compare by themselves", key=key, hint="leave it out")
+    if form == "stdin" and spec.compare == "unordered":
+        raise UsageError("the order of what a program prints counts", key="compare", hint="write equal or exact")
+    check_sandbox()
+    fill = partial(compile_for_context, names=_NOT_ANSWER)
+    given, entry = fill(getattr(spec, form), where=form), fill(spec.entry or "", where="entry")
+    setup, names = fill(spec.setup, where="setup"), fill(spec.names, where="names")
+
+    def tests(found: RewardContext) -> Sequence[Test]:
+        if form == "calls":
+            return read_calls(given(found), str(entry(found)))
+        if form == "stdin":
+            return read_printed(given(found))
+        return read_programs(given(found), setup=_program(setup(found)), names=names(found))
+
+    term = _Tests(
+        spec=spec,
+        code=compile_for_context(spec.code, where="code", names=_NOT_ANSWER | {"answer"}),
+        around=fill([spec.before, spec.after], where="before and after"),
+        tests=tests,
+        reads_answer="answer" in spec.code and "{" in spec.code,
+    )
+    return Term(name=name, spec=spec, measure_async=term.measure, where=where_answer if term.reads_answer else None)
+
+
+KIND = Kind(TestsSpec, _compile)

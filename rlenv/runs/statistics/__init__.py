@@ -1,0 +1,1 @@
+"""Intervals, tests and sample sizes for episodes of which several are of one task; each with its source."""

@@ -1,0 +1,151 @@
+"""Two runs over the same tasks: how much a mean changed, and whether it may be chance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlenv.runs.statistics.intervals import clopper_pearson_upper, standard_error, student
+
+__all__ = ["Chance", "Change", "mcnemar", "paired_change", "sign_flips"]
+
+_SEED: Final = 7
+_EXACT: Final = 16
+"""So many tasks that changed, by any amounts, have all their signs tried: 65,536 ways."""
+_DRAWS: Final = 20_000
+_CELLS: Final = 50_000_000
+"""Additions that an exact distribution of whole numbers may take: a fifth of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Means over pairs of which both sides are known, and the change with its 95 % interval; None where not known.
+
+    `pairs` are those of `tasks` tasks, `invalid` the pairs that were left out.
+    """
+
+    a: float | None
+    b: float | None
+    change: float | None
+    low: float | None
+    high: float | None
+    pairs: int = 0
+    tasks: int = 0
+    invalid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A two-sided p of no change: `exact`, or by `draws` of signs where there are too many ways."""
+
+    p: float
+    method: str
+
+
+def mcnemar(fixed: int, broken: int) -> float:
+    """The two-sided exact p of McNemar's test: of `fixed + broken` fair coins, so uneven a split or a more uneven one.
+
+    Source: McNemar 1947; exact by the binomial distribution. 1 where nothing changed.
+    """
+    count, few = fixed + broken, min(fixed, broken)
+    if not count:
+        return 1.0
+    term = tail = 1
+    for one in range(few):
+        term = term * (count - one) // (one + 1)
+        tail += term
+    p: float = 2 * tail / 2**count
+    return min(1.0, p)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def paired_change(
+    a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64], *, is_share: bool = False
+) -> Change:
+    """The change of a mean over pairs with its 95 % interval, clustered by task: samples of one task are no independent
+    ones. Pairs with a side that is not known (not a number) are left out.
+
+    The mean of the differences and its cluster-robust standard error (`standard_error`) times Student's t. There is no
+    interval for fewer than two tasks, nor where no difference varies; of shares of which none or all changed, it is as
+    wide as so many tasks leave possible that some come out otherwise (Clopper and Pearson's bound for none of them).
+    """
+    known = ~np.isnan(a) & ~np.isnan(b)
+    invalid = int((~known).sum())
+    if not known.any():
+        return Change(None, None, None, None, None, invalid=invalid)
+    a, b = a[known], b[known]
+    sums, sizes = _by_task(b - a, tasks[known])
+    change, half = float((b - a).mean()), math.nan
+    if is_share and bool(((b - a) == change).all()):
+        half = clopper_pearson_upper(len(sums)) * (
+            2 if change else 1
+        )  # one that is broken takes 2 from one that is fixed
+    elif len(sums) > 1 and np.isfinite(sums).all():
+        error = _error(sums, sizes)
+        half = student(len(sums) - 1) * error if error else math.nan
+    low, high = (None, None) if not math.isfinite(half) else (change - half, change + half)
+    if is_share and low is not None and high is not None:
+        low, high = max(-1.0, low), min(1.0, high)
+    return Change(float(a.mean()), float(b.mean()), change, low, high, len(a), len(sums), invalid)
+
+
+def _error(sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> float | None:
+    largest = float(np.abs(sums).max())
+    unit = largest if largest > 1e100 else 1.0
+    found = standard_error(list(zip((sums / unit).tolist(), sizes.tolist(), strict=True)))
+    return None if found is None else found * unit
+
+
+def _by_task(
+    differences: NDArray[np.float64], tasks: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    _, at = np.unique(tasks, return_inverse=True)
+    sums: NDArray[np.float64] = np.bincount(at, differences).astype(np.float64)
+    return sums, np.bincount(at).astype(np.int64)
+
+
+def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64]) -> Chance:
+    """The two-sided p of a change of no task: had A and B been told apart by a coin for each task, so large a sum of
+    the differences or a larger one. Pairs with a side that is not known (not a number) are left out.
+
+    Source: Fisher 1935, "The Design of Experiments", section 21. Exact where the tasks' sums are whole numbers, as of
+    successes (with one sample a task it is McNemar's exact test), and for up to 16 tasks that changed; beyond by 20,000
+    draws with a fixed seed, where p is (1 + as large) / (1 + draws) (Phipson and Smyth 2010), so never 0.
+    """
+    known = ~np.isnan(a) & ~np.isnan(b)
+    sums = _by_task(b[known] - a[known], tasks[known])[0] if known.any() else np.empty(0)
+    sizes = np.abs(sums[sums != 0])
+    if not len(sizes):
+        return Chance(1.0, "exact")
+    whole = bool((sizes == np.round(sizes)).all())
+    if whole and (sizes == 1).all():
+        return Chance(mcnemar(int((sums > 0).sum()), int((sums < 0).sum())), "exact")
+    if whole and len(sizes) * float(sizes.sum()) <= _CELLS:
+        return Chance(_of_whole(sizes.astype(np.int64), abs(round(float(sums.sum())))), "exact")
+    total = abs(float(sums.sum()))
+    bar = total - 1e-9 * max(float(sizes.sum()), total)  # equal sums may differ in their last digits
+    if len(sizes) <= _EXACT:
+        found = np.zeros(1)
+        for size in sizes:
+            found = np.concatenate((found - size, found + size))
+        return Chance(float((np.abs(found) >= bar).mean()), "exact")
+    random, above = np.random.default_rng(_SEED), 0
+    step = max(1, 2_000_000 // len(sizes))
+    for start in range(0, _DRAWS, step):
+        signs = random.integers(0, 2, (min(step, _DRAWS - start), len(sizes)), dtype=np.int8) * 2 - 1
+        above += int((np.abs(signs @ sizes) >= bar).sum())
+    return Chance((1 + above) / (1 + _DRAWS), f"{_DRAWS} draws")
+
+
+def _of_whole(sizes: NDArray[np.int64], total: int) -> float:
+    """The chance that sizes with signs of a coin sum to `total` or more, to either side."""
+    reach = int(sizes.sum())
+    chances = np.zeros(2 * reach + 1)
+    chances[reach] = 1.0
+    for size in sizes.tolist():
+        chances = (np.roll(chances, size) + np.roll(chances, -size)) / 2
+    return min(1.0, 2 * float(chances[reach + total :].sum())) if total else 1.0

@@ -1,0 +1,416 @@
+"""What passes between a policy's code and the tests of it, each in a sandbox of its own; loaded inside of both.
+
+The two have one socket between them. The tests' side calls, by name, and gets values; no object of the code's ever
+comes across, so nothing that the code defines, replaces or writes takes part in a comparison. What it writes to the
+socket by itself is only a value that it could have returned.
+
+A frame is four bytes of length and JSON: text, booleans, null, floats and integers below 2**63 as they are, all else
+as a list whose first item names the kind. This file imports nothing of rlenv but
+`_matching`, which is loaded before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import decimal
+import fractions
+import importlib
+import itertools
+import json
+import math
+import os
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from rlenv.tools._matching import matches, short
+
+MAX_FRAME = 4 * 1024 * 1024
+MAX_ITEMS = 100_000
+"""Of a generator or another iterator, which is drawn before it is sent."""
+_MAX_TEXT = 1_000
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter
+}  # fmt: skip
+
+
+class Unfit(Exception):
+    """A value that cannot be sent, or a frame that holds none."""
+
+
+class _Gone(BaseException):
+    """The code has ended, or sent what no value is. No `except Exception` of a test may take it for an error."""
+
+
+def encoded(value: Any, refer: Callable[[Any], Any] | None = None) -> Any:
+    """`value` as JSON; what is no data as `refer` has it.
+
+    Instances of derived classes (a Counter, a namedtuple, an IntEnum) are what the class that they derive from holds.
+
+    Raises:
+        Unfit, RecursionError: it holds what is no data, or itself.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        value = int.__int__(value)
+        return value if -(1 << 63) < value < 1 << 63 else ["int", hex(value)]
+    if isinstance(value, float):
+        value = float.__float__(value)
+        return value if math.isfinite(value) else ["float", repr(value)]
+    if isinstance(value, dict):
+        pairs: Any = dict.items(value)
+        return ["dict", *([encoded(pair[0], refer), encoded(pair[1], refer)] for pair in pairs)]
+    for base in (list, tuple, set, frozenset):
+        if isinstance(value, base):
+            items: Iterator[Any] = base.__iter__(value)  # type: ignore[arg-type]
+            return [base.__name__, *(encoded(one, refer) for one in items)]
+    return _rare(value, refer)
+
+
+def _rare(value: Any, refer: Callable[[Any], Any] | None) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        return [type(value).__name__, base64.b64encode(value).decode()]
+    if isinstance(value, complex):
+        return ["complex", encoded(value.real), encoded(value.imag)]
+    if isinstance(value, range):
+        return ["range", *map(encoded, (value.start, value.stop, value.step))]
+    if isinstance(value, decimal.Decimal):
+        return ["Decimal", str(value)]
+    if isinstance(value, fractions.Fraction):
+        return ["Fraction", encoded(value.numerator), encoded(value.denominator)]
+    if isinstance(value, (type({}.keys()), type({}.values()), type({}.items()))):
+        return ["list", *(encoded(one, refer) for one in list[Any](value))]
+    if isinstance(value, Iterator):
+        items = list(itertools.islice(value, MAX_ITEMS + 1))
+        if len(items) > MAX_ITEMS:
+            raise Unfit(f"an iterator gave more than {MAX_ITEMS} items")
+        return ["iterator", *(encoded(item, refer) for item in items)]
+    if refer is None:
+        raise Unfit(f"a {type(value).__name__} is no plain data")
+    return refer(value)
+
+
+def decoded(value: Any, meant: Callable[[Any], Any]) -> Any:
+    """The value that `encoded` wrote; `meant` gives what a reference stands for.
+
+    Raises:
+        Unfit, ValueError, TypeError, …: it was not written by `encoded`.
+    """
+    if not isinstance(value, list):
+        return value
+    name, *items = value
+    if name in _CONTAINERS:
+        return _CONTAINERS[name]([decoded(item, meant) for item in items])
+    if name == "dict":
+        return {decoded(key, meant): decoded(item, meant) for key, item in items}
+    if name == "ref":
+        return meant(value)
+    if name == "int":
+        return int(items[0], 16)
+    if name in ("bytes", "bytearray"):
+        data = base64.b64decode(items[0])
+        return data if name == "bytes" else bytearray(data)
+    simple: dict[str, Callable[..., Any]] = {
+        "float": float, "complex": complex, "range": range, "Decimal": decimal.Decimal, "Fraction": fractions.Fraction
+    }  # fmt: skip
+    if name not in simple:
+        raise Unfit(f"no kind of value is called {name!r:.40}")
+    return simple[name](*(decoded(item, meant) for item in items))
+
+
+class Channel:
+    """Frames over a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, value: Any) -> None:
+        """Raises OSError where nobody reads any more, Unfit for a frame that is too large."""
+        data = json.dumps(value).encode()
+        if len(data) > MAX_FRAME:
+            raise Unfit(f"it is larger than {MAX_FRAME} bytes")
+        rest = memoryview(struct.pack("!I", len(data)) + data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def read(self) -> Any:
+        """Raises EOFError at the end, Unfit or ValueError for what is no frame."""
+        (size,) = struct.unpack("!I", self._exactly(4))
+        if size > MAX_FRAME:
+            raise Unfit(f"a frame of {size} bytes")
+        return json.loads(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytes:
+        pieces, missing = [], size
+        while missing:
+            piece = os.read(self._fd, min(missing, 1 << 20))
+            if not piece:
+                raise EOFError
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+
+# The side of the policy's code. All of it is in the code's own hands.
+
+
+def program(wanted: Mapping[str, Any]) -> None:
+    """Runs the code as a program that reads its input and prints; an exit with status 0 is a good end."""
+    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins, "exit": sys.exit, "quit": sys.exit}
+    try:
+        exec(compile(wanted["code"], "<code>", "exec"), names)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+
+
+def serve(wanted: Mapping[str, Any], fd: int) -> None:
+    """Runs the code, then what it is asked to call until nobody asks any more."""
+    # Not __main__: what a script does when it is started is no part of what is called.
+    names: dict[str, Any] = {"__name__": "solution", "__builtins__": builtins}
+    for source in wanted["sources"]:
+        exec(compile(source, "<code>", "exec"), names)
+    channel, kept = Channel(fd), list[Any]()
+
+    def refer(value: Any) -> Any:
+        kept.append(value)
+        return ["ref", len(kept) - 1]
+
+    def meant(reference: Any) -> Any:
+        root, *path = reference[1:]
+        if isinstance(root, str) and root not in names and not hasattr(builtins, root):
+            raise NameError(f"name '{root}' is not defined")
+        value = (names[root] if root in names else getattr(builtins, root)) if isinstance(root, str) else kept[root]
+        for name in path:
+            value = getattr(value, name)
+        return value
+
+    while True:
+        try:
+            target, args, kwargs = channel.read()
+        except EOFError:
+            return
+        try:
+            positional = decoded(args, meant)
+            value = meant(target)(*positional, **decoded(kwargs, meant))
+            reply = ["value", encoded(value, refer), encoded(positional, refer) if wanted["in_place"] else None]
+        except BaseException as error:
+            reply = ["raised", type(error).__name__, _text(error)]
+        try:
+            channel.write(reply)
+        except Unfit as error:
+            channel.write(["raised", "OverflowError", f"what the code returned: {error}"])
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except BaseException:  # the code's own class
+        return ""
+
+
+# The side of the tests.
+
+
+class _Code:
+    """The policy's code as the tests reach it."""
+
+    def __init__(self, fd: int, *, in_place: bool) -> None:
+        self._channel = Channel(fd)
+        self._in_place = in_place
+        self.fault = ""
+        """Why nothing comes from the code any more; "" while it answers."""
+
+    def called(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.fault:
+            raise _Gone
+        question = [target, encoded(list(args), _reference), encoded(kwargs, _reference)]
+        try:
+            self._channel.write(question)
+            kind, first, second = self._channel.read()
+            if kind == "value":
+                value = decoded(first, self._remote)
+                if self._in_place:
+                    _changed(args, decoded(second, self._remote))
+                return value
+            error = _error(first, second)
+        except (EOFError, OSError):
+            self.gone("the code's process ended")
+        except Exception as unfit:  # whatever it is, the code wrote it
+            self.gone(f"the code sent what is no value ({type(unfit).__name__})")
+        raise error
+
+    def gone(self, why: str) -> NoReturn:
+        self.fault = self.fault or why
+        raise _Gone
+
+    def _remote(self, reference: Any) -> Remote:
+        _, number = reference
+        if type(number) is not int:
+            raise Unfit("a reference to no object")
+        return Remote(self, ["ref", number])
+
+
+class Remote:
+    """A name, an object or a method of the code's. It can be called and handed back, and is true, whatever it says
+    itself; nothing else tells of it."""
+
+    def __init__(self, code: _Code, reference: list[Any]) -> None:
+        self._code = code
+        self._reference = reference
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._code.called(self._reference, args, kwargs)
+
+    def __getattr__(self, name: str) -> Remote:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return Remote(self._code, [*self._reference, name])
+
+    def _refused(self, *others: Any) -> NoReturn:
+        self._code.gone("the code gave an object that is no plain data")
+
+    def __bool__(self) -> bool:
+        return True
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __hash__ = _refused
+
+
+def _reference(value: Any) -> Any:
+    if type(value) is Remote:
+        return value._reference
+    name = value.__name__ if isinstance(value, type) else ""
+    if name and getattr(builtins, name, None) is value:
+        return ["ref", name]
+    raise Unfit(f"a test handed over a {type(value).__name__}, which is no plain data")
+
+
+def _changed(args: tuple[Any, ...], after: list[Any]) -> None:
+    """Makes the arguments what the code made of them."""
+    for mine, theirs in zip(args, after, strict=True):
+        if type(mine) is not type(theirs):
+            continue
+        if isinstance(mine, (list, bytearray)):
+            mine[:] = theirs
+        elif isinstance(mine, (set, dict)):
+            mine.clear()
+            mine.update(theirs)
+
+
+def _error(name: str, text: str) -> BaseException:
+    if not isinstance(name, str) or not isinstance(text, str) or not name.isidentifier():
+        raise Unfit("an exception without a name")
+    kind: Any = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        kind = type(name[:100], (Exception,), {})
+    elif not issubclass(kind, Exception):
+        raise Unfit(name)  # the code's exit is not that of the tests
+    error: BaseException = kind.__new__(kind)  # not called: some of these types take more than a text
+    error.args = (text[:_MAX_TEXT],)
+    return error
+
+
+def judge(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
+    """Runs one test: `{"passed", "why", "gone"}`; `gone` says that the code gave no value any more."""
+    code = _Code(fd, in_place=wanted["in_place"])
+    why = ""
+    try:
+        if "entry" in wanted:
+            why = _call(wanted, code)
+        else:
+            _run(wanted, code)
+    except SystemExit as ended:  # of the tests themselves, as unittest.main() does
+        why = "" if ended.code in (None, 0) else f"the tests ended with status {ended.code!r:.40}"
+    except BaseException as error:
+        why = _described(error)
+    return {"passed": not (why or code.fault), "why": code.fault or why, "gone": bool(code.fault)}
+
+
+def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) -> Any:
+    """`source` compiled, each name of it that nobody defines bound to the code's, or to the module of that name.
+
+    A test that names nothing of the code's but calls one built-in means the code's function of that name, as MBPP's
+    `assert sum(10, 15) == 6` does.
+    """
+    tree = ast.parse(source, "<tests>")
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    free = read - _defined(tree) - names.keys()
+    missing = {name for name in free if not hasattr(builtins, name)}
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    if (
+        is_test
+        and not missing
+        and len(called & free) == 1
+        and not any(isinstance(names.get(name), Remote) for name in read)
+    ):
+        missing = called & free
+    for name in missing:
+        is_module = name in sys.stdlib_module_names
+        names[name] = importlib.import_module(name) if is_module else Remote(code, ["ref", name])
+    return compile(tree, "<tests>", "exec")
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add(node.name)
+    return found
+
+
+def _run(wanted: Mapping[str, Any], code: _Code) -> None:
+    # Where unittest.main() looks for tests.
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    names, sys.argv = module.__dict__, ["tests"]
+    names["__builtins__"] = builtins
+    own = {name: Remote(code, ["ref", name]) for name in wanted["names"]}
+    exec(_bound(wanted["setup"], names, code, is_test=False), names)
+    names.update(own)
+    exec(_bound(wanted["program"], names, code, is_test=True), names)
+
+
+def _call(wanted: Mapping[str, Any], code: _Code) -> str:
+    names: dict[str, Any] = {"__builtins__": {}}
+    entry = ast.parse(wanted["entry"], mode="eval")
+    for node in ast.walk(entry):
+        if isinstance(node, ast.Name):
+            names[node.id] = Remote(code, ["ref", node.id])
+    args, kwargs, expected = (decoded(wanted[key], _nothing) for key in ("args", "kwargs", "expected"))
+    found = eval(compile(entry, "<entry>", "eval"), names)(*args, **kwargs)
+    if isinstance(found, Iterator):
+        found = list(found)
+    how = wanted["compare"]
+    if matches(found, expected, how["by"], how["tolerance"], how["relative_tolerance"]):
+        return ""
+    return f"gave {short(found)}, expected {short(expected)}"
+
+
+def _nothing(reference: Any) -> NoReturn:
+    raise Unfit("a test holds a reference")
+
+
+def _described(error: BaseException) -> str:
+    line, step = None, error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code.co_filename == "<tests>":
+            line = step.tb_lineno
+        step = step.tb_next
+    text = _text(error)
+    return f"{type(error).__name__}{': ' * bool(text)}{text}" + (f" (line {line} of the test)" if line else "")

@@ -1,0 +1,74 @@
+"""Whether a value that a policy's code gave is the expected one; runs in the tests' sandbox.
+
+This file imports nothing of rlenv. Both values are plain data by then (see `_exchange`): no method of the code's is
+called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import fractions
+from typing import Any
+
+__all__ = ["matches", "short"]
+
+
+def matches(found: Any, expected: Any, by: str, tolerance: float, relative: float) -> bool:
+    """Whether a value is the expected one.
+
+    `exact` asks for the same types at every depth; `equal` takes a tuple for a list, a whole float for an integer, and
+    NaN where NaN is expected; `unordered` is `equal` in which the order of the outermost list does not count. Numbers
+    may differ by `tolerance`, or by `relative` times the expected one.
+    """
+    if by == "unordered" and isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return _same_items(list(found), expected, tolerance, relative)
+    numbers = (int, float, complex, decimal.Decimal, fractions.Fraction)
+    if by == "exact" and type(found) is not type(expected):
+        return False
+    if isinstance(found, bool) or isinstance(expected, bool):
+        return found is expected
+    if isinstance(found, numbers) and isinstance(expected, numbers):
+        return _near(found, expected, tolerance, relative)
+    inner = "exact" if by == "exact" else "equal"
+    if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return len(found) == len(expected) and all(
+            matches(mine, gold, inner, tolerance, relative) for mine, gold in zip(found, expected, strict=True)
+        )
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(
+            matches(found[key], gold, inner, tolerance, relative) for key, gold in expected.items()
+        )
+    return bool(type(found) is type(expected) and found == expected)
+
+
+def _same_items(found: list[Any], expected: Any, tolerance: float, relative: float) -> bool:
+    if len(found) != len(expected):
+        return False
+    for gold in expected:
+        for place, mine in enumerate(found):
+            if matches(mine, gold, "equal", tolerance, relative):
+                del found[place]
+                break
+        else:
+            return False
+    return True
+
+
+def _near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
+    if found == expected or (found != found and expected != expected):
+        return True
+    if not (tolerance or relative):
+        return False
+    with contextlib.suppress(OverflowError, TypeError, ValueError, decimal.InvalidOperation):
+        apart = abs(complex(found) - complex(expected))
+        return bool(apart <= max(tolerance, relative * abs(complex(expected))))
+    return False
+
+
+def short(value: Any) -> str:
+    """A value in a message."""
+    try:
+        return repr(value)[:200]
+    except ValueError:  # an integer of more digits than Python writes
+        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__

@@ -1,0 +1,170 @@
+"""A policy's code under tests that it cannot reach: the code in one sandbox, what tests it in another.
+
+The two share a socket over which only plain values pass (see `_exchange`). The tests' sandbox runs nothing of the
+policy's, and says itself whether a test passed; what the code prints, writes and ends with counts for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlenv.errors import EpisodeError, ToolFailed
+from rlenv.tools._cell import Limits, Outcome, Request
+from rlenv.tools._exchange import encoded
+from rlenv.tools._sandbox import Sandboxes, check_sandbox
+
+__all__ = ["Limits", "Trials", "Verdict", "check_sandbox", "encoded", "opened"]
+
+_NOT_THE_CODE = frozenset(("worker", "stalled", "late", "busy", "sandbox"))
+_FORKS_S = 30.0
+"""So long beyond the code's own time its process may be kept from the processor."""
+_LETTING_GO_S = 0.1
+"""The code's process ends by itself when nobody asks any more; one that does not is killed with its sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a test ended. `is_ours` says that sandbox or machine failed, so that nothing is known about the code.
+
+    `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran, without those in
+    which it waited for its turn.
+    """
+
+    passed: bool
+    why: str = ""
+    is_ours: bool = False
+    seconds: float = 0.0
+
+
+class Trials:
+    """At most `limit` tests at once, each in a fresh process of the code and one of the tests."""
+
+    def __init__(self, limit: int) -> None:
+        self._places = asyncio.Semaphore(limit)
+        # Apart, so that no sandbox that a policy's code ran in ever runs a test.
+        self._codes, self._judges = Sandboxes(limit), Sandboxes(limit)
+
+    def close(self) -> None:
+        """Ends all sandboxes and what runs in them."""
+        self._codes.close()
+        self._judges.close()
+
+    async def printed(self, code: str, given: str, *, limits: Limits, seed: int) -> tuple[str, Verdict]:
+        """What the code prints as a program with `given` on its standard input, and whether it ended well."""
+        input_fd = _file(given.encode("utf-8", "surrogatepass"))
+        try:
+            wanted = Request({"mode": "program", "code": code}, (input_fd, input_fd))
+            async with self._places:
+                begun = time.monotonic()
+                outcome = await _ran(self._codes, wanted, limits, seed)
+        finally:
+            os.close(input_fd)
+        return outcome.output, replace(_of_code(outcome), seconds=time.monotonic() - begun)
+
+    async def tested(
+        self, sources: Sequence[str], test: Mapping[str, Any], *, limits: Limits, seed: int, in_place: bool
+    ) -> Verdict:
+        """How one test of the code ends.
+
+        Args:
+            sources: what runs one after another in the code's process before it is called.
+            test: `{"setup", "program", "names"}`, or `{"entry", "args", "kwargs", "expected", "compare"}` with values
+                that are `encoded`; see `_exchange.judge`.
+            limits: of the code's process, and of the tests' own work too.
+            in_place: what the code changes in its arguments is changed for the tests too.
+        """
+        async with self._places:
+            begun = time.monotonic()
+            verdict = await self._pair(sources, test, limits, seed, in_place)
+        return replace(verdict, seconds=time.monotonic() - begun)
+
+    async def _pair(
+        self, sources: Sequence[str], test: Mapping[str, Any], limits: Limits, seed: int, in_place: bool
+    ) -> Verdict:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        nothing = _file(b"")
+        has_begun = asyncio.Event()
+
+        def sent() -> None:
+            ours.close()  # whoever holds an end keeps the other side from hearing that this one has ended
+            has_begun.set()
+
+        async def served() -> Outcome:
+            await has_begun.wait()  # a tests' sandbox that starts slowly takes no time of the code's
+            told = {"mode": "serve", "sources": list(sources), "in_place": in_place}
+            return await _ran(self._codes, Request(told, (nothing, theirs.fileno()), theirs.close), limits, seed)
+
+        code = asyncio.ensure_future(served())
+        try:
+            told = {"mode": "judge", **test, "in_place": in_place}
+            wanted = Request(told, (nothing, ours.fileno()), sent, limits.time_s + _FORKS_S)
+            judge = asyncio.ensure_future(_ran(self._judges, wanted, limits, seed))
+            try:
+                await asyncio.wait((judge, code), return_when=asyncio.FIRST_COMPLETED)
+                if code.done():
+                    theirs.close()  # of a code that was never begun
+                verdict = await judge
+                await asyncio.wait((code,), timeout=_LETTING_GO_S)
+                return _verdict(verdict, code.result() if code.done() else None)
+            finally:
+                await _ended(judge)
+        finally:
+            await _ended(code)
+            ours.close()
+            theirs.close()
+            os.close(nothing)
+
+
+async def _ran(sandboxes: Sandboxes, wanted: Request, limits: Limits, seed: int) -> Outcome:
+    deadline = time.monotonic() + max(limits.time_s, wanted.patience_s) + _FORKS_S
+    try:
+        return await sandboxes.run(wanted, limits, deadline=deadline, seed=seed)
+    except (EpisodeError, ToolFailed) as error:
+        return Outcome(error=str(error), reason="sandbox")
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+
+
+def _of_code(outcome: Outcome) -> Verdict:
+    return Verdict(outcome.error is None, outcome.error or "", outcome.reason in _NOT_THE_CODE)
+
+
+def _verdict(judged: Outcome, code: Outcome | None) -> Verdict:
+    said = judged.result
+    if judged.error is not None:
+        # Of the tests' process; its time and memory go where the code's values lead.
+        return Verdict(False, f"the test did not end: {judged.error}", judged.reason in _NOT_THE_CODE)
+    if not isinstance(said, dict):
+        return Verdict(False, "the test said nothing", is_ours=True)
+    if said["gone"] and code is not None and code.error is not None:
+        return _of_code(code)
+    return Verdict(said["passed"], said["why"])
+
+
+def _file(content: bytes) -> int:
+    fd = os.memfd_create("rlenv")
+    os.pwrite(fd, content, 0)
+    return fd
+
+
+@asynccontextmanager
+async def opened(limit: int) -> AsyncIterator[Trials]:
+    """Trials for as long as they are wanted."""
+    trials = Trials(limit)
+    try:
+        yield trials
+    finally:
+        trials.close()

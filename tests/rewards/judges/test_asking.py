@@ -1,0 +1,153 @@
+"""A panel whose judges fail: who is left out, who is not, and that no policy chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rlenv.concurrency.scope import Scope
+from rlenv.errors import RewardError, UsageError
+from rlenv.rewards.base import Measured
+from rlenv.testing.endpoint import FakeEndpoint
+from tests.support.judges import Server, chat, compiled, context, judged, one, verdict
+
+THREE: dict[str, Any] = {"endpoint": None, "judges": [{"endpoint": name} for name in ("writer", "second", "third")]}
+
+
+def panel(**replies: Any) -> Server:
+    """A server on which each of three judges has a reply of its own, or a function of the request."""
+
+    def answer(body: dict[str, Any]) -> web.Response | str:
+        reply = replies[body["model"].removeprefix("model-of-")]
+        found: web.Response | str = reply(body) if callable(reply) else reply
+        return found
+
+    return Server([answer])
+
+
+DOWN = web.Response(status=503, text="down")
+
+
+def test_a_judge_that_fails_is_left_out_and_the_details_say_why() -> None:
+    found = one(panel(writer=verdict(2), second=DOWN, third=verdict(4)), quorum=2, retries=0, **THREE)
+    assert found.details["raw"] == 3.0
+    first, second, third = found.details["judges"]
+    assert (first["score"], second["score"], third["score"]) == (2, None, 4)
+    assert "503" in second["error"]
+    assert "error" not in first
+
+
+def test_below_the_quorum_there_is_no_number() -> None:
+    (found,) = judged(panel(writer=verdict(2), second=DOWN, third="prose"), quorum=0.6, retries=0, **THREE)
+    assert isinstance(found, RewardError)
+    assert "1 of 3 judges gave a verdict, 2 have to" in str(found)
+    assert "second: the judge did not answer" in str(found)
+    assert "third: no reply of model-of-third could be read" in str(found)
+
+
+def test_the_first_judge_that_speaks_gives_the_evidence() -> None:
+    found = one(panel(writer=DOWN, second=verdict(5, "well said"), third=verdict(5)), quorum=1, retries=0, **THREE)
+    assert found.evidence == "well said"
+
+
+def gullible(body: Mapping[str, Any]) -> str:
+    """A judge that material talks into prose, and that is well otherwise."""
+    return "How lovely!" if "talk" in body["messages"][-1]["content"] else verdict(1)
+
+
+def test_a_judge_that_the_material_talks_out_of_its_verdict_is_not_left_out() -> None:
+    server = panel(writer=gullible, second=verdict(5), third=verdict(5))
+    (talked, plain) = judged(
+        server, lambda scope: context(scope, "talk"), lambda scope: context(scope, "fair"), quorum=2, retries=0, **THREE
+    )
+    assert isinstance(talked, RewardError)
+    assert isinstance(plain, Measured)
+    assert plain.details["raw"] == pytest.approx(11 / 3)
+
+
+def test_a_server_that_refuses_every_length_of_what_was_written_is_not_left_out() -> None:
+    def picky(body: Mapping[str, Any]) -> web.Response | str:
+        return web.Response(status=400, text="no") if "talk" in str(body["messages"][-1]) else verdict(1)
+
+    (found,) = judged(
+        panel(writer=picky, second=verdict(5), third=verdict(5)),
+        lambda scope: context(scope, "talk"),
+        quorum=1,
+        **THREE,
+    )
+    assert isinstance(found, RewardError)
+
+
+def test_what_one_judges_filter_refuses_is_worth_the_lowest_score_there() -> None:
+    def filters(body: Mapping[str, Any]) -> web.Response | str:
+        return chat("", "content_filter") if "talk" in str(body["messages"][-1]) else verdict(3)
+
+    found = judged(
+        panel(writer=filters, second=verdict(5), third=verdict(3)),
+        lambda scope: context(scope, "talk"),
+        quorum=1,
+        **THREE,
+    )[0]
+    assert isinstance(found, Measured)
+    assert [judge["score"] for judge in found.details["judges"]] == [1, 5, 3]
+
+
+def test_weights_and_personas_by_prompt() -> None:
+    judges = [
+        {"endpoint": "writer", "prompt": "As a poet: {{ message }}", "weight": 3},
+        {"endpoint": "writer", "prompt": "As a lawyer: {{ message }}"},
+    ]
+    server = Server([lambda body: verdict(5 if "poet" in body["messages"][-1]["content"] else 1)])
+    found = one(server, endpoint=None, judges=judges)
+    assert found.details["raw"] == 4.0
+    assert len({judge["prompt_sha256"] for judge in found.details["judges"]}) == 2
+
+
+def test_a_judge_that_hangs_fails_at_its_own_limit_and_the_others_count() -> None:
+    async def answer(body: Mapping[str, Any]) -> str:
+        if body["model"] == "model-of-second":
+            await asyncio.Event().wait()
+        return verdict(4)
+
+    judges = [{"endpoint": "writer"}, {"endpoint": "second", "limit_s": 0.2}, {"endpoint": "third"}]
+
+    async def main() -> Measured:
+        async with asyncio.timeout(60), FakeEndpoint(answer) as server:
+            scope = Scope()
+            term = compiled(Server([], address=server.base_url), endpoint=None, judges=judges, quorum=2)
+            assert term.measure_async is not None
+            found = await term.measure_async(context(scope))
+            await scope.aclose()
+            return found
+
+    found = asyncio.run(main())
+    assert found.details["raw"] == 4.0
+    assert found.details["judges"][1]["error"] == "no verdict within 0.2 s"
+
+
+def test_an_endpoint_that_keeps_failing_is_asked_by_no_later_episode() -> None:
+    server = panel(writer=DOWN)
+    texts = [lambda scope, text=str(index): context(scope, text) for index in range(6)]
+    found = judged(server, *texts, breaker={"failures": 2, "reset_s": 1000})
+    assert all(isinstance(one, RewardError) for one in found)
+    assert len(server.asked) == 2
+    assert "left alone" in str(found[-1])
+    server = panel(writer=DOWN)
+    judged(server, *texts, breaker={"failures": 0})
+    assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"quorum": 4}, "4 of 3 judges"),
+        ({"combine": "max", "judges": [{"endpoint": "writer", "weight": 2}]}, "weights"),
+    ],
+)
+def test_a_panel_that_cannot_be_is_refused_when_the_spec_is_compiled(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compiled(Server([], address="http://127.0.0.1:1/v1"), **{**THREE, **keys})

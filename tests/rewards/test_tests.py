@@ -1,0 +1,189 @@
+# ruff: noqa: E501 - a table of cases reads best with one a row
+"""The reward kind tests: what honest code earns in each form of tests, and what the spec refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.errors import UsageError
+from rlenv.rewards.test_forms import same_output
+from rlenv.rewards.tests import last_block
+from tests.support.trials import graded, grades, reward
+
+CALLS = [{"args": [1, 2], "expected": 3}, {"args": [5], "kwargs": {"b": 5}, "expected": 10}]
+ADD = "def add(a, b):\n    return a + b"
+
+
+def test_a_share_of_the_tests_that_pass_is_the_value() -> None:
+    found = graded("def add(a, b):\n    return 3", calls=CALLS, entry="add")
+    assert found.value == 0.5
+    assert found.details["passed"] == 1
+    assert found.details["total"] == 2
+    assert [failed["test"] for failed in found.details["failed"]] == ["2"]
+    assert found.evidence == "1 of 2 tests; first failed: 2"  # what was expected stands in the details alone
+
+
+def test_all_or_nothing() -> None:
+    assert graded("def add(a, b):\n    return 3", calls=CALLS, entry="add", credit="all").value == 0
+    assert graded(ADD, calls=CALLS, entry="add", credit="all").value == 1
+
+
+def test_the_last_fenced_block_is_the_code() -> None:
+    text = f"First:\n```python\nnonsense(\n```\nNo, this:\n~~~py\n{ADD}\n~~~\nDone."
+    assert graded(text, calls=CALLS, entry="add").value == 1
+    assert graded(text, calls=CALLS, entry="add", block="none").value == 0
+    assert last_block("a ```python b``` c") == "a ```python b``` c"
+    assert last_block("````\n```\nx\n```\n````") == "```\nx\n```\n"
+    assert last_block("```\nopen") == "```\nopen"
+    assert last_block("```\n```") == ""
+
+
+VALUES: list[tuple[str, Any, dict[str, Any], float]] = [
+    ("def f(): return (1, [2, 3])", [1, [2, 3]], {}, 1),
+    ("def f(): return (1, 2)", [1, 2], {"compare": "exact"}, 0),
+    ("def f(): return [1, 2]", [1, 2], {"compare": "exact"}, 1),
+    ("def f(): return 1.0", 1, {}, 1),
+    ("def f(): return 1.0", 1, {"compare": "exact"}, 0),
+    ("def f(): return 1", True, {}, 0),
+    ("def f(): return True", 1, {}, 0),
+    ("def f(): return [3, 1, 2]", [1, 2, 3], {}, 0),
+    ("def f(): return [3, 1, 2]", [1, 2, 3], {"compare": "unordered"}, 1),
+    ("def f(): return [3, 1, 1]", [1, 3, 3], {"compare": "unordered"}, 0),
+    ("def f(): return 0.1 + 0.2", 0.3, {}, 0),
+    ("def f(): return [{'x': 0.1 + 0.2}]", [{"x": 0.3}], {"tolerance": 1e-9}, 1),
+    ("def f(): return 1001", 1000, {"relative_tolerance": 0.01}, 1),
+    ("def f(): return 1001", 1000, {"relative_tolerance": 0.0001}, 0),
+    ("def f(): return float('nan')", 1, {"tolerance": 1e9}, 0),
+    ("def f(): return float('inf')", 1, {"tolerance": 1e9}, 0),
+    ("def f(): return 10 ** 400", 1, {"tolerance": 1.0}, 0),
+    ("def f(): return (x for x in (1, 2))", [1, 2], {}, 1),
+    ("from collections import Counter\ndef f(): return Counter('aab')", {"a": 2, "b": 1}, {}, 1),
+    ("def f(): return None", None, {}, 1),
+    ("def f(): return 2 ** 2000", 2**2000, {}, 1),
+    ("class Solution:\n    def f(self): return 'ok'", "ok", {"entry": "Solution().f"}, 1),
+]
+
+
+def test_values_are_compared_as_the_spec_says() -> None:
+    cases = [
+        (code, {"entry": "f", "calls": [{"args": [], "expected": gold}], **keys}) for code, gold, keys, _ in VALUES
+    ]
+    for found, (code, expected, keys, value) in zip(grades(*cases), VALUES, strict=True):
+        assert found.value == value, (code, expected, keys, found)
+
+
+def test_calls_are_read_in_the_forms_of_the_data_sets() -> None:
+    for calls in (
+        {"inputs": [[1, 2], [3, 4]], "outputs": [3, 7]},
+        json.dumps({"inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}),
+        json.dumps([{"input": "1\n2", "output": "3", "testtype": "functional"}]),
+    ):
+        assert graded(ADD, calls=calls, entry="add").value == 1
+
+
+def test_programs_are_compared_by_what_they_print() -> None:
+    tests = [{"input": "3 4\n", "output": "7\n"}, {"input": ["1 1"], "output": ["2"]}]
+    code = "import sys\na, b = map(int, input().split())\nprint(a + b, '')\nprint('x', file=sys.stderr)\nsys.exit(0)"
+    assert graded(code, stdin=tests).value == 1
+    assert graded(code, stdin=tests, compare="exact").value == 0
+    assert graded("print(7)", stdin={"inputs": ["3 4", "1 1"], "outputs": ["7", "2"]}).value == 0.5
+    assert graded("print(7)\nraise SystemExit(3)", stdin=tests).value == 0
+    assert (
+        graded("if __name__ == '__main__':\n    print(sum(map(int, open(0).read().split())))", stdin=tests).value == 1
+    )
+
+
+def test_output_within_a_tolerance() -> None:
+    assert same_output("1.0000001 a\n", "1 a", "equal", 1e-6, 0.0)
+    assert not same_output("1.1 a\n", "1 a", "equal", 1e-6, 0.0)
+    assert not same_output("nan", "1", "equal", 1e9, 1.0)
+    assert not same_output("1\n1", "1 1", "equal", 1e-6, 0.0)
+
+
+PROGRAMS = [
+    ("def f(x):\n    raise ValueError('no')", "try:\n    f(1)\nexcept ValueError as e:\n    assert str(e) == 'no'\nelse:\n    assert 0"),
+    ("class Odd(Exception): pass\ndef f():\n    raise Odd", "try:\n    f()\nexcept Exception as e:\n    assert type(e).__name__ == 'Odd'\nelse:\n    assert 0"),
+    ("def f(): yield from range(3)", "assert list(f()) == [0, 1, 2]"),
+    ("def f(x): return x", "for v in (b'a', {1: (2, {3})}, 1j, range(3), frozenset({1}), 2**70, -0.0, '\\ud800'):\n    assert f(v) == v and type(f(v)) is type(v)"),
+    ("class P:\n    def __init__(self, a): self.a = a\ndef f(ps): return sum(p.a for p in ps)", "assert f([P(1), P(2)]) == 3"),
+    ("def sum(a, b): return a + b + 1", "assert sum(1, 2) == 4"),
+    ("def f(x, kind): return isinstance(x, kind)", "assert f('a', str) and not f('a', int)"),
+    ("def f(x): return 5", "assert math.sqrt(25) == f(0)"),
+    ("def f(x): return 4", "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 4)\nunittest.main()"),
+    ("def f(n): return n if n < 2 else f(n - 1) + f(n - 2)", "def check(g):\n    assert g(10) == 55\ncheck(f)"),
+]  # fmt: skip
+
+
+def test_programs_see_what_honest_code_gives() -> None:
+    nothing = "def f(*args, **more): return None\nsum = f"
+    for found, (code, program) in zip(grades(*((c, {"programs": p}) for c, p in PROGRAMS)), PROGRAMS, strict=True):
+        assert found.value == 1, (code, program, found)
+    for found, (code, program) in zip(
+        grades(*((nothing, {"programs": p}) for _, p in PROGRAMS)), PROGRAMS, strict=True
+    ):
+        assert found.value == 0, (code, program, found)
+
+
+def test_changed_arguments_come_back_where_that_is_asked_for() -> None:
+    code, program = "def f(x): x.append(1)", "a = [0]\nf(a)\nassert a == [0, 1]"
+    assert graded(code, programs=program, in_place=True).value == 1
+    assert graded(code, programs=program).value == 0
+    # Otherwise code could change what a test goes on to compare with.
+    assert graded("def f(x):\n    x.clear()\n    return []", programs="a = [3, 1]\nassert f(a) == sorted(a)").value == 0
+
+
+def test_the_prompts_helpers_are_the_tests_own() -> None:
+    prompt = "def helper(x):\n    return x + 1\n\ndef f(x):\n    '''Adds one.'''\n"
+    keys = {"before": prompt, "setup": prompt, "names": "f", "programs": "assert f(1) == helper(1)"}
+    assert graded("def f(x):\n    return helper(x)", **keys).value == 1
+    assert graded("def helper(x): return None\ndef f(x): return None", **keys).value == 0
+
+
+def test_no_code_is_worth_nothing_and_a_task_without_tests_is_invalid() -> None:
+    keys = {"calls": CALLS, "entry": "add"}
+    for found in grades((None, keys), ("", keys), ("x" * 200_001, keys), ("'\ud800'", keys)):
+        assert found.value == 0
+    faults: tuple[dict[str, Any], ...] = (
+        {"calls": [], "entry": "add"},
+        {"calls": [{"args": 3, "expected": 3}], "entry": "add"},
+        {"calls": [{"args": [3]}], "entry": "add"},
+        {"calls": CALLS, "entry": "a b"},
+        {"calls": {"inputs": [1], "outputs": []}, "entry": "add"},
+        {"calls": "no json", "entry": "add"},
+        {"stdin": [{"input": "x"}]},
+        {"programs": "assert ("},
+        {"programs": 3},
+    )
+    for found, keys in zip(grades(*((ADD, keys) for keys in faults)), faults, strict=True):
+        assert found.value is None, keys
+
+
+def test_the_time_of_all_tests_is_bounded() -> None:
+    found = graded(
+        "def f():\n    while True: pass", calls=[{"args": [], "expected": 1}] * 9, entry="f", time_s=0.2, total_s=0.3
+    )
+    assert found.value == 0
+    assert "did not end" in found.details["failed"][0]["why"]
+    assert "were used up" in found.details["failed"][-1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "expected one form of tests, found nothing"),
+        ({"calls": CALLS, "entry": "f", "stdin": []}, "found calls and stdin"),
+        ({"calls": CALLS}, "it goes with calls"),
+        ({"programs": "1", "entry": "f"}, "it goes with calls"),
+        ({"calls": CALLS, "entry": "f", "setup": "x = 1"}, "it goes with programs"),
+        ({"calls": CALLS, "entry": "f", "in_place": True}, "it goes with programs"),
+        ({"programs": "1", "tolerance": 0.1}, "programs compare by themselves"),
+        ({"stdin": [], "compare": "unordered"}, "the order of what a program prints counts"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        reward(Path(), **keys)

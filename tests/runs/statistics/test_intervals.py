@@ -1,0 +1,124 @@
+"""Intervals against SciPy and statsmodels, against themselves, and against simulated evaluations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlenv.runs.statistics.intervals import (
+    clopper_pearson_upper,
+    clustered,
+    clustered_counts,
+    mean_interval,
+    mean_of_parts,
+    score_interval,
+    standard_error,
+    student,
+    wilson,
+)
+
+REFERENCE = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text(encoding="utf-8"))
+EXACT = 1e-9
+
+
+def test_students_quantile_is_scipys() -> None:
+    for freedom, quantile in REFERENCE["student"]:
+        assert student(freedom) == pytest.approx(quantile, abs=EXACT, rel=0), freedom
+
+
+def test_wilsons_interval_is_that_of_statsmodels() -> None:
+    for won, trials, low, high in REFERENCE["wilson"]:
+        assert wilson(won, trials) == pytest.approx((low, high), abs=EXACT, rel=0)
+    for trials, upper in REFERENCE["clopper_pearson_upper"]:
+        assert clopper_pearson_upper(trials) == pytest.approx(upper, abs=EXACT, rel=0)
+
+
+def test_standard_errors_are_those_of_a_clustered_regression() -> None:
+    for one in REFERENCE["clusters"]:
+        found = standard_error([(sum(group), len(group)) for group in one["groups"]])
+        assert found == pytest.approx(one["error"], abs=EXACT, rel=0)
+    assert standard_error([(1.0, 4)]) is None
+
+
+def test_with_one_sample_a_task_a_share_has_wilsons_interval() -> None:
+    assert clustered([[True]] * 7 + [[False]] * 13) == pytest.approx(wilson(7, 20))
+
+
+def test_samples_that_agree_are_worth_one_and_an_estimated_spread_takes_students_quantile() -> None:
+    alike = [[index % 2 == 0] * 16 for index in range(20)]
+    assert clustered(alike) == pytest.approx(wilson(10, 20, quantile=student(19)))
+    assert clustered([[True, False]] * 20) == pytest.approx(wilson(20, 40, quantile=student(19)))
+    # Where all succeed nothing says how alike samples are: they count as one a task.
+    assert clustered([[True] * 16] * 5) == pytest.approx(wilson(5, 5))
+    assert clustered([[], []]) == (0.0, 1.0)
+
+
+def test_a_reward_of_two_values_has_the_interval_of_the_success_rate() -> None:
+    groups = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    share = clustered([[bool(one) for one in group] for group in groups])
+    assert mean_interval(groups) == pytest.approx(share)
+    scaled = mean_interval([[3 * one - 1 for one in group] for group in groups])
+    assert scaled == pytest.approx((3 * share[0] - 1, 3 * share[1] - 1))
+
+
+def test_a_mean_interval_stays_within_what_was_seen_and_is_the_same_upside_down() -> None:
+    groups = [[1.0, 0.9], [1.0, 1.0], [0.2, 1.0], [1.0, 0.95]]
+    low, high = mean_interval(groups) or (0.0, 0.0)
+    assert 0.2 < low < high <= 1.0
+    assert mean_interval([[-one for one in group] for group in groups]) == pytest.approx((-high, -low))
+
+
+def test_a_mean_of_many_tasks_has_students_interval() -> None:
+    random = np.random.default_rng(3)
+    groups = (random.normal(size=(4_000, 1)) + random.normal(size=(4_000, 3))).tolist()
+    low, high = mean_interval(groups) or (0.0, 0.0)
+    error = standard_error([(sum(group), len(group)) for group in groups]) or 0.0
+    assert (high - low) / 2 == pytest.approx(student(3_999) * error, rel=2e-3)
+
+
+def test_nothing_that_varies_leaves_no_interval_of_a_mean() -> None:
+    assert mean_interval([[0.5, 0.5], [0.5]]) is None
+    assert mean_interval([[0.5, 0.7]]) is None
+    assert mean_interval([[0.0, 0.5, 1.0], [0.5, 0.0, 1.0]]) is None  # tasks' means are equal
+
+
+def test_the_mean_of_groups_has_an_interval_as_independent_estimates_do() -> None:
+    # Two groups of equal intervals: half as wide, times √2.
+    low, high = mean_of_parts([(0.5, (0.4, 0.7)), (0.3, (0.2, 0.5))]) or (0.0, 0.0)
+    assert (low, high) == pytest.approx((0.4 - 0.1 / 2**0.5, 0.4 + 0.2 / 2**0.5))
+    assert mean_of_parts([]) is None
+
+
+def test_a_score_interval_never_leaves_its_bounds() -> None:
+    assert score_interval([(1.0, 1)] * 3, 0.0, 1.0)[1] == 1.0
+    assert score_interval([], 0.0, 1.0) == (0.0, 1.0)
+    low, high = score_interval([(0.99, 1), (1.0, 1), (0.5, 1)], 0.0, 1.0)
+    assert 0.0 < low < high < 1.0
+
+
+@pytest.mark.parametrize("kind", ["none", "beta", "all"])
+@pytest.mark.parametrize("samples", [1, 4, 16])
+@pytest.mark.parametrize("rate", [0.5, 0.8])
+def test_nineteen_of_twenty_intervals_hold_the_truth(kind: str, samples: int, rate: float) -> None:
+    # Of 400 evaluations whose intervals hold it by 95 %, fewer than 366 or more than 393 do in one of 1,000: exact
+    # bounds of the binomial distribution. The whole table is that of benchmarks/coverage.py.
+    random, tasks, sims = np.random.default_rng([samples, int(rate * 10), len(kind)]), 100, 400
+    success = reward = 0
+    for _ in range(sims):
+        drawn = {
+            "none": np.full(tasks, rate),
+            "beta": random.beta(2 * rate, 2 * (1 - rate), tasks),
+            "all": (random.random(tasks) < rate) * 1.0,
+        }[kind]
+        won = random.binomial(samples, drawn)
+        low, high = clustered_counts([(int(one), samples) for one in won])
+        success += low <= rate <= high
+        format_kept = random.binomial(samples, 0.9, tasks)
+        clusters = [(float(one), samples) for one in 0.7 * won + 0.3 * format_kept]
+        low, high = score_interval(clusters, 0.0, 1.0)
+        reward += low <= 0.7 * rate + 0.27 <= high
+    assert 366 <= success <= 393
+    assert 366 <= reward <= 393

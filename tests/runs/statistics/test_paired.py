@@ -1,0 +1,84 @@
+"""Changes between two runs, and whether they may be chance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlenv.runs.statistics.intervals import standard_error, student
+from rlenv.runs.statistics.paired import mcnemar, paired_change, sign_flips
+
+REFERENCE = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text(encoding="utf-8"))
+
+
+def test_mcnemars_exact_test_is_that_of_statsmodels() -> None:
+    for fixed, broken, p in REFERENCE["mcnemar"]:
+        assert mcnemar(fixed, broken) == pytest.approx(p, abs=1e-9, rel=0)
+
+
+def test_sign_flips_are_those_of_scipy_over_all_ways() -> None:
+    for sums, p in REFERENCE["sign_flips"]:
+        found = sign_flips(np.zeros(len(sums)), np.array(sums), np.arange(len(sums)))
+        assert found.p == pytest.approx(p, abs=1e-9, rel=0)
+        assert found.method == "exact"
+
+
+def test_with_one_sample_a_task_the_test_is_mcnemars() -> None:
+    a, b = np.array([0.0] * 9 + [1.0] * 3 + [1.0] * 8), np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 8)
+    assert sign_flips(a, b, np.arange(20)).p == mcnemar(9, 3)
+
+
+def test_sixteen_samples_of_one_task_are_no_proof() -> None:
+    zeros, ones = np.zeros(16), np.ones(16)
+    assert sign_flips(zeros, ones, np.zeros(16, dtype=np.int64)).p == 1.0
+    assert sign_flips(zeros, ones, np.arange(16)).p < 0.001
+    assert paired_change(zeros, ones, np.zeros(16, dtype=np.int64)).low is None
+
+
+def test_draws_stand_for_too_many_ways_and_never_say_that_it_is_impossible() -> None:
+    random = np.random.default_rng(1)
+    shift = random.normal(3.0, 1.0, 200)
+    found = sign_flips(np.zeros(200), shift, np.arange(200))
+    assert found.method == "20000 draws"
+    assert found.p == pytest.approx(1 / 20_001)
+    assert sign_flips(np.zeros(200), random.normal(0.0, 1.0, 200), np.arange(200)).p > 0.01
+
+
+def test_a_change_has_the_clustered_error_and_leaves_out_what_is_not_known() -> None:
+    a = np.array([0.0, 0.2, 0.4, np.nan, 0.5])
+    b = np.array([0.5, 0.4, 0.3, 1.0, np.nan])
+    change = paired_change(a, b, np.array([0, 0, 1, 1, 2]))
+    assert (change.pairs, change.tasks, change.invalid) == (3, 2, 2)
+    assert change.change == pytest.approx(0.2)
+    error = standard_error([(0.7, 2), (-0.1, 1)]) or 0.0
+    assert change.high == pytest.approx(0.2 + student(1) * error)
+
+
+def test_nothing_that_changed_leaves_what_so_many_tasks_cannot_rule_out() -> None:
+    same = np.ones(20)
+    change = paired_change(same, same, np.arange(20), is_share=True)
+    assert change.change == 0.0
+    assert change.high == pytest.approx(1 - 0.025 ** (1 / 20))  # Clopper and Pearson's bound of none in 20
+    assert change.low == -(change.high or 0.0)
+    fixed = paired_change(np.zeros(20), same, np.arange(20), is_share=True)
+    assert fixed.high == 1.0
+    assert fixed.low == pytest.approx(1 - 2 * (change.high or 0.0))
+    assert paired_change(same, same, np.arange(20)).low is None  # a reward has no bounds
+
+
+def test_nineteen_of_twenty_intervals_of_a_change_hold_it() -> None:
+    random, held, sims = np.random.default_rng(2), 0, 400
+    tasks = np.arange(100).repeat(4)
+    for _ in range(sims):
+        before = random.beta(1, 1, 100)
+        after = np.clip(before + 0.1 * (random.random(100) < 0.5), 0, 1)
+        truth = 0.5 * (0.1 - 0.1**2 / 2)  # of a uniform rate, what is above 0.9 has no room
+        a, b = ((random.random((100, 4)) < rates[:, None]).ravel().astype(np.float64) for rates in (before, after))
+        change = paired_change(a, b, tasks, is_share=True)
+        assert change.low is not None
+        assert change.high is not None
+        held += change.low <= truth <= change.high
+    assert 366 <= held <= 393  # exact bounds of the binomial distribution for 95 %, one in 1,000 to either side

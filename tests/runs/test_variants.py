@@ -1,0 +1,211 @@
+"""Other weights come out as the scorer would have it, and what one spec has measured another does not measure again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+import rlenv
+from rlenv.cli.main import main as command
+from rlenv.errors import UsageError
+from rlenv.runs import files as record
+from rlenv.runs.recorded import recorded
+from rlenv.runs.rescore import compare, rescore
+from rlenv.runs.variants import Weights, shared, varied
+from rlenv.trajectory import Trajectory
+
+SPEC = """
+rlenv: 1
+name: weighed
+tasks: {train: {rows: [{question: "How many?", answer: "3"}, {question: "And now?", answer: "4"}]}}
+prompt: {user: "{{ task.question }}"}
+tools: {sum: {kind: calculator}}
+rewards:
+  correct: {kind: rule, rule: exact_match, expect: "{{ task.answer }}"}
+  short: {kind: rule, python: "t.py:short", weight: 0.5, gate: correct >= 1}
+  calls: {kind: rule, python: "t.py:calls", when: turn, over_turns: sum, weight: 0.25}
+  odd: {kind: rule, python: "t.py:odd", weight: 0.25}
+  best: {kind: group, python: "t.py:best", weight: 0.5}
+"""
+CODE = """
+from pathlib import Path
+
+def short(context):
+    with Path(__file__).with_name("asked").open("a") as file:
+        file.write("s")
+    return 1.0 - len(context.turns) / 4
+
+def calls(context):
+    return float(len(context.turns[-1].parsed.calls))
+
+def odd(context):
+    if context.answer == "5":
+        raise ValueError("five")
+    return 1.0
+
+def best(found):
+    top = max(one.reward.terms["correct"].value for one in found)
+    return [float(one.reward.terms["correct"].value == top) / len(found) for one in found]
+"""
+CALL = '<tool_call>\n{"name": "sum", "arguments": {"expression": "1+1"}}\n</tool_call>'
+PLAYS = (
+    [CALL, "<answer>3</answer>"],
+    ["<answer>3</answer>"],
+    ["<answer>5</answer>"],
+    [CALL, CALL, "<answer>2</answer>"],
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "t.py").write_text(CODE)
+    (tmp_path / "env.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def other(folder: Path, name: str, *replaced: tuple[str, str]) -> Path:
+    text = SPEC
+    for old, new in replaced:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def scored(path: Path, before: list[Trajectory]) -> list[Trajectory]:
+    async def main() -> list[Trajectory]:
+        async with rlenv.load(path) as environment:
+            return await rescore(environment, before)
+
+    return asyncio.run(main())
+
+
+def played(path: Path) -> list[Trajectory]:
+    async def main() -> list[Trajectory]:
+        found = []
+        async with rlenv.load(path) as environment:
+            for task in range(2):
+                for actions in PLAYS:
+                    async with environment.start(task=task, seed=1) as episode:
+                        for action in actions:
+                            await episode.step(action)
+                        found.append(episode.trajectory)
+        return found
+
+    return scored(path, asyncio.run(main()))
+
+
+ODD = '  odd: {kind: rule, python: "t.py:odd", weight: 0.25}\n'
+BEST = '  best: {kind: group, python: "t.py:best", weight: 0.5}\n'
+CALLS = '  calls: {kind: rule, python: "t.py:calls", when: turn, over_turns: sum, weight: 0.25}\n'
+
+
+@pytest.mark.parametrize(
+    ("weights", "replaced"),
+    [
+        (
+            Weights(weight={"short": 2.0, "calls": -1.0}),
+            [("weight: 0.5, gate", "weight: 2.0, gate"), ("sum, weight: 0.25", "sum, weight: -1.0")],
+        ),
+        (Weights(drop=("odd",)), [(ODD, "")]),
+        (Weights(weight={"odd": 0.0}), [(ODD, ODD.replace("0.25", "0"))]),
+        (
+            Weights(drop=("best", "calls"), weight={"correct": 0.0}),
+            [(BEST, ""), (CALLS, ""), ('answer }}"}', 'answer }}", weight: 0}')],
+        ),
+    ],
+)
+def test_other_weights_give_what_measuring_with_them_gives(
+    folder: Path, weights: Weights, replaced: list[tuple[str, str]]
+) -> None:
+    before = played(folder / "env.yaml")
+    (folder / "asked").unlink()
+    found = varied(rlenv.load(folder / "env.yaml"), before, weights)
+    assert not (folder / "asked").exists()
+    truth = scored(other(folder, "other.yaml", *replaced), before)
+    assert compare(truth, found).changes == ()
+    for one, its in zip(found, truth, strict=True):
+        assert (one.success, one.reason, one.terminated, one.failure) == (
+            its.success,
+            its.reason,
+            its.terminated,
+            its.failure,
+        )
+        assert one.reward.turn_rewards == pytest.approx(its.reward.turn_rewards)
+    assert compare(before, found).changes
+
+
+def test_a_term_that_is_invalid_and_left_out_leaves_a_reward(folder: Path) -> None:
+    before = played(folder / "env.yaml")
+    assert [one.reward.total is None for one in before] == [False, False, True, False] * 2
+    found = varied(rlenv.load(folder / "env.yaml"), before, Weights(drop=("odd",)))
+    assert [one.reward.terms["best"].value for one in found][:4] == [0.25, 0.25, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (Weights(drop=("shrt",)), "did you mean 'short'"),
+        (Weights(drop=("correct",)), "the gate of 'short' reads it"),
+        (Weights(drop=("odd",), weight={"odd": 1.0}), "left out"),
+        (Weights(weight={"odd": float("nan")}), "finite"),
+        (Weights(drop=("correct", "short", "calls", "odd", "best")), "no term is left"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused_with_the_nearest_fix(folder: Path, weights: Weights, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        varied(rlenv.load(folder / "env.yaml"), [], weights)
+
+
+def test_a_term_that_was_not_recorded_is_not_made_up(folder: Path) -> None:
+    bare = other(folder, "bare.yaml", ('  odd: {kind: rule, python: "t.py:odd", weight: 0.25}\n', ""))
+    with pytest.raises(UsageError, match="'odd' was not recorded"):
+        varied(rlenv.load(folder / "env.yaml"), played(bare), Weights(weight={"odd": 1.0}))
+
+
+def test_a_term_behind_another_gate_is_another_term(folder: Path) -> None:
+    one = rlenv.load(folder / "env.yaml")
+    heavier = rlenv.load(other(folder, "a.yaml", ("weight: 0.5, gate", "weight: 3, gate")))
+    looser = rlenv.load(other(folder, "b.yaml", ("exact_match", "contains")))
+    assert shared(one, heavier) == {"correct", "short", "calls", "odd"}
+    assert shared(one, looser) == {"calls", "odd"}
+    asked = rlenv.load(other(folder, "c.yaml", ("tools: {sum:", "answer: {from: final_message}\ntools: {sum:")))
+    assert shared(one, asked) == set()
+
+
+def test_several_specs_measure_what_they_share_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = played(folder / "env.yaml")
+    record.write(folder / "run" / "trajectories.jsonl", before)
+    (folder / "asked").unlink()
+    heavier = other(folder, "a.yaml", ("weight: 0.5, gate", "weight: 3, gate"))
+    arguments = ["rescore", str(folder / "run"), "--spec", str(folder / "env.yaml"), "--spec", str(heavier)]
+    assert command([*arguments, "--max-invalid", "1", "--json", "-o", str(folder / "out")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["variants"]["env"]["changes"] == []
+    moved = found["variants"]["a"]["changes"]
+    assert [one["moved"] for one in moved] == [{"short": [0.25, 1.5]}, {"short": [0.375, 2.25]}]
+    assert (folder / "asked").read_text() == "ss"  # by the first alone, where its gate is open
+    assert {(one["a"], one["b"]) for one in found["agreement"]} >= {("correct", "short"), ("calls", "odd")}
+    assert len(recorded(folder / "out" / "a")) == len(before)
+    truth = scored(heavier, before)
+    assert compare(truth, recorded(folder / "out" / "a")).changes == ()
+
+
+def test_the_biggest_mover_comes_first(folder: Path) -> None:
+    before = played(folder / "env.yaml")
+    found = varied(rlenv.load(folder / "env.yaml"), before, Weights(weight={"correct": 1.5, "calls": 4.0, "odd": 0.3}))
+    first = compare(before, found).changes[0]
+    assert list(first.moved) == ["calls", "correct", "odd"]
+
+
+def test_the_command_says_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record.write(folder / "run" / "trajectories.jsonl", played(folder / "env.yaml"))
+    assert command(["rescore", str(folder / "run")]) == 2
+    assert "--spec" in capsys.readouterr().err
+    spec = ["rescore", str(folder / "run"), "--spec", str(folder / "env.yaml"), "--max-invalid", "1"]
+    assert command([*spec, "--weight", "odd"]) == 2
+    assert command([*spec, "--weight", "short=2", "--drop", "odd"]) == 0
+    assert "without odd; short × 2" in capsys.readouterr().out
