@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, NotRequired, TypedDict, Unpack
 
 from rlenv._base.fast_records import quick
 from rlenv._base.jsonable import SPARSE
@@ -23,6 +23,7 @@ __all__ = [
     "TERMINATIONS",
     "Failure",
     "Measurement",
+    "ModelUsage",
     "Record",
     "RewardBreakdown",
     "Step",
@@ -201,6 +202,35 @@ class Turn:
         return self.finish_reason == "length"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelUsage:
+    """What one role asked of one model in one episode.
+
+    `role` is `policy`, `user`, `judge TERM`, `term TERM`, `tool NAME`, and within an agent what its own roles ask:
+    `agent NAME > policy`. `requests` counts every try, and `failed` those of them that were of no use: refused, lost,
+    late, or with a reply that could not be read. `unknown` counts good answers that do not say their tokens; no count
+    of tokens holds anything for them. `cached` counts questions whose answer was kept from another, and for which
+    nothing was asked. `prompt_tokens` include `cached_tokens`, which the server says it had kept, and
+    `completion_tokens` include `reasoning_tokens`, both where it says so. `seconds` is the time that tries took, added
+    up, without the waits between them.
+
+    `is_recorded` marks what a tape or a record answered: it was asked for then, and costs nothing now.
+    """
+
+    role: str
+    model: str
+    requests: int = 0
+    failed: int = field(default=0, metadata=SPARSE)
+    unknown: int = field(default=0, metadata=SPARSE)
+    cached: int = field(default=0, metadata=SPARSE)
+    prompt_tokens: int = 0
+    cached_tokens: int = field(default=0, metadata=SPARSE)
+    completion_tokens: int = 0
+    reasoning_tokens: int = field(default=0, metadata=SPARSE)
+    seconds: float = 0.0
+    is_recorded: bool = field(default=False, metadata=SPARSE)
+
+
 class Record(TypedDict):
     """What is recorded of an episode however it ends; see `Trajectory`."""
 
@@ -213,6 +243,7 @@ class Record(TypedDict):
     turns: tuple[Turn, ...]
     answer: str | None
     seconds: float
+    usage: NotRequired[tuple[ModelUsage, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +255,8 @@ class Trajectory:
 
     An episode whose reward is invalid has failed: `failure` says why, `reward.total` and `success` are None, and it
     counts as truncated. Its `reason` is the failure's, or the limit's where one had cut it before.
+
+    `usage` is what was asked of models until the episode was scored, by role and model; () where nothing was.
     """
 
     environment: str
@@ -241,6 +274,7 @@ class Trajectory:
     success: bool | None
     failure: Failure | None = None
     seconds: float = 0.0
+    usage: tuple[ModelUsage, ...] = field(default=(), metadata=SPARSE)
 
     @staticmethod
     def termination(

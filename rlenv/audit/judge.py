@@ -25,6 +25,7 @@ from rlenv.audit.agreement import (
 )
 from rlenv.audit.calibration import Calibration, calibration
 from rlenv.audit.report import ReportCard
+from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ParsedAction, ToolResult
@@ -227,7 +228,8 @@ class _Judge:
         )
         async with self._places:
             try:
-                measured = await self._measure(context)
+                with asks(f"judge {self.name}"):
+                    measured = await self._measure(context)
             except EpisodeError as error:
                 if reasons is not None:
                     reasons[redact_within(str(error), _MAX_REASON)] += 1

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rlenv._base.bounded import cut_middle
 from rlenv._base.figures import figure
+from rlenv._base.jsonable import plain
 from rlenv.audit.attacker_report import AttackerLimits, AttackerReport
 from rlenv.audit.models import Attacker, attacker_at
 from rlenv.audit.report import Finding, Report, Thresholds
@@ -20,10 +21,13 @@ from rlenv.audit.run import Progress, audit
 from rlenv.cli.audit_judge import judged, written
 from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
+from rlenv.cli.spending import add_prices, prices_of, show_spending_line
 from rlenv.cli.terminal import write_error
+from rlenv.endpoints.account import Account, counted
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.runs import files
+from rlenv.runs.usage import spent_by
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run", "said_every"]
@@ -57,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     judge.add_argument("--min-kappa", type=float, default=0.4, metavar="K", help="exit 1 below it")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument("-o", "--out", metavar="FILE", help="write the report as JSON there")
+    add_prices(parser)
     add_set(parser)
 
 
@@ -131,9 +136,13 @@ def run(args: argparse.Namespace) -> int:
                 attacker=attacker,
             )
 
-    report = asyncio.run(main())
-    if not written(args, report.as_dict()):
+    account, prices = Account(), prices_of(args)
+    with counted(account):
+        report = asyncio.run(main())
+    spending = spent_by(account.entries(), episodes=0, prices=prices)
+    if not written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show(Console(highlight=False), report)
+        show_spending_line(Console(highlight=False), spending)
     return 0 if report.passes else 1
 
 

@@ -22,6 +22,7 @@ from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, add_resume, check_folder_options, kept_run, stoppable, told
+from rlenv.cli.spending import Budget, add_max_cost, add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
 from rlenv.episodes.environment import Environment, load
 from rlenv.episodes.rollout import Job, rollout
@@ -30,8 +31,10 @@ from rlenv.rewards.group_terms import score_groups
 from rlenv.runs import files as record
 from rlenv.runs.folder import KeptRun, open_run
 from rlenv.runs.locks.lock import Lock, lock_of
+from rlenv.runs.prices import Prices
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import GroupSummary, PassAtK, Summary, success_width, summarise
+from rlenv.runs.usage import cost_of
 from rlenv.trajectory import Trajectory
 
 __all__ = ["SEEDS", "add_arguments", "run"]
@@ -68,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_resume(parser)
     add_record(parser)
     add_tape(parser)
+    add_prices(parser)
+    add_max_cost(parser)
     add_set(parser)
 
 
@@ -81,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--until-width is between 0 and 1", hint="0.1 is five points to both sides")
     check_options(args)
     check_folder_options(args)
+    prices = prices_of(args)
+    budget = Budget(args, prices)
     tapes = Tapes(args)
     with tapes.compiled():
         environment = load(args.spec, set=overrides(args.set))
@@ -95,10 +102,11 @@ def run(args: argparse.Namespace) -> int:
         out = stack.enter_context(kept_run(args, environment, lock=lock, split=split)) if args.out else None
         stack.enter_context(tapes.running(out, lock, environment))
         begun = time.monotonic()
-        kept = _Kept(args, jobs, out)
-        trajectories = asyncio.run(stoppable(_play(environment, args, jobs, kept, tapes), out))
+        kept = _Kept(args, jobs, out, prices)
+        playing = _play(environment, args, jobs, kept, tapes, budget)
+        trajectories = asyncio.run(stoppable(playing, out, budget=budget))
     by = environment.spec.tasks[split].report_by
-    summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by)
+    summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=prices)
     figures = {
         "environment": environment.id,
         "spec": str(environment.loaded.path),
@@ -140,7 +148,7 @@ def _lock(args: argparse.Namespace, environment: Environment, split: str) -> Loc
 
 
 async def _play(
-    environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept, tapes: Tapes
+    environment: Environment, args: argparse.Namespace, jobs: list[Job], kept: _Kept, tapes: Tapes, budget: Budget
 ) -> list[Trajectory]:
     policy = make_policy(args, environment)
     console = Console(stderr=True)
@@ -149,7 +157,8 @@ async def _play(
         async with environment:
             with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
                 name = f"{environment.spec.name} · {args.policy}"
-                bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(kept.missing()))
+                left = [len(kept.missing())]
+                bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - left[0])
                 scorer, played, found = environment.parts.scorer, dict[int, Trajectory](), list[Trajectory]()
                 for batch in _batches(args, len(jobs)):
                     missing = [index for index in kept.missing() if index in batch]
@@ -157,6 +166,8 @@ async def _play(
                     def ended(at: int, trajectory: Trajectory, *, missing: list[int] = missing) -> None:
                         progress.advance(bar)
                         tapes.ended(kept.append(missing[at], trajectory))
+                        left[0] -= 1
+                        budget.ended(trajectory, left=left[0])
 
                     todo, many = [jobs[index] for index in missing], args.concurrency
                     ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)
@@ -185,7 +196,8 @@ def _batches(args: argparse.Namespace, jobs: int) -> list[range]:
 class _Kept:
     """The episodes of this run that are kept as they end, and those that an earlier attempt has kept."""
 
-    def __init__(self, args: argparse.Namespace, jobs: list[Job], out: KeptRun | None) -> None:
+    def __init__(self, args: argparse.Namespace, jobs: list[Job], out: KeptRun | None, prices: Prices | None) -> None:
+        self._prices = prices
         self._args, self._jobs, self._out = args, jobs, out
         self._ids: dict[int, str] = {}
         self._before: dict[int, str] = {}
@@ -214,6 +226,7 @@ class _Kept:
                 mode="greedy" if args.temperature == 0 else "sampled",
                 group=f"{job.split}/{job.task}" if args.k > 1 else "",
                 started=time.time() - trajectory.seconds,
+                cost=cost_of(trajectory.usage, self._prices),
             )
             self._ids[index] = self._out.append(trajectory, facts)
         return self._ids.get(index, "")
@@ -278,6 +291,7 @@ def _show(console: Console, environment: Environment, policy: str, split: str, s
         times = " / ".join(f"{value * 1000:.2f}" for value in (latency.p50_s, latency.p90_s, latency.p99_s))
         table.add_row(escape(name), times, f"ms at p50 / p90 / p99 of {latency.calls} calls")
     console.print(table)
+    show_spending(console, summary.usage)
 
 
 def _show_figures(table: Table, environment: Environment, summary: Summary) -> None:

@@ -17,12 +17,14 @@ from rlenv.cli.console import Console
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.policies import add_policy, check_options, make_policy, policy_facts, policy_tokenizer
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
+from rlenv.cli.spending import add_prices, prices_of, show_spending
 from rlenv.concurrency.lanes import entered, here
 from rlenv.episodes.drive import context_of
 from rlenv.episodes.environment import Environment, load
 from rlenv.messages import Message, Sampled
 from rlenv.runs.locks.lock import Lock, lock_of
 from rlenv.runs.schema import Facts, Mode
+from rlenv.runs.usage import cost_of, spent
 from rlenv.trajectory import Trajectory
 
 __all__ = ["add_arguments", "run"]
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="DIR", help="keep the episode there, as a run")
     add_overwrite(parser)
     add_record(parser)
+    add_prices(parser)
     add_set(parser)
 
 
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Plays one episode: you write the actions, or watch a policy."""
     check_options(args)
     check_folder_options(args)
+    prices = prices_of(args)
     tapes = Tapes(args)
     with tapes.compiled():
         environment = load(args.spec, set=overrides(args.set))
@@ -58,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(tapes.running(out, lock, environment))
         with entered(tapes.lane(0) if tapes.lane is not None else None):
             trajectory = asyncio.run(stoppable(_play(args, environment, console), out))
+            show_spending(console, spent([trajectory], prices=prices))
             if out is not None:
                 mode: Mode = "greedy" if args.temperature == 0 else "sampled"
-                id = out.append(trajectory, Facts(mode=mode, started=time.time() - trajectory.seconds))
+                cost, began = cost_of(trajectory.usage, prices), time.time() - trajectory.seconds
+                id = out.append(trajectory, Facts(mode=mode, started=began, cost=cost))
                 tapes.ended(id)
                 if id:
                     console.print(f"rlenv view {shlex.quote(args.out)} {id}", markup=False, soft_wrap=True)

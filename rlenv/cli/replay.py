@@ -9,9 +9,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from rlenv._base.jsonable import plain
 from rlenv._base.nearest import did_you_mean
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of
+from rlenv.cli.spending import spending_line
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
@@ -24,6 +26,7 @@ from rlenv.runs.tapes.cassettes import Player
 from rlenv.runs.tapes.reel import Reel
 from rlenv.runs.tapes.since import changed_since
 from rlenv.runs.tapes.tape import has_tape
+from rlenv.runs.usage import spent
 from rlenv.secrets import leave_open
 
 __all__ = ["add_arguments", "run"]
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             found = _explained(found, player, args.file, [id for id, _ in episodes], environment)
     different = [(index, one) for index, one in enumerate(found) if one.differences]
     skipped = [one for one in found if one.skipped]
+    spending = spent([one.again for one in found if one.again is not None])
     if args.json:
         report = {
             "episodes": len(found),
@@ -92,11 +96,14 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for index, one in different
             ],
+            **({"usage": plain(spending)} if spending.roles else {}),
             **({"left_out": _left_out(found)} if _left_out(found) else {}),
         }
         write_json(report)
     else:
         _show(found, different, skipped, [id for id, _ in episodes])
+        if line := spending_line(spending):
+            write(f"{line}\n")
     return 1 if different or len(skipped) == len(found) else 0
 
 

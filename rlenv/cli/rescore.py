@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
 from rlenv.cli.scored import Scored, Source, agreement_table, bounded, environments_of, scored_again, within
+from rlenv.cli.spending import add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
+from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.locks.lock import lock_of
+from rlenv.runs.prices import Prices
 from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import GroupSummary, summarise
+from rlenv.runs.usage import Spending, cost_of, spent_by
 from rlenv.runs.variants import Weights, varied
 
 __all__ = ["add_arguments", "run"]
@@ -53,12 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", metavar="DIR", help="keep the rescored episodes there, as a run; of several variants a run each"
     )
     add_overwrite(parser)
+    add_prices(parser)
     add_set(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 where more rewards are invalid than asked for, 0 otherwise."""
-    weights = _checked(args)
+    weights, prices = _checked(args), prices_of(args)
     source = Source.of(args.run)
     environments = environments_of(args, source, measures=bool(args.spec))
     with contextlib.ExitStack() as stack:
@@ -72,9 +77,11 @@ def run(args: argparse.Namespace) -> int:
         found = _variants(measured, weights, source, keeps_measured=bool(args.spec))
         for name, out in outs.items():
             for (facts, _), one in zip(source.episodes, found[name].episodes, strict=True):
-                out.append(one, facts or Facts(sample=one.seed % SEEDS))
+                facts = facts or Facts(sample=one.seed % SEEDS)
+                out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
     differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
-    _say(args, source, measured, found, differences)
+    spending = _spending(source, measured if args.spec else {}, prices)
+    _say(args, source, measured, found, differences, spending)
     lost = any(out.lost for out in outs.values())
     return 1 if _too_many_invalid(args, found, differences) or lost else 0
 
@@ -102,6 +109,13 @@ def _weight(item: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise UsageError(f"--weight {item}: expected TERM=NUMBER, such as correct=0.5")
+
+
+def _spending(source: Source, measured: Mapping[str, Scored], prices: Prices | None) -> Spending:
+    """What the recorded episodes had asked for, once, and what measuring them again asked for by all specs."""
+    now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
+    before = as_recorded(one for each in source.before for one in each.usage)
+    return spent_by((*before, *now), episodes=len(source.before), prices=prices)
 
 
 async def _as_recorded(environments: Mapping[str, Environment], source: Source) -> dict[str, Scored]:
@@ -155,13 +169,14 @@ def _say(
     measured: Mapping[str, Scored],
     found: Mapping[str, Scored],
     differences: Mapping[str, Difference],
+    spending: Spending,
 ) -> None:
     agreement = agreement_table(measured)
     summaries = {name: summarise(one.episodes, seconds=0.0) for name, one in found.items()}
     if args.json:
         whole = {name: {**plain(differences[name]), **_intervals(summaries[name])} for name in found}
         shown = next(iter(whole.values())) if len(whole) == 1 else {"variants": whole}
-        write_json({**shown, "agreement": [asdict(one) for one in agreement]})
+        write_json({**shown, "agreement": [asdict(one) for one in agreement], "usage": plain(spending)})
         return
     console = Console(highlight=False)
     if len(found) == 1:
@@ -180,6 +195,7 @@ def _say(
             figures = [bounded(one.kappa), bounded(one.spearman), bounded(one.kendall)]
             table.add_row(escape(f"{one.a}, {one.b}"), str(one.episodes), *map(escape, figures))
         console.print(table)
+    show_spending(console, spending)
 
 
 def _intervals(summary: GroupSummary) -> dict[str, Any]:

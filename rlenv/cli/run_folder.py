@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from rlenv.cli.options import overrides
+from rlenv.cli.spending import Budget
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
@@ -86,19 +87,27 @@ def kept_run(
             write_error(f"{kept.path}: {kept.lost} writes failed, and what they held of the run is not kept\n")
 
 
-async def stoppable(work: Coroutine[Any, Any, _T], out: KeptRun | None) -> _T:
-    """What `work` returns; it is cancelled once somebody makes the file `stop` in the run's folder.
+async def stoppable(work: Coroutine[Any, Any, _T], out: KeptRun | None, *, budget: Budget | None = None) -> _T:
+    """What `work` returns; it is cancelled once somebody makes the file `stop` in the run's folder, or `budget` is
+    spent.
 
     Raises:
         KeyboardInterrupt: it was: the command ends as it does for Ctrl-C.
     """
     task = asyncio.ensure_future(work)
+    spent = asyncio.ensure_future(budget.is_spent.wait()) if budget is not None else None
+    waited: set[asyncio.Future[Any]] = {task} if spent is None else {task, spent}
     try:
-        while not (await asyncio.wait((task,), timeout=_EACH_S))[0]:
+        while task not in (await asyncio.wait(waited, timeout=_EACH_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if budget is not None and budget.is_spent.is_set():
+                write_error(f"rlenv: {budget.said()}\n")
+                raise KeyboardInterrupt
             if out is not None and (out.path / STOP).exists():
                 write_error(f"{out.path / STOP} asks for the end\n")
                 raise KeyboardInterrupt
         return task.result()
     finally:  # Ctrl-C itself cancels this one: what is played ends before the run is closed
+        if spent is not None:
+            spent.cancel()
         task.cancel()
         await asyncio.wait((task,))

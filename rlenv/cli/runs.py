@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.markup import escape
 from rich.table import Table
@@ -25,6 +26,9 @@ from rlenv.runs.pack import pack
 from rlenv.runs.recorded import in_order
 
 __all__ = ["add_arguments", "find_runs", "run"]
+
+_ASKED: Final = ("asked_tokens", "answered_tokens", "cost")
+"""Columns whose sums a run has; over the rows in which they are known."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +62,7 @@ class _Figures:
     path: Path
     info: RunInfo | None
     said: Overview
+    asked: Mapping[str, float | None]
 
     @staticmethod
     def of(path: Path) -> _Figures:
@@ -66,7 +71,7 @@ class _Figures:
             rows: Columns = Snapshot(reader)
         except UsageError:  # pyarrow is not installed: all rows are in journals; what came later is not looked at
             rows = Listed([row for row in reader.rows() if reader.counts(row)])
-        return _Figures(path, read_info(path), overview(rows))
+        return _Figures(path, read_info(path), overview(rows), {name: _sum(rows, name) for name in _ASKED})
 
     def as_dict(self) -> dict[str, Any]:
         info, said = self.info, self.said
@@ -86,7 +91,14 @@ class _Figures:
             "invalid": said.invalid,
             "success": said.success,
             "success_interval": None if said.success is None else [said.success_low, said.success_high],
+            **self.asked,
         }
+
+
+def _sum(rows: Columns, name: str) -> float | None:
+    """The sum of a column over the rows that say something; None where none does."""
+    known = [one for one in rows.numbers(name).tolist() if not math.isnan(one)]
+    return math.fsum(known) if known else None
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:

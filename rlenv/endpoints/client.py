@@ -18,8 +18,9 @@ from rlenv._base.json_limits import TooMuchJson, check_json
 from rlenv.concurrency.lanes import Asked, check_going_out, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.observation import CHARS_PER_TOKEN
+from rlenv.endpoints.account import asking
 from rlenv.endpoints.raw_text import RawText
-from rlenv.endpoints.wire import Completion, Unreadable, Usage, as_wire, read_chat
+from rlenv.endpoints.wire import Completion, Unreadable, Usage, as_wire, read_chat, usage_of
 from rlenv.errors import EndpointError, UsageError
 from rlenv.language.spec import EndpointSpec, SamplingSpec
 from rlenv.messages import Message
@@ -170,7 +171,7 @@ class Client:
         from rlenv.endpoints.taped import asked_chat, completed  # only where there is a tape
 
         known_as = asked if asked is not None else asked_chat(self.endpoint.name, body, messages, tools)
-        return await completed(lane, known_as, ask)
+        return await completed(lane, known_as, ask, model=self.endpoint.model)
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline: float = float("inf")) -> dict[str, Any]:
         """The JSON object that the server answers, with at least one choice.
@@ -226,7 +227,7 @@ class Client:
         asked = {key: body[key] for key in fields if key in body}
         url = self.endpoint.base_url.removesuffix("/v1") + "/tokenize"
         try:
-            counted = await self.post_to(url, asked, path="/tokenize", deadline=deadline)
+            counted = await self.post_to(url, asked, path="/tokenize", deadline=deadline, is_free=True)
         except EndpointError:
             return None
         count, window = counted.get("count"), counted.get("max_model_len")
@@ -243,11 +244,13 @@ class Client:
         path: str,
         lacking: Callable[[dict[str, Any]], str] = lambda answer: "",
         deadline: float = float("inf"),
+        is_free: bool = False,
     ) -> dict[str, Any]:
         """The JSON object that the server answers at `url`, which errors call `path`.
 
         Args:
             lacking: what is missing in an answer, "" for a good one.
+            is_free: no model writes for it, and no account counts it.
 
         Raises:
             EndpointError: the server refused, or did not answer within the retries.
@@ -255,6 +258,7 @@ class Client:
         endpoint = self.endpoint
         data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
         problem = _Problem("there was no time to ask the server")
+        what = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
         for attempt in range(endpoint.retries + 1):
             if attempt:
                 wait = max(min(8.0, 0.25 * 2**attempt) * self._rng.uniform(0.5, 1.0), problem.wait_s)
@@ -266,23 +270,37 @@ class Client:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
+                check_going_out(what)
                 self.requests += 1
-                answer = await self._once(url, data, min(endpoint.timeout_s, left))
+                answer = await self._tried(url, data, min(endpoint.timeout_s, left), lacking, is_free=is_free)
             if not isinstance(answer, _Problem):
-                if not (missing := lacking(answer)):
-                    return answer
-                answer = _Problem(missing)
+                return answer
             problem = answer
             if not problem.may_pass:
                 break
-        where = f"endpoint '{endpoint.name}'" if endpoint.name else "the endpoint"
-        told = f"{where} ({endpoint.model} at {path}): {problem.text}"
+        told = f"{what} ({endpoint.model} at {path}): {problem.text}"
         raise EndpointError(told, status=problem.status) from problem.cause
+
+    async def _tried(
+        self, url: str, data: bytes, timeout_s: float, lacking: Callable[[dict[str, Any]], str], *, is_free: bool
+    ) -> dict[str, Any] | _Problem:
+        """One try, which is counted for whoever asks, also where nobody waits for its end."""
+        whose, began = asking(), time.monotonic()
+        usage, failed = Usage(), True
+        try:
+            answer = await self._once(url, data, timeout_s)
+            if isinstance(answer, _Problem):
+                return answer
+            usage, missing = usage_of(answer), lacking(answer)
+            failed = bool(missing)
+            return _Problem(missing) if missing else answer
+        finally:
+            if whose is not None and not is_free:
+                whose.tried(self.endpoint.model, usage, failed=failed, seconds=time.monotonic() - began)
 
     async def _once(self, url: str, data: bytes, timeout_s: float) -> dict[str, Any] | _Problem:
         import aiohttp  # found late: only an environment that asks a model pays for it
 
-        check_going_out(f"endpoint '{self.endpoint.name}'" if self.endpoint.name else "the endpoint")
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -343,9 +361,15 @@ class Client:
         try:
             completion = read(answer)
         except Unreadable as error:
+            self.unread()
             raise EndpointError(f"endpoint '{self.endpoint.name}' ({self.endpoint.model}): {error}") from error
         self.usage += completion.usage
         return completion
+
+    def unread(self, completion: Completion | None = None) -> None:
+        """Counts a reply as a failed try: whoever asked for it cannot use it, and asks again or gives up."""
+        if (whose := asking()) is not None:
+            whose.unread(self.endpoint.model, is_recorded=completion is not None and completion.is_recorded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,8 @@ class RawText:
             return await ask()
         from rlenv.endpoints.taped import asked_text, completed  # only where there is a tape
 
-        return await completed(lane, asked_text(self._client.endpoint.name, body), ask)
+        endpoint = self._client.endpoint
+        return await completed(lane, asked_text(endpoint.name, body), ask, model=endpoint.model)
 
     async def _asked(self, body: Mapping[str, Any], stops: tuple[str, ...], deadline: float) -> Completion:
         try:

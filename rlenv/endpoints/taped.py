@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from rlenv._base.jsonable import plain
 from rlenv.concurrency.lanes import Answer, Asked, Lane, given
-from rlenv.endpoints.wire import Completion, as_wire
+from rlenv.endpoints.account import asking
+from rlenv.endpoints.wire import Completion, Usage, as_wire
 from rlenv.errors import CassetteError, EndpointError
 from rlenv.messages import Message
 
@@ -61,8 +63,10 @@ def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Completion]]) -> Completion:
+async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Completion]], *, model: str) -> Completion:
     """The answer to a request: from the tape, or from the server, and then kept.
+
+    What the tape answers is counted as recorded, for `model`: one try, since a tape stands above retries.
 
     Raises:
         EndpointError: the server refused or did not answer, now or when it was recorded.
@@ -71,7 +75,7 @@ async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Comple
     slot = lane.tape.look(lane, asked)
     if (answer := await given(slot)) is not None:
         try:
-            return _again(answer)
+            return _again(answer, model)
         except (KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CassetteError(f"{lane.place}: what the tape has of {asked.name} is no answer: {why}") from error
@@ -93,10 +97,15 @@ async def completed(lane: Lane, asked: Asked, ask: Callable[[], Awaitable[Comple
     return found
 
 
-def _again(answer: Answer) -> Completion:
-    held = answer.response
+def _again(answer: Answer, model: str) -> Completion:
+    held, whose = answer.response, asking()
+    if whose is not None and answer.outcome == "failed":
+        whose.tried(model, Usage(), failed=True, is_recorded=True)
     if answer.outcome == "failed" and "bug" in held:
         raise RuntimeError(f"{held['bug']}, when it was recorded")
     if answer.outcome == "failed":
         raise EndpointError(held["message"], status=held["status"], is_full=held["is_full"])
-    return _adapter().validate_python(held)
+    found = replace(_adapter().validate_python(held), is_recorded=True)
+    if whose is not None:
+        whose.tried(model, found.usage, is_recorded=True)
+    return found

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from rlenv._base.json_limits import TooMuchJson, check_json
+from rlenv._base.jsonable import SPARSE, UNRECORDED
 from rlenv._base.strict_json import MAX_DEPTH, kind_of, load, value_fault
 from rlenv.messages import Image, MalformedCall, Message, ToolCall
 
-__all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text"]
+__all__ = ["Completion", "Unreadable", "Usage", "as_image", "as_wire", "read_chat", "read_text", "usage_of"]
 
 _T = TypeVar("_T")
 _MAX_CALLS: Final = 1_000
@@ -31,13 +32,31 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that a server counted; 0 where it counted none."""
+    """Tokens that a server counted; 0 where it counted none.
+
+    `cached_tokens` are a part of the prompt's, `reasoning_tokens` of the completion's. `is_partial` is true where only
+    one of the two sums was said.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = field(default=0, metadata=SPARSE)
+    reasoning_tokens: int = field(default=0, metadata=SPARSE)
+    is_partial: bool = field(default=False, metadata=SPARSE)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the server said both sums; no prompt has 0 tokens."""
+        return self.prompt_tokens > 0 and not self.is_partial
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.is_partial or other.is_partial,
+        )
 
     def as_dict(self) -> dict[str, int]:
         """The counts under the names of the wire format."""
@@ -49,12 +68,14 @@ class Completion:
     """One answer. `finish_reason` is the server's own word (`stop`, `length`, `tool_calls`), "" where it gave none.
 
     `stopped_at` is the stop text that ended it, "" where it ended by itself, None where the server does not say.
+    `is_recorded` is true where a tape gave it.
     """
 
     message: Message
     finish_reason: str = ""
     usage: Usage = Usage()
     stopped_at: str | None = None
+    is_recorded: bool = field(default=False, metadata=UNRECORDED)
 
 
 def as_wire(message: Message) -> dict[str, Any]:
@@ -95,7 +116,7 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     extra = message.get("images")
     images += _content(extra)[1] if isinstance(extra, list) else ()
     made = Message("assistant", text, tuple(calls), images=images)
-    return Completion(made, _word(choice.get("finish_reason")), _usage(answer))
+    return Completion(made, _word(choice.get("finish_reason")), usage_of(answer))
 
 
 def read_text(answer: Mapping[str, Any]) -> Completion:
@@ -106,7 +127,7 @@ def read_text(answer: Mapping[str, Any]) -> Completion:
     """
     choice, text = _choice(answer, "text", str, "the completion holds no text")
     return Completion(
-        Message("assistant", text), _word(choice.get("finish_reason")), _usage(answer), _stopped_at(choice)
+        Message("assistant", text), _word(choice.get("finish_reason")), usage_of(answer), _stopped_at(choice)
     )
 
 
@@ -186,12 +207,26 @@ def _arguments(raw: Any) -> tuple[dict[str, Any], str]:
     return value, fault and f"the arguments are not JSON: {fault}"
 
 
-def _usage(answer: Mapping[str, Any]) -> Usage:
+def usage_of(answer: Mapping[str, Any]) -> Usage:
+    """The tokens that an answer says it has cost, whatever else it holds."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return Usage()
-    found = [usage.get(key) for key in ("prompt_tokens", "completion_tokens")]
-    return Usage(*(count if type(count) is int and 0 <= count < _MOST_TOKENS else 0 for count in found))
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
+    reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens") or 0
+    return Usage(
+        prompt or 0,
+        completion or 0,
+        min(cached, prompt or 0),
+        min(reasoning, completion or 0),
+        (prompt is None) != (completion is None),
+    )
+
+
+def _count(held: Any, name: str) -> int | None:
+    count = held.get(name) if isinstance(held, dict) else None
+    return count if type(count) is int and 0 <= count < _MOST_TOKENS else None
 
 
 def _word(value: Any) -> str:

@@ -31,6 +31,7 @@ def context_of(episode: Episode) -> PolicyContext:
         environment.turn_ends,
         environment.prompt_is_whole,
         environment.spec.limits.response_tokens,
+        episode.tools.account,
     )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlenv._base.fast_records import quick
 from rlenv.concurrency.lanes import entered, here
 from rlenv.dialects.observation import CHARS_PER_TOKEN, Cut, result_messages, told_of_cut
+from rlenv.endpoints.account import counted
 from rlenv.episodes.reward import EpisodeReward
 from rlenv.episodes.tools import EpisodeTools
 from rlenv.errors import CassetteError, EpisodeError, UsageError
@@ -222,7 +223,7 @@ class Episode:
             context = UserContext(self.task, self.resources, environment.spec.vars, self.seed, environment.scope)
             self._user = Conversation(user, context, self.cut)
         lane = here()
-        with entered(lane and lane.at(f"user {len(self.turns)}")):
+        with entered(lane and lane.at(f"user {len(self.turns)}")), counted(self.tools.counting):
             return await self._user.reply(dialogue(self.messages, self.turns, parsed.content), deadline=deadline)
 
     def record(self, *, answer: str | None = None) -> Record:
@@ -238,6 +239,7 @@ class Episode:
             "turns": tuple(self.turns),
             "answer": answer,
             "seconds": time.monotonic() - self._started,
+            "usage": self.tools.account.entries(),
         }
 
     async def _step(self, action: str | Message) -> Step:

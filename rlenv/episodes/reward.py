@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlenv._base.fast_records import quick
+from rlenv.endpoints.account import counted
 from rlenv.episodes.tools import EpisodeTools
 from rlenv.messages import Message
 from rlenv.rewards import answer as answers
@@ -43,7 +44,8 @@ class EpisodeReward:
     async def score_turn(self, messages: Sequence[Message], turns: Sequence[Turn]) -> float:
         """Measures the last of `turns`; the share of the total that is settled by it."""
         context = self._context(messages, turns)
-        results = await self.scorer.score_turn(context, limit_s=self._environment.spec.limits.reward_s)
+        with counted(self._tools.counting):
+            results = await self.scorer.score_turn(context, limit_s=self._environment.spec.limits.reward_s)
         self._turns.append(results)
         paid = self.scorer.paid_at_once(results)
         self.paid += paid
@@ -63,9 +65,10 @@ class EpisodeReward:
         limit_s = self._environment.spec.limits.reward_s
         found = self._answer(turns)
         context = self._context(messages, turns, found=found, reason=reason)
-        if self.scorer.has_turn_terms and len(self._turns) < len(turns):
-            self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
-        reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
+        with counted(self._tools.counting):
+            if self.scorer.has_turn_terms and len(self._turns) < len(turns):
+                self._turns.append(await self.scorer.score_turn(context, limit_s=limit_s))
+            reward, success = await self.scorer.score(context, self._turns, limit_s=limit_s)
         return context.answer, reward, success
 
     def _answer(self, turns: Sequence[Turn]) -> Answer | None:

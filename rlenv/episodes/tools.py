@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from rlenv._base.fast_records import quick
 from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
+from rlenv.endpoints.account import Account, counted
 from rlenv.errors import EpisodeError
 from rlenv.messages import MalformedCall, ToolCall, ToolResult
 from rlenv.resources.base import ResourceContext
@@ -31,7 +32,19 @@ _tool_context = quick(ToolContext)
 class EpisodeTools:
     """Runs the calls of one episode on its own resources, within `limits.tool_calls` and `limits.calls_per_turn`."""
 
-    __slots__ = ("_environment", "_made_in_turn", "_scope", "_stack", "begun", "made", "resources", "seed", "task")
+    __slots__ = (
+        "_environment",
+        "_made_in_turn",
+        "_scope",
+        "_stack",
+        "account",
+        "begun",
+        "counting",
+        "made",
+        "resources",
+        "seed",
+        "task",
+    )
 
     def __init__(self, environment: Environment, task: Mapping[str, Any], seed: int) -> None:
         self.resources: Mapping[str, Any] = {}
@@ -42,6 +55,10 @@ class EpisodeTools:
         self.seed = seed
         self.begun = 0.0
         """When the episode began, on the clock of `time.monotonic()`."""
+        self.account = Account()
+        """What the episode asks of models, its policy included."""
+        self.counting = self.account if environment.spec.endpoints else None
+        """The account where tools, terms or the user may ask; None where there is no endpoint, and nothing to count."""
         self._environment = environment
         self._made_in_turn = 0
         self._scope: Scope | None = None
@@ -97,8 +114,8 @@ class EpisodeTools:
         context = self._context(deadline, turn=turn)
         self.made += len(calls)
         self._made_in_turn = len(calls)
-        if (lane := here()) is not None:
-            with entered(lane.at(f"turn {turn}")):
+        if (lane := here()) is not None or self.counting is not None:
+            with entered(lane and lane.at(f"turn {turn}")), counted(self.counting):
                 results = await self._environment.executor.run(calls[:allowed], context)
             return results + self._left_out(calls[allowed:], most=_MOST_LEFT_OUT)
         if len(calls) <= allowed:
@@ -110,7 +127,8 @@ class EpisodeTools:
         self, calls: Sequence[ToolCall | MalformedCall], *, turn: int, deadline: float
     ) -> tuple[ToolResult, ...]:
         """What recorded calls give on this episode's resources, as calls of `turn`; they count for no limit."""
-        return await self._environment.executor.run(calls, self._context(deadline, turn=turn))
+        with counted(self.counting):
+            return await self._environment.executor.run(calls, self._context(deadline, turn=turn))
 
     async def run_for_reward(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """The result of a call that a reward term makes."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlenv.messages import Message, Sampled
+
+if TYPE_CHECKING:
+    from rlenv.endpoints.account import Account
 
 __all__ = ["Policy", "PolicyContext", "PolicySession"]
 
@@ -33,6 +36,8 @@ class PolicyContext:
     """`prompt_text` holds what a tokenizer would put before it; see `Environment.prompt_is_whole`."""
     response_tokens: int | None = None
     """The spec's own limit of the tokens after the prompt, observations included; None where it has none."""
+    account: Account | None = None
+    """What the policy asks of models is counted here; None where nobody counts."""
 
 
 class PolicySession(Protocol):

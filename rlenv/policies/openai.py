@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from rlenv.dialects.control_tokens import broken_message, broken_schemas
 from rlenv.dialects.observation import CHARS_PER_TOKEN
 from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints.account import counted
 from rlenv.endpoints.wire import Completion
 from rlenv.errors import EndpointError, PolicyError
 from rlenv.language.spec import SamplingSpec
@@ -139,7 +140,8 @@ class _Session:
         if most is not None and most < 1:
             return Sampled("", "length")
         try:
-            answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
+            with counted(self._context.account, "policy"):
+                answer = await (self._complete(new, most) if self._is_text else self._chat(messages, most))
         except EndpointError as error:
             if error.is_full and self._acted:
                 # Its own words have filled the context. Were its reward invalid, it could leave out its own sample.

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from rlenv.concurrency.lanes import entered, here
+from rlenv.endpoints.account import asks
 from rlenv.errors import InvalidReward, UsageError
 from rlenv.language.expressions import Expression
 from rlenv.rewards.base import RewardContext, Term
@@ -181,7 +182,8 @@ class Scorer:
             place = f"turn {len(context.turns) - 1} term" if planned.is_per_turn else "term"
             lane = lane.at(f"{place} {planned.name}")
         try:
-            with entered(lane):
+            role = f"{'judge' if planned.term.spec.kind == 'judge' else 'term'} {planned.name}"
+            with entered(lane), asks(role):
                 return await measure_async(planned, context)
         finally:
             del self._waited_for[waiting]

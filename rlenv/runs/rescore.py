@@ -9,6 +9,7 @@ import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlenv.endpoints.account import as_recorded, merged
 from rlenv.episodes.environment import Environment
 from rlenv.episodes.episode import Episode
 from rlenv.episodes.retaken import Retaken, guarded_scorer, reads_state
@@ -37,7 +38,8 @@ async def rescore(
     No policy acts: messages, actions and tool results are those that were recorded. Terms that run a tool or ask a
     judge do so again. Where a term may look at state, the recorded calls are taken again first, on resources opened
     for the recorded task; where that cannot make the state that was there, terms that ask for it are invalid and say
-    which call stood in the way. `seconds` are those of scoring.
+    which call stood in the way. `seconds` are those of scoring, and `usage` holds what that asked for beside what the
+    recorded episode had, as recorded.
 
     Args:
         groups: what tells apart, for each trajectory, answers to one task that are of several groups.
@@ -51,8 +53,9 @@ async def rescore(
             task = dict(recorded.task)
             async with environment.start(task=task, split=recorded.split, seed=recorded.seed) as episode:
                 scored = await _rescored(episode, recorded, own)
+            usage = merged((*as_recorded(recorded.usage), *scored.usage))
             # A row given itself has no index; the recorded one says which task it was.
-            return dataclasses.replace(scored, task_index=recorded.task_index)
+            return dataclasses.replace(scored, task_index=recorded.task_index, usage=usage)
 
     scored = await together([one(index, trajectory) for index, trajectory in enumerate(trajectories)])
     return score_groups(environment.parts.scorer, scored, groups=groups)

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 from rlenv._base.bounded import cut_end, encodable
 from rlenv._base.jsonable import plain
 from rlenv.messages import ToolResult
+from rlenv.runs.usage import asked_tokens
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
@@ -82,6 +83,9 @@ ROW: Final[Mapping[str, str]] = {
     "malformed": "int32",
     "tokens": "int32",
     "trained_tokens": "int32",
+    "asked_tokens": "int64",
+    "answered_tokens": "int64",
+    "cost": "float64",
     "reward": "float64",
     "success": "bool",
     "reason": "string",
@@ -93,7 +97,10 @@ ROW: Final[Mapping[str, str]] = {
 }
 """The flat columns of an episode. `started` is in seconds since the epoch; `reward` and `success` are null where the
 reward is invalid, and `failure` then says why ("" elsewhere); `tokens` counts prompt and response, 0 without a
-tokenizer; `trained_tokens` those whose mask is 1."""
+tokenizer; `trained_tokens` those whose mask is 1. `asked_tokens` and `answered_tokens` are those of the prompts and
+completions of all models that were asked (`Trajectory.usage`, without what a record answered), null where nothing was
+asked or a server did not say; `cost` is theirs by the prices that were given, null without prices or with a model that
+has none."""
 
 LATE: Final[Mapping[str, str]] = {
     "id": "string",
@@ -149,7 +156,7 @@ class Facts:
     """What a driver knows of an episode that its trajectory does not say.
 
     `group` names the samples that are compared with each other, "" where there are none; `started` is in seconds since
-    the epoch.
+    the epoch; `cost` is what the models that it asked have cost, None where that is not known.
     """
 
     step: int = 0
@@ -158,6 +165,7 @@ class Facts:
     group: str = ""
     started: float = 0.0
     tokens: Sequence[Tokens] = field(default=())
+    cost: float | None = None
 
 
 def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock: str) -> dict[str, Any]:
@@ -167,6 +175,7 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
     ]
     failure = trajectory.failure
     prompts = sum(len(row.prompt_ids) for row in facts.tokens)
+    asked, answered = asked_tokens(trajectory.usage)
     return {
         "id": id,
         "attempt": attempt,
@@ -187,6 +196,9 @@ def row_of(trajectory: Trajectory, facts: Facts, *, id: str, attempt: int, lock:
         "malformed": sum(turn.calls_malformed for turn in trajectory.turns),
         "tokens": prompts + sum(len(row.ids) for row in facts.tokens),
         "trained_tokens": sum(bytes(row.mask).count(1) for row in facts.tokens),
+        "asked_tokens": asked,
+        "answered_tokens": answered,
+        "cost": facts.cost,
         "reward": trajectory.reward.total,
         "success": trajectory.success,
         "reason": encodable(trajectory.reason),

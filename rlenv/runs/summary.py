@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlenv.runs.prices import Prices
 from rlenv.runs.statistics.intervals import clustered, clustered_counts, mean_interval, mean_of_parts, wilson
 from rlenv.runs.statistics.passes import PassAtK, pass_at, pass_curve
+from rlenv.runs.usage import Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = [
@@ -93,14 +95,18 @@ class Summary(GroupSummary):
     groups: Mapping[str, GroupSummary] = field(default_factory=dict)
     groups_success_mean: float | None = None
     groups_success_interval: tuple[float, float] | None = None
+    usage: Spending = field(default_factory=Spending)
 
 
-def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | None = None) -> Summary:
+def summarise(
+    trajectories: Sequence[Trajectory], *, seconds: float, by: str | None = None, prices: Prices | None = None
+) -> Summary:
     """The figures of a set of episodes.
 
     Args:
         seconds: the wall time of the whole set.
         by: a column of the tasks; figures are also given for each of its values.
+        prices: what tokens cost; without them no cost is said.
     """
     groups = {} if by is None else _grouped(trajectories, by)
     known = [(g.success_rate, g.success_interval) for g in groups.values()]
@@ -117,6 +123,7 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float, by: str | N
         groups=groups,
         groups_success_mean=mean([rate for rate, _ in parts]),
         groups_success_interval=mean_of_parts(parts),
+        usage=spent(trajectories, prices=prices),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlenv._base.nearest import did_you_mean
+from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.language.expressions import compile_expression
@@ -51,15 +52,16 @@ def varied(
 ) -> list[Trajectory]:
     """The trajectories as their environment would have scored them with these weights, from the values that they have.
 
-    Nothing is run or asked: gates, `success`, bounds and required terms are the scorer's own. Terms over all answers to
-    a task are measured again, over the answers that count then.
+    Nothing is run or asked, and `usage` is all as recorded. Gates, `success`, bounds and required terms are the
+    scorer's own. Terms over all answers to a task are measured again, over the answers that count then.
 
     Raises:
         UsageError: a term is not one of the spec's or was not recorded, a weight is no finite number, nothing is left,
             or what is left out is read by a gate, by `success` or by a group's term.
     """
     terms = _chosen(environment.parts.terms, weights, environment.spec.success)
-    return weighed(environment, trajectories, Scorer(terms, success=environment.spec.success), groups=groups)
+    found = weighed(environment, trajectories, Scorer(terms, success=environment.spec.success), groups=groups)
+    return [dataclasses.replace(one, usage=as_recorded(one.usage)) for one in found]
 
 
 def weighed(

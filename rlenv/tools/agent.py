@@ -10,6 +10,7 @@ from pydantic import Field
 from rlenv._base.jsonable import plain
 from rlenv.concurrency.scope import Scope
 from rlenv.endpoints import Client
+from rlenv.endpoints.account import asks
 from rlenv.errors import EpisodeError, ToolFailed, UsageError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import Int, Text, ToolSpec
@@ -90,9 +91,10 @@ def compile_agent(name: str, spec: AgentSpec, context: CompileContext) -> Sequen
                 raise ToolFailed(f"the agent's task cannot be written: {error}") from error
         shared = call.shared()
         client = await endpoint.client(shared)
-        played = await nested.play(
-            task, client=client, mode=spec.mode, seed=call.seed, deadline=call.deadline, shared=shared
-        )
+        with asks(f"agent {name}"):
+            played = await nested.play(
+                task, client=client, mode=spec.mode, seed=call.seed, deadline=call.deadline, shared=shared
+            )
         return _output(name, played, is_invalid=spec.on_failure == "invalid")
 
     given = common(spec)

@@ -10,6 +10,7 @@ from rlenv._base.nearest import did_you_mean
 from rlenv._base.paths import RefusedPath
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Endpoint
+from rlenv.endpoints.account import asks
 from rlenv.errors import EndpointError, ToolFailed, UnknownEntry, under
 from rlenv.images import UnreadableImage, image_of
 from rlenv.language.kinds import CompileContext, Kind
@@ -134,7 +135,10 @@ def compile_model(name: str, spec: ModelSpec, context: CompileContext) -> Sequen
             raise ToolFailed(f"the request cannot be written: {error}") from error
         client = await endpoint.client(call.shared())
         try:
-            answer = await client.chat(messages, sampling=spec.sampling, deadline=call.deadline)
+            with asks(f"tool {name}"):
+                answer = await client.chat(messages, sampling=spec.sampling, deadline=call.deadline)
+                if not answer.message.content and not answer.message.images:
+                    client.unread(answer)
         except EndpointError as error:
             raise tool_failure(name, error, is_invalid=spec.on_failure == "invalid") from error
         text = answer.message.content

@@ -8,6 +8,7 @@ from typing import Literal
 
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Endpoint
+from rlenv.endpoints.account import asks
 from rlenv.errors import EndpointError, EpisodeError
 from rlenv.language.kinds import CompileContext, Kind
 from rlenv.language.spec import SamplingSpec, Text, UserSpec
@@ -84,8 +85,13 @@ class _Session:
         if sampling.seed is None and user.endpoint.sampling.seed is None:
             sampling = sampling.model_copy(update={"seed": context.seed + attempt})
         client = await user.endpoint.client(context.shared())
-        text = (await client.chat(messages, sampling=sampling, deadline=deadline)).message.content
-        return text if text.strip() else ""
+        with asks("user"):
+            answer = await client.chat(messages, sampling=sampling, deadline=deadline)
+            text = answer.message.content
+            if not text.strip():
+                client.unread(answer)
+                return ""
+        return text
 
 
 def compile_model(spec: ModelUserSpec, context: CompileContext) -> _Model:

@@ -24,6 +24,7 @@ from rlenv.concurrency.lanes import entered, here
 from rlenv.concurrency.scope import Scope
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
+from rlenv.endpoints.account import asking
 from rlenv.endpoints.wire import Completion
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
@@ -177,18 +178,21 @@ class Asker:
             [json.dumps(question.material[name]) for name in named],
         ]
         key = hashlib.sha256(orjson.dumps(known_by)).digest()
-        asking = _Asking(self, member, question, tuple(named))
+        one = _Asking(self, member, question, tuple(named))
 
         async def ask() -> Asked | Failed:
             lane = here()
             with entered(lane and lane.at(place)):
-                return await asking.verdict()
+                return await one.verdict()
 
         try:
             async with asyncio.timeout(member.limit_s):
-                return await self.cache.get(key, ask) if self.is_cached else (await ask(), False)
+                found = await self.cache.get(key, ask) if self.is_cached else (await ask(), False)
         except TimeoutError:
             return Failed(f"no verdict within {member.limit_s} s", is_own=True), False
+        if found[1] and (whose := asking()) is not None:
+            whose.known(member.endpoint.model)
+        return found
 
     def _filled(self, member: Member, question: Question, fenced: Mapping[str, str]) -> str:
         """The prompt; what a row holds spells no control token in it, and material cannot."""
@@ -239,6 +243,7 @@ class _Asking:
             try:
                 return Asked(self._read(completion, nonce, material), attempt, self.usage)
             except UnreadableReply as error:
+                client.unread(completion)
                 problem = str(error)
         if is_filtered and (blamed := await self._blamed(client)):
             return Asked(None, attempt, self.usage, blamed)
@@ -266,9 +271,13 @@ class _Asking:
         material = self.question.without(parties)
         try:
             completion = await self._chat(client, {name: material[name] for name in self.named}, nonce, _LIMITS[-1], 0)
-            self._count(completion)
+        except EndpointError:
+            return False
+        self._count(completion)
+        try:
             self._read(completion, nonce, {})
-        except (EndpointError, UnreadableReply):
+        except UnreadableReply:
+            client.unread(completion)
             return False
         return True
 

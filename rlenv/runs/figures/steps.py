@@ -61,7 +61,7 @@ class Listed:
 
     def numbers(self, name: str) -> NDArray[np.float64]:
         """See `Columns`."""
-        return np.array([math.nan if row[name] is None else row[name] for row in self._rows], dtype=np.float64)
+        return np.array([math.nan if row.get(name) is None else row[name] for row in self._rows], dtype=np.float64)
 
     def words(self, name: str) -> tuple[NDArray[np.int32], list[str]]:
         """See `Columns`."""

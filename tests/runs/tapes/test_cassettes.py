@@ -100,6 +100,8 @@ def same(capsys: pytest.CaptureFixture[str], run_folder: Path, *argv: str, episo
     """Asserts that a replay one by one and one eight at once come out as the recorded run."""
     for many in ("1", "8"):
         code, found = run(capsys, "replay", str(run_folder), "--concurrency", many, *argv)
+        asked = found.pop("usage", {"roles": []})  # all of it is the tape's
+        assert all(one["is_recorded"] or not one["requests"] for one in asked["roles"])
         assert (code, found) == (0, {"episodes": episodes, "same": episodes, "skipped": 0, "different": []}), found
 
 

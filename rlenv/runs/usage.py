@@ -1,0 +1,134 @@
+"""What a set of episodes has asked of models, and what it cost, by role and model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlenv.endpoints.account import merged
+from rlenv.runs.prices import Prices
+from rlenv.trajectory import ModelUsage, Trajectory
+
+__all__ = ["RoleSpending", "Spending", "asked_tokens", "cost_of", "spent", "spent_by"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpending:
+    """What one role asked of one model; see `ModelUsage` for what is counted.
+
+    Tokens are sums over the answers that say them, None where there were answers and none does. `tokens_mean` is their
+    sum an episode. `cost` is that of the tokens known of, None where it cannot be said (`Prices.cost`).
+    """
+
+    role: str
+    model: str
+    requests: int
+    failed: int
+    unknown: int
+    cached: int
+    prompt_tokens: int | None
+    cached_tokens: int
+    completion_tokens: int | None
+    reasoning_tokens: int
+    tokens_mean: float | None
+    seconds: float
+    is_recorded: bool
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Sums over the roles that asked now; what a record answered (`is_recorded`) stands in `roles` alone.
+
+    `cost` is in `currency` and holds the models whose price is known ("" and None without prices, None also where no
+    price is known of anything that was asked); `unpriced` are the others. `unknown` requests say no tokens, and are in
+    no sum.
+    """
+
+    roles: tuple[RoleSpending, ...] = ()
+    requests: int = 0
+    failed: int = 0
+    unknown: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost: float | None = None
+    cost_mean: float | None = None
+    currency: str = ""
+    unpriced: tuple[str, ...] = ()
+
+
+def spent(trajectories: Sequence[Trajectory], *, prices: Prices | None = None) -> Spending:
+    """What episodes have asked for.
+
+    Args:
+        prices: without them no cost is said.
+    """
+    return spent_by((one for each in trajectories for one in each.usage), episodes=len(trajectories), prices=prices)
+
+
+def spent_by(usage: Iterable[ModelUsage], *, episodes: int, prices: Prices | None = None) -> Spending:
+    """The sums of what was asked for in so many episodes; see `spent`."""
+    entries = merged(usage)
+    if not entries:
+        return Spending()
+    roles = tuple(_role(one, episodes, prices) for one in entries)
+    now = [one for one in roles if not one.is_recorded]
+    known = [one.cost for one in now if one.cost is not None]
+    cost = math.fsum(known) if known else None
+    return Spending(
+        roles,
+        requests=sum(one.requests for one in now),
+        failed=sum(one.failed for one in now),
+        unknown=sum(one.unknown for one in now),
+        prompt_tokens=_sum([one.prompt_tokens for one in now]),
+        completion_tokens=_sum([one.completion_tokens for one in now]),
+        cost=cost,
+        cost_mean=None if cost is None or not episodes else cost / episodes,
+        currency="" if prices is None else prices.currency,
+        unpriced=() if prices is None else tuple(dict.fromkeys(o.model for o in now if prices.of(o.model) is None)),
+    )
+
+
+def asked_tokens(usage: Sequence[ModelUsage]) -> tuple[int | None, int | None]:
+    """The tokens of all prompts and of all completions that were asked for now; None where some are not known."""
+    now = [one for one in usage if not one.is_recorded]
+    if not now or any(one.unknown for one in now):
+        return None, None
+    return sum(one.prompt_tokens for one in now), sum(one.completion_tokens for one in now)
+
+
+def cost_of(usage: Sequence[ModelUsage], prices: Prices | None) -> float | None:
+    """What was asked for now has cost; None where a part of it cannot be said, or nothing was asked."""
+    now = [one for one in usage if not one.is_recorded]
+    if prices is None or not now or any(one.unknown for one in now):
+        return None
+    costs = [prices.cost(one) for one in now]
+    known = [one for one in costs if one is not None]
+    return math.fsum(known) if len(known) == len(costs) else None
+
+
+def _role(one: ModelUsage, episodes: int, prices: Prices | None) -> RoleSpending:
+    has_none = bool(one.unknown) and not one.prompt_tokens + one.completion_tokens
+    tokens = one.prompt_tokens + one.completion_tokens
+    return RoleSpending(
+        one.role,
+        one.model,
+        one.requests,
+        one.failed,
+        one.unknown,
+        one.cached,
+        None if has_none else one.prompt_tokens,
+        one.cached_tokens,
+        None if has_none else one.completion_tokens,
+        one.reasoning_tokens,
+        None if has_none or not episodes else tokens / episodes,
+        one.seconds,
+        one.is_recorded,
+        None if prices is None else prices.cost(one),
+    )
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [one for one in numbers if one is not None]
+    return sum(known) if known else None

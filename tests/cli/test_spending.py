@@ -1,0 +1,162 @@
+"""What commands say of what was asked of models, and of its cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlenv.cli.main import main
+from rlenv.runs.folder import open_run
+from rlenv.testing.endpoint import FakeEndpoint
+
+SPEC = """
+rlenv: 1
+name: spending
+tasks: {test: {rows: [{q: a}, {q: b}, {q: c}, {q: d}]}}
+prompt: {user: "Task {{ task.q }}"}
+endpoints: {judge: {base_url: "ADDRESS", model: judge-1}}
+oracle: [{say: "<answer>5</answer>"}]
+rewards: {good: {kind: judge, endpoint: judge, prompt: "Is it good? {{ message }} of {{ task.q }}"}}
+"""
+PRICES = "currency: EUR\nmodels: {judge-1: {input: 1000000, output: 0}}\n"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+    """A judge's server beside the command; gives the arguments of a command on the spec."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def answer(body: Mapping[str, Any]) -> str:
+        return json.dumps({"reasoning": "fine", "score": 5}) if body["model"] == "judge-1" else "hello"
+
+    server = FakeEndpoint(answer)
+    asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("ADDRESS", server.base_url))
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    asked = ["--policy", "openai", "--base-url", server.base_url, "--model", "policy-1"]
+
+    def arguments(command: str, *more: str) -> list[str]:
+        return [command, str(tmp_path / "spec.yaml"), *asked, *more]
+
+    try:
+        yield arguments
+    finally:
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+
+
+def test_eval_says_what_each_role_asked_and_cost(
+    served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices, run = str(tmp_path / "prices.yaml"), tmp_path / "run"
+    assert main(served("eval", "--prices", prices, "-o", str(run))) == 0
+    said = capsys.readouterr().out
+    assert "models: 8 requests (0 failed)" in said
+    assert "without policy-1: no price" in said
+    usage = json.loads((run / "summary.json").read_text())["usage"]
+    policy, judge = usage["roles"]
+    assert (policy["role"], policy["model"], policy["requests"], policy["cost"]) == ("policy", "policy-1", 4, None)
+    assert (judge["role"], judge["model"], judge["requests"]) == ("judge good", "judge-1", 4)
+    assert judge["cost"] == judge["prompt_tokens"] == usage["cost"]
+    assert usage["unpriced"] == ["policy-1"]
+    rows = list(open_run(run).rows())
+    assert sum(row["asked_tokens"] for row in rows) == usage["prompt_tokens"]
+    assert [row["cost"] for row in rows] == [None] * 4
+    assert main(["runs", "show", str(run), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["asked_tokens"], shown["cost"]) == (usage["prompt_tokens"], None)
+    assert main(["rescore", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices]) == 0
+    again = json.loads(capsys.readouterr().out)["usage"]
+    assert [(one["role"], one["is_recorded"]) for one in again["roles"]] == [
+        ("policy", True),
+        ("judge good", True),
+        ("judge good", False),
+    ]
+    assert (again["requests"], again["unpriced"]) == (4, [])
+
+
+def test_other_specs_and_weights_count_what_was_asked_once(
+    served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, spec, other = str(tmp_path / "run"), tmp_path / "spec.yaml", tmp_path / "other.yaml"
+    assert main(served("eval", "-o", run)) == 0
+    other.write_text(spec.read_text().replace("Is it good?", "Is it really good?"))
+    capsys.readouterr()
+
+    def usage(*args: str) -> dict[str, Any]:
+        assert main(["rescore", run, "--json", *args]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)["usage"]
+        return found
+
+    both = usage("--spec", str(spec), "--spec", str(other))
+    made = [(one["role"], one["requests"], one["is_recorded"]) for one in both["roles"]]
+    assert made == [("policy", 4, True), ("judge good", 4, True), ("judge good", 8, False)]
+    weighed = usage("--weight", "good=2")
+    assert weighed["requests"] == 0
+    assert all(one["is_recorded"] for one in weighed["roles"])
+
+
+def test_a_replayed_run_costs_nothing_and_says_so(
+    served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(served("eval", "-o", run, "--record")) == 0
+    capsys.readouterr()
+    assert main(["replay", run]) == 0
+    assert "models: none was asked; 4 requests are from the record and cost nothing now" in capsys.readouterr().out
+    assert main(served("eval", "--tape", run, "--prices", str(tmp_path / "prices.yaml"), "--json")) == 0
+    usage = json.loads(capsys.readouterr().out)["usage"]
+    # The policy is the one that is tried: its server is asked.
+    assert (usage["requests"], usage["cost"]) == (4, None)
+    made = [(one["role"], one["requests"], one["is_recorded"]) for one in usage["roles"]]
+    assert made == [("policy", 4, False), ("judge good", 4, True)]
+
+
+def test_play_and_audit_say_it_too(
+    served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = str(tmp_path / "prices.yaml")
+    assert main(served("play", "--prices", prices)) == 0
+    assert "models: 2 requests (0 failed)" in capsys.readouterr().out
+    main(["audit", str(tmp_path / "spec.yaml"), "--prices", prices, "-n", "2", "--attacked", "2", "--json"])
+    usage = json.loads(capsys.readouterr().out)["usage"]
+    assert usage["requests"] > 0
+    assert {one["role"] for one in usage["roles"]} == {"judge good"}
+    assert usage["cost"] == usage["prompt_tokens"]
+    anchors = tmp_path / "anchors.jsonl"
+    anchors.write_text("".join(f'{{"task": {{"q": "{q}"}}, "message": "{q}", "label": 1}}\n' for q in "abcd"))
+    judge = ["audit", str(tmp_path / "spec.yaml"), "--judge", "--anchors", str(anchors), "--prices", prices, "--json"]
+    main(judge)
+    usage = json.loads(capsys.readouterr().out)["usage"]
+    assert [one["role"] for one in usage["roles"]] == ["judge good"]
+    assert usage["cost"] == usage["prompt_tokens"] > 0
+
+
+def test_a_run_ends_once_it_has_cost_more_and_can_go_on(
+    served: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices, run = str(tmp_path / "prices.yaml"), str(tmp_path / "run")
+    options = ["--prices", prices, "-o", run, "--concurrency", "1"]
+    assert main(served("eval", *options, "--max-cost", "1")) == 130
+    said = capsys.readouterr().err
+    assert "EUR, more than --max-cost 1.000; 3 are not played: --resume" in said
+    assert len(list(open_run(run).rows())) == 1
+    assert main(served("eval", *options, "--resume", "--max-cost", "1e9")) == 0
+    assert len({row["task"] for row in open_run(run).rows()}) == 4
+
+
+def test_a_budget_without_prices_is_refused(
+    served: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(served("eval", "--max-cost", "1")) == 2
+    assert "--max-cost needs to know what tokens cost" in capsys.readouterr().err
