@@ -168,7 +168,13 @@ def shaped(right: str, rng: random.Random) -> str:
     if text.casefold() in ("yes", "no", "true", "false") or not text:
         return "zqx"
     made = _DIGIT.sub(lambda found: str((int(found[0]) + rng.randint(1, 3)) % 10), text)
-    return _LETTER.sub(lambda found: rng.choice("BDFGJKQVWXZ" if found[0].isupper() else "bdfgjkqvwxz"), made)
+    return _LETTER.sub(lambda found: _another(found[0], rng), made)
+
+
+def _another(letter: str, rng: random.Random) -> str:
+    """A letter that is not this one: an answer of one letter has to become a wrong one."""
+    letters = "BDFGJKQVWXZ" if letter.isupper() else "bdfgjkqvwxz"
+    return rng.choice(letters.replace(letter, ""))
 
 
 def far_numbers(text: str) -> list[str]:
