@@ -135,6 +135,11 @@ JUDGE: Seen = {
     "gate": ("gate=correct >= 2",),
     "range": ("range=[0, 0.5]",),
     "clip": ("clip=[0, 0.1]",),
+    "pairwise": (
+        'pairwise={"with": "{{ task.answer }}"}',
+        'judges=[{"endpoint": "writer"}]',
+        "prompt={{ first }} or {{ second }}?",
+    ),
 }
 MEMBER: Seen = {
     "endpoint": ("judges.1.endpoint=other",),
@@ -169,6 +174,13 @@ AGAIN = {
     "over_turns": "it is applied again, to the values of turns",
     "required": "it is applied again, where a term is invalid",
     "on_invalid": "it is applied again, where a term is invalid",
+    "quorum": "it is applied again, to the judges that the tape lets fail",
+    "breaker": "a recorded answer has no outage",
+    "limit_s": "a recorded answer takes the time that it took",
+}
+OF_PANEL = {
+    "weight": "it is applied again, to the recorded verdicts",
+    "limit_s": "a recorded answer takes the time that it took",
 }
 FAILURE = {"on_failure": "it is applied again; tested where there is a failure"}
 SEED = {"seed": "it is drawn anew for equal questions"}
@@ -179,7 +191,7 @@ TABLES: Mapping[str, tuple[type[Spec], Seen, Mapping[str, str]]] = {
     "tools.study": (AgentSpec, AGENTS, {**AgentSpec.aside, **FAILURE}),
     "tools.lab": (McpSpec, MCP, McpSpec.aside),
     "rewards.clarity": (JudgeSpec, JUDGE, AGAIN),
-    "rewards.clarity.judges": (JudgeMemberSpec, MEMBER, {}),
+    "rewards.clarity.judges": (JudgeMemberSpec, MEMBER, OF_PANEL),
     "user": (ModelUserSpec, USER, KIND),
     "endpoints.writer": (EndpointSpec, ENDPOINT, ADDRESS),
     "endpoints.writer.sampling": (SamplingSpec, SAMPLING, SEED),

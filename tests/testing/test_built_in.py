@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -360,7 +361,15 @@ def check_group(folder: Path) -> None:
         check_reward({"kind": "group", "of": "right", "by": by}, groups=[group, group[:2]], within=(-2, 2), base=folder)
 
 
-REWARDS = {"rule": check_rule, "verify": check_verify, "judge": check_judge, "group": check_group}
+def check_tests(folder: Path) -> None:
+    if not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    entry = {"kind": "tests", "entry": "add", "calls": [{"args": [1, 2], "expected": 3}]}
+    said = [reward_context(answer=f"def add(a, b):\n    return {made}", task={}) for made in ("a + b", "7")]
+    check_reward(entry, said, within=(0, 1), base=folder)
+
+
+REWARDS = {"tests": check_tests, "rule": check_rule, "verify": check_verify, "judge": check_judge, "group": check_group}
 
 
 @pytest.mark.parametrize("kind", BUILT_IN["rewards"])

@@ -31,7 +31,11 @@ class Other:
 
 
 def louder(text: str, action: ParsedAction) -> ParsedAction:
-    return replace(action, content=action.content.upper())
+    return replace(action, content=action.content.upper(), content_at=())
+
+
+def elsewhere(text: str, action: ParsedAction) -> ParsedAction:
+    return replace(action, content_at=((0, 1),))
 
 
 def calls_of_nothing(text: str, action: ParsedAction) -> ParsedAction:
@@ -57,12 +61,13 @@ def renamed(text: str, action: ParsedAction) -> ParsedAction:
     [
         (Other(name=""), r"a dialect has a name; ''"),
         (Other(louder), "text without a call is content; other: 'Just words.' as 'JUST WORDS.'"),
+        (Other(elsewhere), "the content is what stands where it is said to; other: 'Just words.'"),
         (Other(calls_of_nothing), "; other: ''"),
         (Other(raising), r"reading never raises; other: ValueError\('a bug'\) for 'Just words.'"),
         (Other(unexplained), "a malformed call has a reason; other: '<tool_call>"),
         (Other(renamed), "the name reads back; other: .*name='found'"),
     ],
-    ids=["name", "content", "empty", "raises", "reason", "renamed"],
+    ids=["name", "content", "places", "empty", "raises", "reason", "renamed"],
 )
 def test_a_law_that_a_dialect_breaks_says_what_was_found(dialect: Any, said: str) -> None:
     with pytest.raises(AssertionError, match=f"(?s)^law: .*{said}"):
