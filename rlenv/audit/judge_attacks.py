@@ -23,6 +23,7 @@ from rlenv.audit.judge_texts import ATTACKS, NEUTRAL, JudgeAttack
 from rlenv.audit.judged import JudgedTerm, JudgeFall
 from rlenv.audit.report import Episode, Finding
 from rlenv.audit.subject import Subject
+from rlenv.endpoints.account import asks
 from rlenv.episodes.environment import Environment
 from rlenv.errors import EpisodeError, UsageError
 from rlenv.messages import ToolResult
@@ -212,7 +213,8 @@ class _Attacked:
         assert measure is not None
         async with self.places:
             try:
-                measured = await measure(context)
+                with asks(f"judge {self.term.name}"):
+                    measured = await measure(context)
             except EpisodeError as error:
                 self.invalid[redact_within(str(error), 300)] += 1
                 return {}
