@@ -46,8 +46,6 @@ class Account:
     notes: list[str] = field(default_factory=list)
     data: list[Finding] = field(default_factory=list)
     """What the rows and the tools say, of all splits."""
-    looked: list[Finding] = field(default_factory=list)
-    """What looks beside the adversaries found."""
 
     def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
         """Takes the oracle's episodes of a split in."""
@@ -94,7 +92,7 @@ class Account:
         alike = _mean([float(one) for one in self.alike])
         faults = self._faults()
         holes = self._holes(oracle or 0.0)
-        findings = [*self._oracle_findings(), *holes, *self.looked, *_unexplained(self.data, holes)]
+        findings = [*self._oracle_findings(), *holes, *_unexplained(self.data, holes)]
         # Tasks on which everybody earns all are those of a hole that has been named.
         is_named = any(one.hole in _PAID_TO_ALL for one in findings) and alike != 1
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
