@@ -46,8 +46,6 @@ class Account:
     notes: list[str] = field(default_factory=list)
     data: list[Finding] = field(default_factory=list)
     """What the rows and the tools say, of all splits."""
-    looked: list[Finding] = field(default_factory=list)
-    """What looks beside the adversaries found."""
 
     def see_oracle(self, split: str, golds: Sequence[Trajectory]) -> None:
         """Takes the oracle's episodes of a split in."""
@@ -94,7 +92,7 @@ class Account:
         alike = _mean([float(one) for one in self.alike])
         faults = self._faults()
         holes = self._holes(oracle or 0.0)
-        findings = [*self._oracle_findings(), *holes, *self.looked, *_unexplained(self.data, holes)]
+        findings = [*self._oracle_findings(), *holes, *_unexplained(self.data, holes)]
         # Tasks on which everybody earns all are those of a hole that has been named.
         is_named = any(one.hole in _PAID_TO_ALL for one in findings) and alike != 1
         if alike is not None and alike > self.thresholds.no_signal and not is_named:
@@ -216,20 +214,25 @@ class Account:
 
 
 _SHOWN_BY = {
-    **dict.fromkeys(("gold_in_prompt", "gold_in_result", "gold_in_error", "gold_in_tool"), "leak"),
-    "constant_gold": "constant_answer",
+    "gold_in_prompt": ("leak", ("prompt",)),
+    "gold_in_result": ("leak", ("result of",)),
+    "gold_in_error": ("leak", ("error of",)),
+    "gold_in_tool": ("leak", ("description of", "schema of")),
+    "constant_gold": ("constant_answer", ("",)),
 }
-"""What the rows say, and the hole of a policy that earned by it: one cause, of which the episode says more."""
+"""What the rows say, and the hole of a policy that earned by it, with how its place begins: one cause, of which the
+episode says more."""
 
 
 def _unexplained(data: Sequence[Finding], holes: Sequence[Finding]) -> list[Finding]:
     """The findings over rows of a split in which no policy was found to earn by the same."""
-    earned = {(one.hole, one.episode.split) for one in holes if one.episode is not None}
-    return [
-        one
-        for one in data
-        if not any(hole == _SHOWN_BY.get(one.hole) and f"'{split}'" in one.message for hole, split in earned)
-    ]
+    return [one for one in data if not any(_is_shown_by(one, hole) for hole in holes)]
+
+
+def _is_shown_by(one: Finding, earned: Finding) -> bool:
+    hole, places = _SHOWN_BY.get(one.hole, ("", ()))
+    is_there = earned.episode is not None and earned.episode.split in one.splits
+    return earned.hole == hole and is_there and earned.where.startswith(places)
 
 
 def _gave_up(ended: Trajectory) -> bool:

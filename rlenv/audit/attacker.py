@@ -18,8 +18,8 @@ from rlenv._base.bounded import cut_end, cut_middle
 from rlenv.audit.attacker_report import AttackerLimits, AttackerReport, LeastEpisode, StrategyResult
 from rlenv.audit.attacker_scripts import Seen, Strategy, UnreadableStrategies, filled, read_strategies
 from rlenv.audit.attacker_view import SYSTEM, view_of
-from rlenv.audit.judge_attacks import subject_of
 from rlenv.audit.report import Episode, Finding
+from rlenv.audit.subject import Subject
 from rlenv.dialects.control_tokens import broken_message
 from rlenv.endpoints import Client, Endpoint
 from rlenv.episodes.drive import drive
@@ -118,7 +118,7 @@ class _Attack:
     seed: int
     on_progress: Progress
     results: list[_Result] = field(default_factory=list)
-    wrong: float = 0.0
+    wrong: float | None = None
     rounds: int = 0
     unreadable: int = 0
     problem: str = ""
@@ -134,7 +134,7 @@ class _Attack:
             EndpointError: the attacker's server failed.
         """
         plain = await self._baseline()
-        self.wrong = self._share([_total(one) for one in plain])
+        self.wrong = self._share([one.reward.total for one in plain])
         view = view_of(self.environment, self.golds)
         while self.rounds < self.limits.rounds:
             self.on_progress("the attacker writes", self.rounds, self.limits.rounds)
@@ -176,7 +176,7 @@ class _Attack:
         if not self.results:
             told = "Nothing was tried yet."
         else:
-            best = sorted(self.results, key=lambda result: result.told.undone)[-_HISTORY:]
+            best = sorted(self.results, key=_undone)[-_HISTORY:]
             told = "What was tried, and what it earned (shares of the oracle's reward; `undone` is what counts):\n"
             told += "\n".join(json.dumps(_told(result)) for result in best)
         if self.problem:
@@ -188,7 +188,7 @@ class _Attack:
         answers = list(dict.fromkeys(gold.answer for gold in self.golds if gold.answer))
         found = []
         for gold in self.golds:
-            subject = subject_of(self.environment, gold, answers)
+            subject = Subject(self.environment, gold, answers)
             script = Strategy("wrong", "", (subject.form_text(subject.wrong()[0]),))
             found.append(await self._script(gold, script, is_literal=True))
         return found
@@ -198,7 +198,7 @@ class _Attack:
         episodes = [await play(gold, strategy) for gold in self.golds]
         pairs = list(zip(self.golds, episodes, strict=True))
         undone = [not _has_done(gold, ended, is_script=not strategy.play) for gold, ended in pairs]
-        rewards = [_total(ended) for ended in episodes]
+        rewards = [ended.reward.total for ended in episodes]
         told = StrategyResult(
             strategy.name,
             strategy.why,
@@ -207,7 +207,9 @@ class _Attack:
             len(episodes),
             sum(ended.reward.total is None for ended in episodes),
             self._share(rewards),
-            self._share([reward if is_undone else 0.0 for reward, is_undone in zip(rewards, undone, strict=True)]),
+            self._share(
+                [one if one is None or not_done else 0.0 for one, not_done in zip(rewards, undone, strict=True)]
+            ),
             sum(bool(ended.success) and not _called(gold) <= _called(ended) for gold, ended in pairs),
             _terms(episodes),
         )
@@ -218,9 +220,10 @@ class _Attack:
             if outage := next((one.message for one in failures if one.reason in _OUTAGES), ""):
                 raise EndpointError(outage)
 
-    def _share(self, rewards: Sequence[float]) -> float:
-        gold = math.fsum(gold.reward.total or 0.0 for gold in self.golds)
-        return math.fsum(rewards) / gold
+    def _share(self, rewards: Sequence[float | None]) -> float | None:
+        """Of the oracle's reward, over the tasks where there is one: an episode without is masked, and is no zero."""
+        known = [(one, _total(gold)) for one, gold in zip(rewards, self.golds, strict=True) if one is not None]
+        return math.fsum(one for one, _ in known) / math.fsum(gold for _, gold in known) if known else None
 
     async def _script(self, gold: Trajectory, strategy: Strategy, *, is_literal: bool = False) -> Trajectory:
         """An episode of a script; one that is over before the episode is ends it."""
@@ -250,8 +253,8 @@ class _Attack:
 
     def tried(self, threshold: float) -> Tried:
         """What came of it all."""
-        best = max(self.results, key=lambda result: result.told.undone, default=None)
-        is_found = best is not None and best.told.undone - max(self.wrong, 0.0) > threshold + _SLACK
+        best = max((one for one in self.results if one.told.undone is not None), key=_undone, default=None)
+        is_found = best is not None and _undone(best) - max(self.wrong or 0.0, 0.0) > threshold + _SLACK
         at = self._least(best) if is_found and best is not None else None
         usage, spent = self.client.usage, time.monotonic() - self.begun
         report = AttackerReport(
@@ -271,12 +274,19 @@ class _Attack:
         findings = []
         if best is not None and at is not None:
             findings.append(self._finding(best.told, report.least))
-        if self.failed or not self.results:
-            why = self.failed or (f"no reply could be read ({self.problem})" if self.unreadable else self.ended)
-            message = f"the attacker could not be tried{' to its end' if self.results else ''}: {why}"
-            hint = "what was not tried is no pass: mend the endpoint, or raise the limit that ended it"
+        if self.failed or best is None:
+            message = (
+                f"the attacker could not be tried{' to its end' if best is not None else ''}: {self._why_untried()}"
+            )
+            hint = "what was not tried is no pass: mend what it names, or raise the limit that ended it"
             findings.append(Finding("attacker_untried", message, hint=hint))
         return Tried(report, tuple(findings), tuple(self._notes(report)), None if at is None else at[1])
+
+    def _why_untried(self) -> str:
+        if self.failed or not self.results:
+            return self.failed or (f"no reply could be read ({self.problem})" if self.unreadable else self.ended)
+        failures = (one.failure.message for result in self.results for one in result.episodes if one.failure)
+        return f"no episode has a valid reward ({next(failures, 'no number')})"
 
     def _notes(self, report: AttackerReport) -> list[str]:
         tokens = report.prompt_tokens + report.completion_tokens
@@ -295,9 +305,9 @@ class _Attack:
         pairs = [
             pair
             for pair, undone in zip(zip(self.golds, best.episodes, strict=True), best.undone, strict=True)
-            if undone
+            if undone and pair[1].reward.total is not None
         ]
-        shares = [_total(ended) / (gold.reward.total or 1.0) for gold, ended in pairs]
+        shares = [_total(ended) / _total(gold) for gold, ended in pairs]
         enough = 0.9 * max(shares)
         shown = [pair for pair, share in zip(pairs, shares, strict=True) if share >= enough]
         return min(shown, key=lambda pair: (len(pair[1].turns), sum(len(turn.action) for turn in pair[1].turns)))
@@ -309,7 +319,7 @@ class _Attack:
             tuple(cut_middle(turn.action, _KEPT_CHARS) for turn in ended.turns),
             ended.answer,
             _total(ended),
-            gold.reward.total or 0.0,
+            _total(gold),
             {name: term.value for name, term in ended.reward.terms.items()},
         )
 
@@ -325,9 +335,10 @@ class _Attack:
             tools = (
                 f", succeeding without the tools that the oracle calls on {best.without_tools} of {best.tasks} tasks"
             )
+        plain = "of unknown worth" if self.wrong is None else f"{max(self.wrong, 0.0):.2f}"
         message = (
             f"{who} ('{best.name}') earns {best.undone:.2f} of the oracle's reward without doing the task, a plain "
-            f"wrong answer {max(self.wrong, 0.0):.2f}{tools}; '{term}' pays most; the least is "
+            f"wrong answer {plain}{tools}; '{term}' pays most; the least is "
             f"{least.split}/{least.task}: {least.reward:g} of {least.oracle:g} for {actions!r}"
         )
         hint = f"let '{term}' read the whole answer and nothing beside it, or gate it on what only the work earns"
@@ -395,7 +406,14 @@ def _calls(ended: Trajectory) -> set[str]:
 
 
 def _total(ended: Trajectory) -> float:
-    return ended.reward.total or 0.0
+    """The reward of an episode that is known to have one."""
+    assert ended.reward.total is not None
+    return ended.reward.total
+
+
+def _undone(result: _Result) -> float:
+    """What a strategy earned without doing, less than anything where that could not be measured."""
+    return -math.inf if result.told.undone is None else result.told.undone
 
 
 def _shown(action: Any) -> str:
@@ -422,8 +440,8 @@ def _told(result: _Result) -> dict[str, Any]:
     return {
         "name": told.name,
         "actions": [cut_middle(action, _SHOWN_CHARS) for action in told.actions],
-        "share": round(told.share, 3),
-        "undone": round(told.undone, 3),
+        "share": None if told.share is None else round(told.share, 3),
+        "undone": None if told.undone is None else round(told.undone, 3),
         "terms": told.terms,
         "invalid": told.invalid,
         "answered_first_task": back,

@@ -39,7 +39,8 @@ class StrategyResult:
     """What one strategy earned, on the same tasks as all others.
 
     `share` is all that it earned of the oracle's reward, `undone` what it earned without doing the task: in episodes
-    whose answer is not the oracle's, or that left out a tool that the oracle called. `terms` are means of values.
+    whose answer is not the oracle's, or that left out a tool that the oracle called. Both are over the tasks where the
+    reward is valid, None without any. `terms` are means of values.
     """
 
     name: str
@@ -49,8 +50,8 @@ class StrategyResult:
     """Whether the model played each task itself, in place of a script."""
     tasks: int
     invalid: int
-    share: float
-    undone: float
+    share: float | None
+    undone: float | None
     without_tools: int
     """Tasks with a success and without a tool that the oracle called."""
     terms: Mapping[str, float | None]
@@ -58,7 +59,9 @@ class StrategyResult:
 
 @dataclass(frozen=True, slots=True)
 class AttackerReport:
-    """What an attacker tried and spent; `wrong` is what a plain wrong answer earns of the oracle's reward."""
+    """What an attacker tried and spent; `wrong` is what a plain wrong answer earns of the oracle's reward, None where
+    no such reward is valid.
+    """
 
     model: str
     rounds: int
@@ -70,7 +73,7 @@ class AttackerReport:
     """Replies that gave no strategy: the model's mistakes."""
     ended: str
     """Why it ended."""
-    wrong: float
+    wrong: float | None
     strategies: tuple[StrategyResult, ...]
     best: str = ""
     least: LeastEpisode | None = None

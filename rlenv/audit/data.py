@@ -68,17 +68,17 @@ class Found:
 
     def report(self, hole: str, rows: Sequence[Row], message: str, term: str = "") -> None:
         """A finding that one row is enough for."""
-        self.findings.append(Finding(hole, f"{message}: {named(rows)}", term))
+        splits = tuple(dict.fromkeys(row.split for row in rows))
+        self.findings.append(Finding(hole, f"{message}: {named(rows)}", term, splits=splits))
 
     def share(self, hole: str, rows: Sequence[Row], of: int, message: str, term: str = "") -> None:
         """A finding over so many of a split's rows, or a note where they are few of a large one."""
         if not rows:
             return
-        text = f"{message}: {named(rows)}"
         if len(rows) >= _FEW * of:
-            self.findings.append(Finding(hole, text, term))
+            self.report(hole, rows, message, term)
         else:
-            self.notes.append(f"{hole}: {text}")
+            self.notes.append(f"{hole}: {message}: {named(rows)}")
 
 
 def named(rows: Iterable[Row]) -> str:

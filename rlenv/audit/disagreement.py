@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlenv.audit.agreement import Estimate, bootstrap, kappa
+from rlenv.runs.figures.agreement import Estimate, between
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["Differing", "Disagreement", "disagreement"]
@@ -31,7 +31,7 @@ class Disagreement:
 
     The judge is high at or above the middle of its scale, the other term passes at 1 or more. `unmeasured` are episodes
     where one of the two was invalid or skipped; they are part of no other figure. `kappa` is Cohen's, of the two yes or
-    no, with its bootstrap interval over episodes. `high_but_failed` and `low_but_passed` list the episodes, the judge's
+    no, with its bootstrap interval over tasks. `high_but_failed` and `low_but_passed` list the episodes, the judge's
     surest first, 50 at most; `failed` and `passed` count what the other term says, `high` and `low` how many of them
     the judge takes for the opposite.
     """
@@ -49,15 +49,13 @@ class Disagreement:
     low_but_passed: tuple[Differing, ...]
 
 
-def disagreement(
-    trajectories: Iterable[Trajectory], *, judge: str, against: Sequence[str], seed: int = 0
-) -> tuple[Disagreement, ...]:
+def disagreement(trajectories: Iterable[Trajectory], *, judge: str, against: Sequence[str]) -> tuple[Disagreement, ...]:
     """The judge's term beside each of the terms of `against`, in order."""
     episodes = list(trajectories)
-    return tuple(_beside(episodes, judge, other, seed) for other in against)
+    return tuple(_beside(episodes, judge, other) for other in against)
 
 
-def _beside(episodes: Sequence[Trajectory], judge: str, other: str, seed: int) -> Disagreement:
+def _beside(episodes: Sequence[Trajectory], judge: str, other: str) -> Disagreement:
     found = []
     for one in episodes:
         terms = one.reward.terms
@@ -68,7 +66,8 @@ def _beside(episodes: Sequence[Trajectory], judge: str, other: str, seed: int) -
     passed = [one for one in found if one.verified >= 1]
     high = sorted((one for one in failed if one.value >= _HIGH), key=lambda one: -one.value)
     low = sorted((one for one in passed if one.value < _HIGH), key=lambda one: one.value)
-    pairs = [(float(one.verified >= 1), float(one.value >= _HIGH)) for one in found]
+    passes, is_high = [float(one.verified >= 1) for one in found], [float(one.value >= _HIGH) for one in found]
+    agreed = between(other, passes, judge, is_high, [(one.split, one.task_index) for one in found])
     return Disagreement(
         judge=judge,
         against=other,
@@ -78,8 +77,7 @@ def _beside(episodes: Sequence[Trajectory], judge: str, other: str, seed: int) -
         high=len(high),
         passed=len(passed),
         low=len(low),
-        # Of two values the squared distance is 0 or 1, so that the weighted kappa is the plain one.
-        kappa=bootstrap(pairs, kappa, seed=seed),
+        kappa=agreed.kappa or Estimate(None),
         high_but_failed=tuple(high[:_LISTED]),
         low_but_passed=tuple(low[:_LISTED]),
     )

@@ -79,7 +79,7 @@ async def find_leaks(
         right = [shown[at] for at in sure.rows]
         where = ", ".join(f"{one.hits} of {one.of} in '{split}'" for split, (one, _, _) in splits.items())
         message = f"{view}{how} gives golds away: {sure.rule} is the gold on {where} (by chance {sure.chance:.0%})"
-        found.findings.append(Finding(hole, f"{message}: {named(right)}; take it out"))
+        found.findings.append(Finding(hole, f"{message}: {named(right)}; take it out", splits=tuple(splits)))
 
 
 def _gold(row: Row) -> str:

@@ -33,7 +33,7 @@ from rlenv.rewards.judge import JudgeSpec
 from rlenv.secrets import redact_within
 from rlenv.trajectory import Trajectory, Turn
 
-__all__ = ["JudgeAttacks", "attack_judges", "subject_of"]
+__all__ = ["JudgeAttacks", "attack_judges"]
 
 _SLACK: Final = 1e-9
 _SHARE: Final = 1 / 3
@@ -90,7 +90,7 @@ async def attack_judges(
     usable = [gold for gold in golds if gold.turns]
     chosen = usable[:: max(1, len(usable) // tasks)][:tasks]
     options = {split: _answers(usable, split) for split in {gold.split for gold in chosen}}
-    subjects = [subject_of(environment, gold, options[gold.split]) for gold in chosen]
+    subjects = [Subject(environment, gold, options[gold.split]) for gold in chosen]
     for term in environment.parts.terms:
         if isinstance(term.spec, JudgeSpec):
             if term.measure_async is None:
@@ -98,11 +98,6 @@ async def attack_judges(
             elif subjects:
                 await _Attacked(environment, term, term.spec, seed, threshold, on_progress, found).run(subjects)
     return found
-
-
-def subject_of(environment: Environment, gold: Trajectory, options: Sequence[str]) -> Subject:
-    """One task as an adversary sees it; `options` are the oracle's answers of its split."""
-    return Subject(environment, gold, options)
 
 
 def _answers(golds: Sequence[Trajectory], split: str) -> list[str]:
@@ -170,7 +165,7 @@ class _Attacked:
         return _Rise(attack, pair, text, await self._of_text(pair.subject, text))
 
     def _text(self, attack: JudgeAttack, pair: _Pair) -> str:
-        low, high = self.spec.scale
+        low, high = self.spec.ends
         score = f"{(low, high)[self.spec.weight >= 0]:.12g}"
         return Template(attack.text).substitute(
             score=score,
@@ -225,7 +220,7 @@ class _Attacked:
 
     def _judges(self, details: Mapping[str, Any]) -> dict[str, float]:
         """What each of several judges gives; requests are counted of all."""
-        low, high = details.get("scale", self.spec.scale)
+        low, high = details.get("scale", self.spec.ends)
         judges: Sequence[Mapping[str, Any]] = details.get("judges", ())
         found: dict[str, float] = {}
         for number, one in enumerate(judges, 1):
@@ -295,7 +290,7 @@ class _Attacked:
         verdicts = len(self.values)
         judged = JudgedTerm(
             name,
-            self.spec.scale,
+            self.spec.ends,
             tasks,
             verdicts,
             invalid,
@@ -324,7 +319,7 @@ class _Attacked:
 
     def _of_scores(self, oracle: Sequence[float]) -> list[Finding]:
         """What is wrong with the scores themselves, whatever is attacked."""
-        name, (low, high) = self.term.name, self.spec.scale
+        name, (low, high) = self.term.name, self.spec.ends
         if len(self.values) > 1 and max(self.values) - min(self.values) <= _SLACK:
             score = low + self.values[0] * (high - low)
             message = f"'{name}' gives {score:g} to the oracle, to wrong answers and to nonsense alike"
@@ -338,7 +333,7 @@ class _Attacked:
         return []
 
     def _finding(self, fall: JudgeFall, oracle: float | None) -> Finding:
-        low, high = self.spec.scale
+        low, high = self.spec.ends
         before, after = (low + value * (high - low) for value in (fall.before, fall.after))
         judges = f"; of its judges {' and '.join(fall.judges)} rise" if fall.judges else ""
         message = (

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlenv.audit.golds import tail
 from rlenv.audit.subject import same, trimmed
-from rlenv.audit.verdicts import binomial_tail
 
 __all__ = ["Leak", "Source", "find", "lookup", "stands_in", "stands_in_each"]
 
@@ -122,7 +122,7 @@ def _leak(
         return None
     is_every = tasks <= 6 and hits == tasks
     rules = len(_KINDS) * len(_PLACES)
-    is_sure = hits / tasks - chance > _ABOVE_CHANCE and binomial_tail(hits, tasks, chance) * rules < _SURE
+    is_sure = hits / tasks - chance > _ABOVE_CHANCE and tail(hits, tasks, chance) * rules < _SURE
     return Leak(label, rule, taken, hits) if is_every or is_sure else None
 
 

@@ -42,7 +42,8 @@ class Finding:
     """A fault of the reward by name. `hole` is a stable word, `term` the reward's term ("" for the whole reward).
 
     `hint` is what to change, `episode` the least one that shows it, `where` the place that gives an answer away (for
-    `leak`), and `also` are the other adversaries that earn by the same fault.
+    `leak`), `also` are the other adversaries that earn by the same fault, and `splits` those whose rows a finding over
+    rows is about.
     """
 
     hole: str
@@ -52,6 +53,7 @@ class Finding:
     episode: Episode | None = None
     where: str = ""
     also: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from rlenv.audit.adversaries import ADVERSARIES, SAYS, SHRUG, options_of
 from rlenv.audit.asking import ask_each, askable, empty_state
 from rlenv.audit.chapter import Chapter
 from rlenv.audit.checked import check_data
-from rlenv.audit.looks import LOOKS, Looked
 from rlenv.audit.models import Attacker, ModelAttacks
 from rlenv.audit.places import read_places
 from rlenv.audit.play import Player
@@ -128,11 +127,6 @@ class _Run:
         usable = [gold for gold in golds if gold.reward.total is not None and gold.turns]
         if usable:
             await self._attack(split, usable, tasks)
-        looked = Looked(self.environment, split, golds, tasks, self.seed, self.concurrency)
-        for look in LOOKS:
-            await look(looked)
-        self.seen.looked += looked.findings
-        self.seen.notes += looked.notes
 
     def _progress(self, what: str, done: int, total: int) -> None:
         self.doing = f"{what}, {done} of {total} done"

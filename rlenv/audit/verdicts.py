@@ -17,7 +17,7 @@ from rlenv.audit.report import Episode, Finding, Thresholds
 from rlenv.language.spec import RewardSpec
 from rlenv.trajectory import Trajectory
 
-__all__ = ["SLACK", "Suspect", "Verdicts", "binomial_tail", "episode_of", "share_of"]
+__all__ = ["SLACK", "Suspect", "Verdicts", "episode_of", "share_of"]
 
 SLACK = 1e-9
 """Rewards that differ by less are the same."""
@@ -178,10 +178,3 @@ def episode_of(ended: Trajectory, gold: Trajectory) -> Episode:
 
 def _least(way: Way, keys: Sequence[Key]) -> Key:
     return min(keys, key=lambda key: (len(way[key].turns), sum(len(turn.action) for turn in way[key].turns), key))
-
-
-def binomial_tail(hits: int, tasks: int, chance: float) -> float:
-    """The probability of at least `hits` of `tasks` where each is hit with `chance`; exact."""
-    return math.fsum(
-        math.comb(tasks, count) * chance**count * (1 - chance) ** (tasks - count) for count in range(hits, tasks + 1)
-    )

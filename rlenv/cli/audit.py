@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable
@@ -178,7 +179,9 @@ def _show_attacker(console: Console, attacker: AttackerReport | None) -> None:
     if attacker is None or not attacker.strategies:
         return
     table = Table(f"a strategy of {escape(attacker.model)}", "of the oracle", "without doing")
-    best = sorted(attacker.strategies, key=lambda strategy: -strategy.undone)[:_STRATEGIES]
+    best = sorted(attacker.strategies, key=lambda one: -math.inf if one.undone is None else one.undone, reverse=True)[
+        :_STRATEGIES
+    ]
     for strategy in best:
         table.add_row(escape(strategy.name), figure(strategy.share), figure(strategy.undone))
     console.print(table)

@@ -122,7 +122,7 @@ def _beside_verifiers(args: argparse.Namespace, environment: Environment) -> int
         if name not in rewards:
             raise UsageError(f"no term is called '{name}'; there are: {', '.join(rewards)}")
     episodes = [trajectory for _, trajectory in with_facts(args.run)]
-    found = disagreement(episodes, judge=judge, against=against, seed=args.seed)
+    found = disagreement(episodes, judge=judge, against=against)
     if not written(args, {"disagreements": plain(found)}):
         console = Console(highlight=False)
         for one in found:

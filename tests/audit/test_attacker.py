@@ -219,6 +219,35 @@ def test_a_server_that_fails_while_its_model_plays_is_no_pass(tmp_path: Path) ->
     assert len(requests) == 4
 
 
+RAISES = """
+
+def odd(context):
+    if context.answer != context.task["answer"] and PLACE:
+        raise ValueError("unreadable")
+    return 1.0
+"""
+
+
+def test_rewards_that_could_not_be_measured_are_no_zeros_and_no_pass(tmp_path: Path) -> None:
+    path = write(tmp_path, 'python: "tools.py:odd"')
+    (tmp_path / "tools.py").write_text(TOOLS + RAISES.replace("PLACE", "True"))
+    report, _ = tried(path, [strategies(says("<answer>xyzzy</answer>"))], rounds=1)
+    assert found(report) == {"attacker_untried"}
+    assert "unreadable" in next(one.message for one in report.findings if one.hole == "attacker_untried")
+    assert report.attacker is not None
+    assert [(one.share, one.undone, one.invalid) for one in report.attacker.strategies] == [(None, None, 3)]
+    assert report.attacker.wrong is None
+
+
+def test_a_strategy_is_measured_on_the_tasks_where_its_reward_is_valid(tmp_path: Path) -> None:
+    path = write(tmp_path, 'python: "tools.py:odd"')
+    (tmp_path / "tools.py").write_text(TOOLS + RAISES.replace("PLACE", 'context.task["answer"] != "Zoe"'))
+    report, _ = tried(path, [strategies(says("<answer>xyzzy</answer>"))], rounds=1)
+    assert report.attacker is not None
+    (told,) = report.attacker.strategies
+    assert (told.share, told.undone, told.invalid) == (1.0, 1.0, 2)
+
+
 def test_limits_end_an_attacker_and_are_told_with_what_was_spent(tmp_path: Path) -> None:
     path, good = write(tmp_path, SOUND), strategies(says("<answer>xyzzy</answer>"))
     by_requests, asked = tried(path, [good], requests=1, rounds=9)

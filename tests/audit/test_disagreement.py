@@ -73,6 +73,14 @@ def test_the_middle_of_the_scale_is_taken_before_range_and_clip() -> None:
     assert found.low == 1
 
 
+def test_the_interval_is_over_tasks_of_which_the_episodes_are_not_independent() -> None:
+    once = [episode(0, 9.0, 1.0), episode(1, 9.0, 0.0), episode(2, 2.0, 0.0), episode(3, 2.0, 1.0)]
+    (one,) = disagreement(once, judge="clarity", against=["holds"])
+    (many,) = disagreement(once * 25, judge="clarity", against=["holds"])
+    assert many.episodes == 100
+    assert (many.kappa.low, many.kappa.high) == (one.kappa.low, one.kappa.high)
+
+
 def test_nothing_in_common_is_no_figure() -> None:
     (found,) = disagreement([episode(0, None, 1.0)], judge="clarity", against=["holds"])
     assert (found.episodes, found.unmeasured, found.kappa.value) == (0, 1, None)

@@ -126,6 +126,18 @@ def test_a_judge_with_one_score_for_everything_is_a_finding(tmp_path: Path) -> N
     assert "gives 3 to the oracle" in found.findings[0].message
 
 
+def test_a_judge_that_compares_two_answers_is_told_on_its_own_scale(tmp_path: Path) -> None:
+    found, _ = attacked(
+        tmp_path,
+        lambda body: json.dumps({"reasoning": "r", "better": "tie"}),
+        judge='endpoint: writer, pairwise: {with: "It is {{ task.answer }}"}',
+        prompt="Which is better?",
+    )
+    assert holes(found) == {"judge_constant"}
+    assert "gives 0.5 to the oracle" in found.findings[0].message
+    assert found.terms[0].scale == (0.0, 1.0)
+
+
 def test_of_a_panel_the_judges_that_rise_are_named(tmp_path: Path) -> None:
     honest, obeys = swayed("honest"), swayed("obeys")
 
