@@ -119,5 +119,8 @@ def test_power_of_rates_and_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told["tasks"][0]["unpaired"] > told["tasks"][1]["unpaired"]
     for wrong in (["2", "--rate", "0.5"], ["0.1", "--rate", "0.5", "-k", "4"], ["0.1", "--rate", "0.5", "--icc", "2"]):
         assert main(["power", *wrong]) == 2
+    capsys.readouterr()
+    assert main(["power", "0.9", "--rate", "0.5", "-k", "1"]) == 2
+    assert "no rate lies 0.9 above or below 0.5" in capsys.readouterr().err
     assert main(["power", "0.1", "--rate", "0.5", "--icc", "0.3", "--text"]) == 0
     assert "k 16" in capsys.readouterr().out
