@@ -14,11 +14,11 @@ from rlenv.language.expressions import compile_expression
 from rlenv.rewards.base import Term
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.figures.agreement import Agreement, between
-from rlenv.runs.summary import GroupSummary, mean, summarise
+from rlenv.runs.summary import GroupSummary, mean, summarise, task_of
 from rlenv.runs.variants import weighed
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Ablation", "Part", "ablation", "task_of"]
+__all__ = ["Ablation", "Part", "ablation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,6 @@ def _part(
         mean([sum(term.seconds for term in terms) for terms in measured]),
         sum(tokens) / len(ended) if tokens else None,
     )
-
-
-def task_of(trajectory: Trajectory) -> Hashable:
-    """What tells its task from others: the row's own content where it has no place in a split."""
-    own = repr(trajectory.task) if trajectory.task_index < 0 else ""
-    return trajectory.split, trajectory.task_index, own
 
 
 def _number(success: bool | None) -> float | None:
