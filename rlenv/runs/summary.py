@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlenv.runs.prices import Prices
-from rlenv.runs.statistics.intervals import clustered, clustered_counts, mean_interval, mean_of_parts, wilson
-from rlenv.runs.statistics.passes import PassAtK, pass_at, pass_curve
+from rlenv.runs.statistics.intervals import clustered, mean_interval, mean_of_parts
+from rlenv.runs.statistics.passes import PassAtK, pass_curve
 from rlenv.runs.usage import Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
 
@@ -19,15 +19,10 @@ __all__ = [
     "Latency",
     "PassAtK",
     "Summary",
-    "clustered",
-    "clustered_counts",
     "mean",
-    "mean_interval",
-    "pass_at",
     "success_width",
     "summarise",
     "task_of",
-    "wilson",
 ]
 
 _T = TypeVar("_T")
