@@ -159,7 +159,7 @@ async def _play(
                 name = f"{environment.spec.name} · {args.policy}"
                 left = [len(kept.missing())]
                 bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - left[0])
-                scorer, played, found = environment.parts.scorer, dict[int, Trajectory](), list[Trajectory]()
+                scorer, found = environment.parts.scorer, list[Trajectory]()
                 for batch in _batches(args, len(jobs)):
                     missing = [index for index in kept.missing() if index in batch]
 
@@ -171,8 +171,8 @@ async def _play(
 
                     todo, many = [jobs[index] for index in missing], args.concurrency
                     ran = await rollout(environment, policy, todo, concurrency=many, on_end=ended, lane=tapes.lane)
-                    played |= dict(zip(missing, ran, strict=True))
-                    found = score_groups(scorer, kept.whole(played, batch.stop))
+                    played = dict(zip(missing, ran, strict=True))
+                    found += score_groups(scorer, kept.whole(played, batch))  # all samples of a task are in one batch
                     if args.until_width is not None and success_width(found) <= args.until_width:
                         break
                 if scorer.has_group_terms:
@@ -231,15 +231,15 @@ class _Kept:
             self._ids[index] = self._out.append(trajectory, facts)
         return self._ids.get(index, "")
 
-    def whole(self, played: dict[int, Trajectory], stop: int) -> list[Trajectory]:
-        """The episodes of the first `stop` jobs, in their order."""
-        self._stop = stop
-        before = {index: self._reader.body(id).trajectory() for index, id in self._before.items() if index < stop}
+    def whole(self, played: dict[int, Trajectory], batch: range) -> list[Trajectory]:
+        """The episodes of these jobs, in their order."""
+        self._stop = batch.stop
+        before = {index: self._reader.body(id).trajectory() for index, id in self._before.items() if index in batch}
         return [trajectory for _, trajectory in sorted((before | played).items())]
 
     @property
     def ids(self) -> list[str]:
-        """The ids of what `whole` gave last, "" of one that could not be written; empty without -o."""
+        """The ids of all episodes that `whole` gave, "" of one that could not be written; empty without -o."""
         return [id for index, id in sorted((self._before | self._ids).items()) if index < self._stop]
 
     def complete(self, trajectories: list[Trajectory]) -> None:

@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         before = spread_of_rate(args.rate, icc)
         # Upwards where there is room: a rate that is beyond 1 has no variance.
         step = args.difference if args.rate + args.difference <= 1 else -args.difference
-        after = spread_of_rate(max(0.0, args.rate + step), icc)
+        if args.rate + step < 0:
+            raise UsageError(f"no rate lies {args.difference:g} above or below {args.rate:g}", hint="name a smaller D")
+        after = spread_of_rate(args.rate + step, icc)
     tasks = needed(args.k, difference=args.difference, runs=(before, after))
     found: dict[str, Any] = {
         "difference": args.difference,

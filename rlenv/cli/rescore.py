@@ -93,7 +93,10 @@ def _checked(args: argparse.Namespace) -> Weights:
     if args.out and Path(args.out).resolve() in (Path(args.run).resolve(), Path(args.run).resolve().parent):
         raise UsageError(f"-o {args.out} would overwrite the recorded run", hint="name another folder")
     only = tuple(name.strip() for names in args.only for name in names.split(","))
-    weights = Weights(tuple(args.drop), only, dict(map(_weight, args.weight)))
+    paid = [_weight(item) for item in args.weight]
+    weights = Weights(tuple(args.drop), only, dict(paid))
+    if len(weights.weight) < len(paid):
+        raise UsageError("--weight names one term twice", hint="leave one of them out")
     if not args.spec and not weights:
         raise UsageError(
             "nothing is to change", hint="add --spec NEW.yaml, --drop TERM, --only TERM or --weight TERM=W"

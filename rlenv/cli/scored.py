@@ -13,12 +13,12 @@ from rlenv.cli.recorded import environment_of
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
-from rlenv.runs.ablation import task_of
 from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
 from rlenv.runs.folder import read_info
 from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import rescore
 from rlenv.runs.schema import Facts
+from rlenv.runs.summary import task_of
 from rlenv.runs.variants import shared
 from rlenv.trajectory import TermResult, Trajectory
 

@@ -14,11 +14,11 @@ from rlenv.language.expressions import compile_expression
 from rlenv.rewards.base import Term
 from rlenv.rewards.scorer import Scorer
 from rlenv.runs.figures.agreement import Agreement, between
-from rlenv.runs.summary import GroupSummary, mean, summarise
+from rlenv.runs.summary import GroupSummary, mean, summarise, task_of
 from rlenv.runs.variants import weighed
 from rlenv.trajectory import Trajectory
 
-__all__ = ["Ablation", "Part", "ablation", "task_of"]
+__all__ = ["Ablation", "Part", "ablation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Part:
 
     `reward` is the agreement of the episodes' rewards with those of the reference (rank correlations), `success` that
     of the successes (kappa). `seconds` and `tokens` are what measuring the terms took, for an episode: as they were
-    recorded, those of a cached answer left out; None where no term says.
+    recorded, those of a cached answer left out; None where no term says. Episodes that failed before they were scored
+    are no part of either.
     """
 
     name: str
@@ -147,7 +148,8 @@ def _part(
     summary = summarise(scored, seconds=0.0)
     rewards = ([one.reward.total for one in scored], [one.reward.total for one in against])
     successes = ([_number(one.success) for one in scored], [_number(one.success) for one in against])
-    measured = [[one.reward.terms[term] for term in names if term in one.reward.terms] for one in scored]
+    ended = [one for one in scored if one.failure is None or one.failure.reason == "reward"]
+    measured = [[one.reward.terms[term] for term in names if term in one.reward.terms] for one in ended]
     tokens = [sum(spent) for terms in measured if (spent := [n for term in terms for n in _tokens(term.details)])]
     return Part(
         name,
@@ -157,14 +159,8 @@ def _part(
         between(name, rewards[0], "reference", rewards[1], tasks),
         between(name, successes[0], "reference", successes[1], tasks),
         mean([sum(term.seconds for term in terms) for terms in measured]),
-        sum(tokens) / len(scored) if tokens else None,
+        sum(tokens) / len(ended) if tokens else None,
     )
-
-
-def task_of(trajectory: Trajectory) -> Hashable:
-    """What tells its task from others: the row's own content where it has no place in a split."""
-    own = repr(trajectory.task) if trajectory.task_index < 0 else ""
-    return trajectory.split, trajectory.task_index, own
 
 
 def _number(success: bool | None) -> float | None:

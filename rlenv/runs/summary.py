@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rlenv.runs.prices import Prices
-from rlenv.runs.statistics.intervals import clustered, clustered_counts, mean_interval, mean_of_parts, wilson
-from rlenv.runs.statistics.passes import PassAtK, pass_at, pass_curve
+from rlenv.runs.statistics.intervals import clustered, mean_interval, mean_of_parts
+from rlenv.runs.statistics.passes import PassAtK, pass_curve
 from rlenv.runs.usage import Spending, spent
 from rlenv.trajectory import TermResult, Trajectory
 
@@ -19,14 +19,10 @@ __all__ = [
     "Latency",
     "PassAtK",
     "Summary",
-    "clustered",
-    "clustered_counts",
     "mean",
-    "mean_interval",
-    "pass_at",
     "success_width",
     "summarise",
-    "wilson",
+    "task_of",
 ]
 
 _T = TypeVar("_T")
@@ -161,7 +157,7 @@ def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def _of_passes(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    played = Counter(_task(one) for one in trajectories)
+    played = Counter(task_of(one) for one in trajectories)
     most = max(played.values(), default=1)
     if most < 2:
         return {"pass_at_k": {}, "pass_hat_k": {}}
@@ -177,7 +173,7 @@ def _of_terms(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         for name, term in trajectory.reward.terms.items():
             found[name].append(term)
             if term.value is not None:
-                values[name][_task(trajectory)].append(term.value)
+                values[name][task_of(trajectory)].append(term.value)
     return {
         "terms": {name: mean([one.value for one in all_]) for name, all_ in found.items()},
         "terms_interval": {name: mean_interval(list(values[name].values())) for name in found},
@@ -210,12 +206,12 @@ def _by_task(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], _T |
     found: dict[_Task, list[_T]] = defaultdict(list)
     for trajectory in trajectories:
         if (value := of(trajectory)) is not None:
-            found[_task(trajectory)].append(value)
+            found[task_of(trajectory)].append(value)
     return found
 
 
-def _task(trajectory: Trajectory) -> _Task:
-    # A row that was given itself has no index; its content says which task it is.
+def task_of(trajectory: Trajectory) -> _Task:
+    """What tells its task from others: the row's own content where it has no place in a split."""
     own = repr(trajectory.task) if trajectory.task_index < 0 else ""
     return trajectory.split, trajectory.task_index, own
 

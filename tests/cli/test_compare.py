@@ -11,6 +11,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.runs import files
+from rlenv.runs.figures.report import report
 from rlenv.trajectory import Trajectory
 from tests.support.runs import kept, played
 
@@ -73,6 +74,7 @@ def test_runs_of_other_seeds_are_paired_within_their_tasks(tmp_path: Path, capsy
     assert (told["paired_by"], told["pairs"], told["unpaired"]) == ("sample", 20, {"a": 0, "b": 10})
     assert told["success"]["change"] == 0.5
     assert told["success"]["p"] == pytest.approx(2 / 2**10)  # of ten tasks, each fixed once
+    assert "(same split, task and sample)" in report([tmp_path / "a", tmp_path / "b"], title="")
 
 
 def test_files_and_locks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,5 +119,8 @@ def test_power_of_rates_and_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told["tasks"][0]["unpaired"] > told["tasks"][1]["unpaired"]
     for wrong in (["2", "--rate", "0.5"], ["0.1", "--rate", "0.5", "-k", "4"], ["0.1", "--rate", "0.5", "--icc", "2"]):
         assert main(["power", *wrong]) == 2
+    capsys.readouterr()
+    assert main(["power", "0.9", "--rate", "0.5", "-k", "1"]) == 2
+    assert "no rate lies 0.9 above or below 0.5" in capsys.readouterr().err
     assert main(["power", "0.1", "--rate", "0.5", "--icc", "0.3", "--text"]) == 0
     assert "k 16" in capsys.readouterr().out

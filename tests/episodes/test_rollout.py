@@ -21,7 +21,9 @@ from rlenv.policies.base import Policy, PolicyContext, PolicySession
 from rlenv.policies.oracle import OraclePolicy
 from rlenv.policies.scripted import RandomPolicy, ScriptPolicy
 from rlenv.runs import files as record
-from rlenv.runs.summary import PassAtK, pass_at, summarise, wilson
+from rlenv.runs.statistics.intervals import wilson
+from rlenv.runs.statistics.passes import PassAtK, pass_at
+from rlenv.runs.summary import summarise
 from rlenv.trajectory import RewardBreakdown, Trajectory
 from tests.support.clock import run_skipping
 

@@ -101,6 +101,18 @@ def test_the_reference_agrees_with_itself(path: Path) -> None:
         parts_of(path, reference="sme")
 
 
+def test_what_failed_before_it_was_scored_makes_no_term_quicker(path: Path) -> None:
+    async def lost() -> Trajectory:
+        async with rlenv.load(path) as environment, environment.start(task=0, seed=1) as episode:
+            return episode.fail("policy", "lost")
+
+    episodes, failed = played(path), asyncio.run(lost())
+    whole = ablation(rlenv.load(path), episodes).parts[0]
+    assert whole.seconds is not None
+    assert ablation(rlenv.load(path), [*episodes, failed]).parts[0].seconds == pytest.approx(whole.seconds)
+    assert ablation(rlenv.load(path), [failed]).parts[0].seconds is None
+
+
 def test_the_command_writes_table_figures_and_chart(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = path.parent / "run", path.parent / "out"
     record.write(run / "trajectories.jsonl", played(path))

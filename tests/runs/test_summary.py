@@ -16,7 +16,8 @@ from rlenv.runs.figures.report import report
 from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.recorded import recorded
 from rlenv.runs.schema import Facts
-from rlenv.runs.summary import clustered, mean, mean_interval, summarise, wilson
+from rlenv.runs.statistics.intervals import clustered, mean_interval, wilson
+from rlenv.runs.summary import mean, summarise
 from tests.support.runs import played
 
 LARGEST = 1.7976931348623157e308

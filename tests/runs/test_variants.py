@@ -207,5 +207,7 @@ def test_the_command_says_what_is_missing(folder: Path, capsys: pytest.CaptureFi
     assert "--spec" in capsys.readouterr().err
     spec = ["rescore", str(folder / "run"), "--spec", str(folder / "env.yaml"), "--max-invalid", "1"]
     assert command([*spec, "--weight", "odd"]) == 2
+    assert command([*spec, "--weight", "odd=1", "--weight", "odd=2"]) == 2
+    assert "names one term twice" in capsys.readouterr().err
     assert command([*spec, "--weight", "short=2", "--drop", "odd"]) == 0
     assert "without odd; short × 2" in capsys.readouterr().out

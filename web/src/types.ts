@@ -283,6 +283,7 @@ export interface Side {
 export interface Comparison {
   lock: { section: string; key: string; a: Plain; b: Plain }[];
   pairs: number;
+  paired_by: "seed" | "sample";
   unpaired: { a: number; b: number };
   success: {
     a: number | null;

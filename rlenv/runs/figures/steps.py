@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlenv.runs.figures.snapshot import Snapshot
-from rlenv.runs.summary import clustered_counts
+from rlenv.runs.statistics.intervals import clustered_counts, mean_interval
 
 __all__ = [
     "Columns",
@@ -160,7 +160,7 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
     """Figures by step: the steps, and for each figure lists that align with them, None where there is nothing.
 
     Figures are named `MODE/NAME`: `success` (a share with `low`, `high` and `n`), `invalid` (a share), `reward` with
-    its 95 % interval, `tokens`, `turns`, `calls` and `errors` as means, and each term as `term.NAME`.
+    its 95 % interval (`mean_interval`), `tokens`, `turns`, `calls` and `errors` as means, and each term as `term.NAME`.
 
     Args:
         since: steps after this one alone.
@@ -179,11 +179,12 @@ def series(rows: Snapshot, *, since: int | None = None, points: int = _POINTS) -
         at = np.searchsorted(steps, step[chosen])
         found[f"{mode}/success"] = _shares(rows.numbers("success")[chosen], at, group[chosen], len(steps))
         invalid = np.isnan(rows.numbers("reward")[chosen]).astype(float)
-        found[f"{mode}/invalid"] = _means(invalid, at, len(steps), has_band=False)
+        found[f"{mode}/invalid"] = _means(invalid, at, len(steps))
         for name, column in _MEANS.items():
-            found[f"{mode}/{name}"] = _means(rows.numbers(column)[chosen], at, len(steps), has_band=name == "reward")
+            found[f"{mode}/{name}"] = _means(rows.numbers(column)[chosen], at, len(steps))
+        found[f"{mode}/reward"] |= _bands(rows.numbers("reward")[chosen], at, group[chosen], len(steps))
         for name in rows.term_names:
-            found[f"{mode}/term.{name}"] = _means(rows.term(name)[0][chosen], at, len(steps), has_band=False)
+            found[f"{mode}/term.{name}"] = _means(rows.term(name)[0][chosen], at, len(steps))
         played, shares = np.unique(at).tolist(), found[f"{mode}/success"]["mean"]
         kept |= {played[place] for place in kept_points(len(played), points, [shares[place] for place in played])}
     shown = sorted(kept)
@@ -228,22 +229,26 @@ def _shares(
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _means(
-    values: NDArray[np.float64], at: NDArray[np.int64], count: int, *, has_band: bool
-) -> dict[str, list[float | int | None]]:
-    """The mean at each step; with a band of 1.96 standard errors where it is asked for."""
+def _means(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> dict[str, list[float | int | None]]:
+    """The mean at each step."""
     valid = ~np.isnan(values)
     values, at = values[valid], at[valid]
     sizes = np.bincount(at, minlength=count)
     sums = np.bincount(at, values, minlength=count)
     means = np.divide(sums, sizes, out=np.full(count, np.nan), where=sizes > 0)
-    found: dict[str, list[float | int | None]] = {"mean": _known(means), "n": sizes.tolist()}
-    if has_band:
-        squares = np.bincount(at, (values - means[at]) ** 2, minlength=count)
-        variance = np.divide(squares, sizes - 1, out=np.full(count, np.nan), where=sizes > 1)
-        half = 1.959963984540054 * np.sqrt(variance / np.maximum(sizes, 1))
-        found["low"], found["high"] = _known(means - half), _known(means + half)
-    return found
+    return {"mean": _known(means), "n": sizes.tolist()}
+
+
+def _bands(
+    values: NDArray[np.float64], at: NDArray[np.int64], cluster: NDArray[np.int64], count: int
+) -> dict[str, list[float | int | None]]:
+    """The interval of the mean at each step that its clusters leave."""
+    valid = ~np.isnan(values)
+    steps: list[dict[int, list[float]]] = [{} for _ in range(count)]
+    for place, own, value in zip(at[valid].tolist(), cluster[valid].tolist(), values[valid].tolist(), strict=True):
+        steps[place].setdefault(own, []).append(value)
+    found = [mean_interval(list(groups.values())) or (None, None) for groups in steps]
+    return {"low": [low for low, _ in found], "high": [high for _, high in found]}
 
 
 def _known(values: NDArray[np.float64]) -> list[float | int | None]:

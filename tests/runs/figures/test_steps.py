@@ -6,7 +6,7 @@ import pytest
 
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import counts, kept_points, overview, recent, series, spark
-from rlenv.runs.summary import clustered, wilson
+from rlenv.runs.statistics.intervals import clustered, mean_interval, wilson
 from tests.support.runs import row, snapshot
 
 
@@ -43,6 +43,15 @@ def test_the_band_is_that_of_the_samples_of_groups() -> None:
     alone = snapshot(*(row(number, success=number < 3) for number in range(10)))
     _, found = series(alone)
     assert (found["train/success"]["low"][0], found["train/success"]["high"][0]) == pytest.approx(wilson(3, 10))
+
+
+def test_the_band_of_the_reward_is_the_interval_of_an_evaluation() -> None:
+    rewards = [("a", 0.2), ("a", 0.4), ("b", 0.9), ("b", 0.8), ("c", 0.1), ("c", None)]
+    rows = snapshot(*(row(number, group=group, reward=reward) for number, (group, reward) in enumerate(rewards)))
+    band = series(rows)[1]["train/reward"]
+    assert (band["low"][0], band["high"][0]) == mean_interval([[0.2, 0.4], [0.9, 0.8], [0.1]])
+    alone = series(snapshot(row(0, reward=0.5), row(1, reward=0.5)))[1]["train/reward"]
+    assert (alone["low"], alone["high"]) == ([None], [None]), "nothing varies, so that nothing says how much it may"
 
 
 def test_since_gives_later_steps_alone() -> None:

@@ -221,7 +221,11 @@ export function Compare({ search }: { search: string }) {
             )}
           </div>
           {selected && <Pair a={a} b={b} task={data.tasks.find(task => id(task) === selected)} />}
-          <p class="dim">Only equal splits, tasks and seeds count as pairs.</p>
+          <p class="dim">
+            {data.paired_by === "seed"
+              ? "Only equal splits, tasks and seeds count as pairs."
+              : "The runs share no seed: the samples of a task are paired in their order."}
+          </p>
         </>
       )}
     </main>
