@@ -150,7 +150,11 @@ def test_a_run_ends_once_it_has_cost_more_and_can_go_on(
     assert main(served("eval", *options, "--max-cost", "1")) == 130
     said = capsys.readouterr().err
     assert "EUR, more than --max-cost 1.000; 3 are not played: --resume" in said
+    assert "--max-cost leaves out policy-1, which has no price" in said
     assert len(list(open_run(run).rows())) == 1
+    assert main(served("eval", *options, "--resume", "--max-cost", "1")) == 130
+    assert "3 are not played" in capsys.readouterr().err
+    assert len(list(open_run(run).rows())) == 1  # the first attempt has spent it
     assert main(served("eval", *options, "--resume", "--max-cost", "1e9")) == 0
     assert len({row["task"] for row in open_run(run).rows()}) == 4
 
