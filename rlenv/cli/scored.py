@@ -103,7 +103,7 @@ def spending_of(source: Source, measured: Mapping[str, Scored], prices: Prices |
     """What the recorded episodes had asked for, once, and what measuring them again asked for by all specs."""
     now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
     before = as_recorded(one for each in source.before for one in each.usage)
-    return spent_by((*before, *now), episodes=len(source.before), prices=prices)
+    return spent_by((*before, *now), prices=prices)
 
 
 def agreement_table(measured: Mapping[str, Scored]) -> list[Agreement]:
