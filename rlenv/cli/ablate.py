@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlenv._base.jsonable import plain
+from rlenv.cli.console import Console
 from rlenv.cli.options import add_set
-from rlenv.cli.scored import Scored, Source, agreement_table, bounded, environments_of, scored_again, within
+from rlenv.cli.scored import (
+    Scored,
+    Source,
+    agreement_table,
+    bounded,
+    environments_of,
+    scored_again,
+    spending_of,
+    within,
+)
+from rlenv.cli.spending import add_prices, prices_of, show_spending_line
 from rlenv.cli.terminal import write, write_json
 from rlenv.errors import UsageError
 from rlenv.runs.ablation import Ablation, ablation
@@ -31,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     parser.add_argument("-o", "--out", metavar="DIR", help="write ablation.json, ablation.md and ablation.svg there")
     parser.add_argument("--overwrite", action="store_true", help="replace such files in the folder of -o")
+    add_prices(parser)
     add_set(parser)
 
 
@@ -38,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 where the figures could be made."""
     if args.concurrency < 1:
         raise UsageError("--concurrency is at least 1")
-    files = _files(args)
+    prices, files = prices_of(args), _files(args)
     source = Source.of(args.run)
     args.spec = [args.spec] if args.spec else []
     environments = environments_of(args, source, measures=bool(args.spec))
@@ -48,12 +60,14 @@ def run(args: argparse.Namespace) -> int:
         scored = asyncio.run(scored_again(environments, source, concurrency=args.concurrency))
     found = ablation(environment, scored[name].episodes, reference=args.reference, groups=source.apart)
     agreement = agreement_table(scored)
-    whole = {"environment": environment.id, **plain(found), "agreement": plain(agreement)}
+    spending = spending_of(source, scored if args.spec else {}, prices)
+    whole = {"environment": environment.id, **plain(found), "agreement": plain(agreement), "usage": plain(spending)}
     text = _markdown(environment.id, found, agreement)
     if args.json:
         write_json(whole)
     else:
         write(text)
+        show_spending_line(Console(highlight=False), spending)
     if files:
         files["json"].write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         files["md"].write_text(text, encoding="utf-8")

@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     account, prices = Account(), prices_of(args)
     with counted(account):
         report = asyncio.run(main())
-    spending = spent_by(account.entries(), episodes=0, prices=prices)
+    spending = spent_by(account.entries(), prices=prices)
     if not written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show(Console(highlight=False), report)
         show_spending_line(Console(highlight=False), spending)

@@ -76,7 +76,7 @@ def judged(args: argparse.Namespace, environment: Environment) -> int:
     except TimeoutError:
         message = f"the judge has not scored all anchors within {args.time_limit:g} s"
         raise UsageError(message, hint="raise --time-limit or give fewer anchors") from None
-    spending = spent_by(account.entries(), episodes=0, prices=prices)
+    spending = spent_by(account.entries(), prices=prices)
     if not written(args, {**report.as_dict(), "usage": plain(spending)}):
         _show_judge(Console(highlight=False), report)
         show_spending_line(Console(highlight=False), spending)

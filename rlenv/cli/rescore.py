@@ -20,18 +20,25 @@ from rlenv.cli.eval import SEEDS
 from rlenv.cli.invalid import invalid_lines
 from rlenv.cli.options import add_set
 from rlenv.cli.run_folder import add_overwrite, check_folder_options, kept_run, stoppable, told
-from rlenv.cli.scored import Scored, Source, agreement_table, bounded, environments_of, scored_again, within
+from rlenv.cli.scored import (
+    Scored,
+    Source,
+    agreement_table,
+    bounded,
+    environments_of,
+    scored_again,
+    spending_of,
+    within,
+)
 from rlenv.cli.spending import add_prices, prices_of, show_spending
 from rlenv.cli.terminal import write_error, write_json
-from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
 from rlenv.runs.locks.lock import lock_of
-from rlenv.runs.prices import Prices
 from rlenv.runs.rescore import Difference, compare
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import GroupSummary, summarise
-from rlenv.runs.usage import Spending, cost_of, spent_by
+from rlenv.runs.usage import Spending, cost_of
 from rlenv.runs.variants import Weights, varied
 
 __all__ = ["add_arguments", "run"]
@@ -80,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                 facts = facts or Facts(sample=one.seed % SEEDS)
                 out.append(one, replace(facts, cost=cost_of(one.usage, prices)))
     differences = {name: compare(source.before, one.episodes) for name, one in found.items()}
-    spending = _spending(source, measured if args.spec else {}, prices)
+    spending = spending_of(source, measured if args.spec else {}, prices)
     _say(args, source, measured, found, differences, spending)
     lost = any(out.lost for out in outs.values())
     return 1 if _too_many_invalid(args, found, differences) or lost else 0
@@ -112,13 +119,6 @@ def _weight(item: str) -> tuple[str, float]:
     except ValueError:
         pass
     raise UsageError(f"--weight {item}: expected TERM=NUMBER, such as correct=0.5")
-
-
-def _spending(source: Source, measured: Mapping[str, Scored], prices: Prices | None) -> Spending:
-    """What the recorded episodes had asked for, once, and what measuring them again asked for by all specs."""
-    now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
-    before = as_recorded(one for each in source.before for one in each.usage)
-    return spent_by((*before, *now), episodes=len(source.before), prices=prices)
 
 
 async def _as_recorded(environments: Mapping[str, Environment], source: Source) -> dict[str, Scored]:

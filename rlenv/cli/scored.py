@@ -11,18 +11,21 @@ from rlenv._base.figures import figure
 from rlenv.cli.options import overrides
 from rlenv.cli.recorded import environment_of
 from rlenv.cli.terminal import write_error
+from rlenv.endpoints.account import as_recorded
 from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
 from rlenv.runs.folder import read_info
+from rlenv.runs.prices import Prices
 from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import rescore
 from rlenv.runs.schema import Facts
 from rlenv.runs.summary import task_of
+from rlenv.runs.usage import Spending, spent_by
 from rlenv.runs.variants import shared
 from rlenv.trajectory import TermResult, Trajectory
 
-__all__ = ["Scored", "Source", "agreement_table", "bounded", "environments_of", "scored_again", "within"]
+__all__ = ["Scored", "Source", "agreement_table", "bounded", "environments_of", "scored_again", "spending_of", "within"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,13 @@ async def scored_again(
         taken = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
         found[name] = Scored(environment, again, taken)
     return found
+
+
+def spending_of(source: Source, measured: Mapping[str, Scored], prices: Prices | None) -> Spending:
+    """What the recorded episodes had asked for, once, and what measuring them again asked for by all specs."""
+    now = [one for scored in measured.values() for each in scored.episodes for one in each.usage if not one.is_recorded]
+    before = as_recorded(one for each in source.before for one in each.usage)
+    return spent_by((*before, *now), prices=prices)
 
 
 def agreement_table(measured: Mapping[str, Scored]) -> list[Agreement]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from rlenv._base.figures import figure
 from rlenv.cli.console import Console
+from rlenv.cli.terminal import write_error
 from rlenv.errors import UsageError
 from rlenv.runs.prices import Prices, read_prices
 from rlenv.runs.usage import RoleSpending, Spending, spent
@@ -42,7 +43,8 @@ def add_max_cost(parser: argparse.ArgumentParser) -> None:
 class Budget:
     """Adds up what episodes have cost, and says when that is more than a run may cost.
 
-    Models without a price are in no sum, so that a run of which nothing has a price never ends by it.
+    Models without a price, and answers that say no tokens, are in no sum: it says so once, since a run of which nothing
+    can be counted never ends by it.
 
     Raises:
         UsageError: `--max-cost` without `--prices`, or below 0.
@@ -52,6 +54,7 @@ class Budget:
         self._most: float | None = args.max_cost
         self._prices = prices
         self._cost, self._left = 0.0, 0
+        self._uncounted: set[str] = set()
         self.is_spent = asyncio.Event()
         """Set once the run has cost more."""
         if self._most is not None and prices is None:
@@ -63,7 +66,13 @@ class Budget:
         """Takes what an episode has cost, and how many are left to be played."""
         self._left = left
         if self._most is not None and left:
-            self._cost += spent([trajectory], prices=self._prices).cost or 0.0
+            found = spent([trajectory], prices=self._prices)
+            missing = {f"{model}, which has no price" for model in found.unpriced}
+            missing |= {"answers whose server says no tokens"} if found.unknown else set()
+            for what in sorted(missing - self._uncounted):
+                write_error(f"rlenv: --max-cost leaves out {what}\n")
+            self._uncounted |= missing
+            self._cost += found.cost or 0.0
             if self._cost > self._most:
                 self.is_spent.set()
 
@@ -72,7 +81,9 @@ class Budget:
         assert self._prices is not None
         currency = self._prices.currency
         passed = f"the episodes have cost {money(self._cost)} {currency}, more than --max-cost {money(self._most)}"
-        return f"{passed}; {self._left:,} are not played: --resume plays them where the run is kept (-o)"
+        return (
+            f"{passed}; {self._left:,} are not played: --resume with a higher one plays them where the run is kept (-o)"
+        )
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:

@@ -15,7 +15,7 @@ class Breaker:
     """Shut while calls succeed; open after `failures` in a row; then one call in `reset_s` seconds tries again.
 
     Failures that may be the caller's own do not open it where they all are one caller's: no episode takes a tool from
-    the others.
+    the others. Where one failure is enough, it opens for whose ever it is.
 
     Ask `admits()` before a call and report every call that was admitted with `succeeded`, `failed` or `abandoned`.
     """

@@ -32,22 +32,20 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that a server counted; 0 where it counted none.
+    """Tokens that a server counted; 0 where it did not say both sums.
 
-    `cached_tokens` are a part of the prompt's, `reasoning_tokens` of the completion's. `is_partial` is true where only
-    one of the two sums was said.
+    `cached_tokens` are a part of the prompt's, `reasoning_tokens` of the completion's.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = field(default=0, metadata=SPARSE)
     reasoning_tokens: int = field(default=0, metadata=SPARSE)
-    is_partial: bool = field(default=False, metadata=SPARSE)
 
     @property
     def is_known(self) -> bool:
         """Whether the server said both sums; no prompt has 0 tokens."""
-        return self.prompt_tokens > 0 and not self.is_partial
+        return self.prompt_tokens > 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -55,7 +53,6 @@ class Usage:
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
-            self.is_partial or other.is_partial,
         )
 
     def as_dict(self) -> dict[str, int]:
@@ -213,14 +210,15 @@ def usage_of(answer: Mapping[str, Any]) -> Usage:
     if not isinstance(usage, dict):
         return Usage()
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    if not prompt or completion is None:
+        return Usage()  # half of what an answer took is no sum of it
     cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
     reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens") or 0
     return Usage(
-        prompt or 0,
-        completion or 0,
-        min(cached, prompt or 0),
-        min(reasoning, completion or 0),
-        (prompt is None) != (completion is None),
+        prompt,
+        completion,
+        min(cached, prompt),
+        min(reasoning, completion),
     )
 
 

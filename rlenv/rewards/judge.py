@@ -141,7 +141,7 @@ class _Judge:
             return asked
         lowest = Verdict(self.spec.scale[0], "the judge's server refuses what was written")
         verdict = asked.verdict or lowest
-        usage = {} if is_cached else asked.usage
+        usage = {} if is_cached or asked.usage is None else asked.usage.as_dict()
         details = {"score": verdict.score, "attempts": asked.attempts, "is_cached": is_cached, **usage}
         return Given(verdict.score, verdict.reason, details)
 

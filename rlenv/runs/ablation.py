@@ -16,7 +16,7 @@ from rlenv.rewards.scorer import Scorer
 from rlenv.runs.figures.agreement import Agreement, between
 from rlenv.runs.summary import GroupSummary, mean, summarise, task_of
 from rlenv.runs.variants import weighed
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import ModelUsage, Trajectory
 
 __all__ = ["Ablation", "Part", "ablation"]
 
@@ -27,8 +27,8 @@ class Part:
 
     `reward` is the agreement of the episodes' rewards with those of the reference (rank correlations), `success` that
     of the successes (kappa). `seconds` and `tokens` are what measuring the terms took, for an episode: as they were
-    recorded, those of a cached answer left out; None where no term says. Episodes that failed before they were scored
-    are no part of either.
+    recorded, those of a cached answer left out; None where no term says, `tokens` also where a part is not known.
+    Episodes that failed before they were scored are no part of either.
     """
 
     name: str
@@ -150,7 +150,6 @@ def _part(
     successes = ([_number(one.success) for one in scored], [_number(one.success) for one in against])
     ended = [one for one in scored if one.failure is None or one.failure.reason == "reward"]
     measured = [[one.reward.terms[term] for term in names if term in one.reward.terms] for one in ended]
-    tokens = [sum(spent) for terms in measured if (spent := [n for term in terms for n in _tokens(term.details)])]
     return Part(
         name,
         names,
@@ -159,7 +158,7 @@ def _part(
         between(name, rewards[0], "reference", rewards[1], tasks),
         between(name, successes[0], "reference", successes[1], tasks),
         mean([sum(term.seconds for term in terms) for terms in measured]),
-        sum(tokens) / len(ended) if tokens else None,
+        _tokens(ended, names),
     )
 
 
@@ -167,11 +166,14 @@ def _number(success: bool | None) -> float | None:
     return None if success is None else float(success)
 
 
-def _tokens(details: Mapping[str, object]) -> list[int]:
-    judges = details.get("judges")
-    return [
-        number
-        for judge in (judges if isinstance(judges, (list, tuple)) else ())
-        for key in ("prompt_tokens", "completion_tokens")
-        if isinstance(judge, Mapping) and isinstance(number := judge.get(key), int)
-    ]
+def _tokens(scored: Sequence[Trajectory], names: Sequence[str]) -> float | None:
+    """What measuring the terms asked of models, for an episode: when they were measured last."""
+    found = [entry for one in scored for name in names for entry in _asked(one.usage, name)]
+    if not found or any(entry.unknown for entry in found):
+        return None
+    return sum(entry.prompt_tokens + entry.completion_tokens for entry in found) / len(scored)
+
+
+def _asked(usage: Sequence[ModelUsage], term: str) -> list[ModelUsage]:
+    own = [one for one in usage if one.role.split(" > ")[0] in (f"judge {term}", f"term {term}")]
+    return [one for one in own if not one.is_recorded] or own

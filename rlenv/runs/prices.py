@@ -47,7 +47,7 @@ class PricesSpec(Spec):
     """What the prices are in, such as EUR; shown beside sums."""
     models: Mapping[Text, PriceSpec]
     """By the name that requests give the model. A name may hold `*`, `?` and `[…]`: a model that is named in full goes
-    first, then the first pattern that fits it."""
+    first, then the first pattern that fits it; those of a list that is extended stand before the own ones."""
 
 
 @dataclass(frozen=True, slots=True)

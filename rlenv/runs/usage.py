@@ -17,8 +17,8 @@ __all__ = ["RoleSpending", "Spending", "asked_tokens", "cost_of", "spent", "spen
 class RoleSpending:
     """What one role asked of one model; see `ModelUsage` for what is counted.
 
-    Tokens are sums over the answers that say them, None where there were answers and none does. `tokens_mean` is their
-    sum an episode. `cost` is that of the tokens known of, None where it cannot be said (`Prices.cost`).
+    Tokens are sums over the answers that say them, None where there were answers and none does. `cost` is
+    that of the tokens known of, None where it cannot be said (`Prices.cost`).
     """
 
     role: str
@@ -31,7 +31,6 @@ class RoleSpending:
     cached_tokens: int
     completion_tokens: int | None
     reasoning_tokens: int
-    tokens_mean: float | None
     seconds: float
     is_recorded: bool
     cost: float | None
@@ -53,7 +52,6 @@ class Spending:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cost: float | None = None
-    cost_mean: float | None = None
     currency: str = ""
     unpriced: tuple[str, ...] = ()
 
@@ -64,18 +62,17 @@ def spent(trajectories: Sequence[Trajectory], *, prices: Prices | None = None) -
     Args:
         prices: without them no cost is said.
     """
-    return spent_by((one for each in trajectories for one in each.usage), episodes=len(trajectories), prices=prices)
+    return spent_by((one for each in trajectories for one in each.usage), prices=prices)
 
 
-def spent_by(usage: Iterable[ModelUsage], *, episodes: int, prices: Prices | None = None) -> Spending:
-    """The sums of what was asked for in so many episodes; see `spent`."""
+def spent_by(usage: Iterable[ModelUsage], *, prices: Prices | None = None) -> Spending:
+    """The sums of what was asked for; see `spent`."""
     entries = merged(usage)
     if not entries:
         return Spending()
-    roles = tuple(_role(one, episodes, prices) for one in entries)
+    roles = tuple(_role(one, prices) for one in entries)
     now = [one for one in roles if not one.is_recorded]
     known = [one.cost for one in now if one.cost is not None]
-    cost = math.fsum(known) if known else None
     return Spending(
         roles,
         requests=sum(one.requests for one in now),
@@ -83,8 +80,7 @@ def spent_by(usage: Iterable[ModelUsage], *, episodes: int, prices: Prices | Non
         unknown=sum(one.unknown for one in now),
         prompt_tokens=_sum([one.prompt_tokens for one in now]),
         completion_tokens=_sum([one.completion_tokens for one in now]),
-        cost=cost,
-        cost_mean=None if cost is None or not episodes else cost / episodes,
+        cost=math.fsum(known) if known else None,
         currency="" if prices is None else prices.currency,
         unpriced=() if prices is None else tuple(dict.fromkeys(o.model for o in now if prices.of(o.model) is None)),
     )
@@ -108,9 +104,8 @@ def cost_of(usage: Sequence[ModelUsage], prices: Prices | None) -> float | None:
     return math.fsum(known) if len(known) == len(costs) else None
 
 
-def _role(one: ModelUsage, episodes: int, prices: Prices | None) -> RoleSpending:
+def _role(one: ModelUsage, prices: Prices | None) -> RoleSpending:
     has_none = bool(one.unknown) and not one.prompt_tokens + one.completion_tokens
-    tokens = one.prompt_tokens + one.completion_tokens
     return RoleSpending(
         one.role,
         one.model,
@@ -122,7 +117,6 @@ def _role(one: ModelUsage, episodes: int, prices: Prices | None) -> RoleSpending
         one.cached_tokens,
         None if has_none else one.completion_tokens,
         one.reasoning_tokens,
-        None if has_none or not episodes else tokens / episodes,
         one.seconds,
         one.is_recorded,
         None if prices is None else prices.cost(one),

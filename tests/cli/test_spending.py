@@ -77,6 +77,11 @@ def test_eval_says_what_each_role_asked_and_cost(
     assert (shown["asked_tokens"], shown["cost"]) == (usage["prompt_tokens"], None)
     assert main(["rescore", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices]) == 0
     again = json.loads(capsys.readouterr().out)["usage"]
+    assert main(["ablate", str(run), "--spec", str(tmp_path / "spec.yaml"), "--json", "--prices", prices]) == 0
+    by_ablate = json.loads(capsys.readouterr().out)["usage"]
+    assert (by_ablate["requests"], by_ablate["cost"]) == (4, again["cost"])
+    assert main(["ablate", str(run), "--spec", str(tmp_path / "spec.yaml"), "--prices", prices]) == 0
+    assert "models: 4 requests (0 failed)" in capsys.readouterr().out
     assert [(one["role"], one["is_recorded"]) for one in again["roles"]] == [
         ("policy", True),
         ("judge good", True),
@@ -150,7 +155,11 @@ def test_a_run_ends_once_it_has_cost_more_and_can_go_on(
     assert main(served("eval", *options, "--max-cost", "1")) == 130
     said = capsys.readouterr().err
     assert "EUR, more than --max-cost 1.000; 3 are not played: --resume" in said
+    assert "--max-cost leaves out policy-1, which has no price" in said
     assert len(list(open_run(run).rows())) == 1
+    assert main(served("eval", *options, "--resume", "--max-cost", "1")) == 130
+    assert "3 are not played" in capsys.readouterr().err
+    assert len(list(open_run(run).rows())) == 1  # the first attempt has spent it
     assert main(served("eval", *options, "--resume", "--max-cost", "1e9")) == 0
     assert len({row["task"] for row in open_run(run).rows()}) == 4
 

@@ -83,6 +83,13 @@ def test_an_unreadable_reply_is_asked_for_again_with_another_seed() -> None:
     assert [body["seed"] for body in server.asked] == [7, 8, 9]
 
 
+def test_a_judge_that_says_no_tokens_once_has_none() -> None:
+    choice = {"message": {"role": "assistant", "content": verdict(5)}, "finish_reason": "stop"}
+    found = one(Server(["no idea", web.json_response({"choices": [choice]})]), retries=1)
+    assert found.details["judges"][0]["attempts"] == 2
+    assert "prompt_tokens" not in found.details["judges"][0]
+
+
 def test_a_server_that_never_answers_leaves_the_term_invalid() -> None:
     server = Server([verdict(5)])
 

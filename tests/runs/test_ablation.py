@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rlenv.cli.main import main as command
 from rlenv.errors import UsageError
 from rlenv.runs import files as record
 from rlenv.runs.ablation import Ablation, ablation
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import ModelUsage, Trajectory
 
 SPEC = """
 rlenv: 1
@@ -111,6 +112,21 @@ def test_what_failed_before_it_was_scored_makes_no_term_quicker(path: Path) -> N
     assert whole.seconds is not None
     assert ablation(rlenv.load(path), [*episodes, failed]).parts[0].seconds == pytest.approx(whole.seconds)
     assert ablation(rlenv.load(path), [failed]).parts[0].seconds is None
+
+
+def test_tokens_are_those_of_a_parts_terms_when_they_were_measured_last(path: Path) -> None:
+    near = ModelUsage("term near", "m", requests=2, failed=1, prompt_tokens=8, completion_tokens=1)
+    before = ModelUsage("term near", "m", requests=1, prompt_tokens=99, is_recorded=True)
+    same = ModelUsage("term same > tool sum", "m", requests=1, prompt_tokens=18, is_recorded=True)
+
+    def tokens(*more: ModelUsage) -> list[float | None]:
+        first, *others = played(path)
+        asked = (ModelUsage("policy", "m", requests=1, prompt_tokens=999), near, before, same, *more)
+        found = ablation(rlenv.load(path), [dataclasses.replace(first, usage=asked), *others])
+        return [part.tokens for part in found.parts if part.name in ("only correct", "only near", "only same")]
+
+    assert tokens() == [None, 1.0, 2.0]
+    assert tokens(ModelUsage("term near", "other", requests=1, unknown=1)) == [None, None, 2.0]
 
 
 def test_the_command_writes_table_figures_and_chart(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

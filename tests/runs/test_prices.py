@@ -52,6 +52,15 @@ def test_what_is_not_known_has_no_cost_and_what_a_record_answered_none_now(price
     assert prices.cost(ModelUsage("judge good", "vendor/large", cached=3)) == 0.0
 
 
+def test_patterns_of_a_list_that_is_extended_go_before_the_own_ones(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text('currency: EUR\nmodels: {"vendor/*": {input: 1, output: 1}}\n')
+    (tmp_path / "own.yaml").write_text(
+        'extends: base.yaml\nmodels: {"vendor/big-*": {input: 9, output: 9}, vendor/big-1: {input: 5, output: 5}}\n'
+    )
+    found = read_prices(tmp_path / "own.yaml")
+    assert [found.cost(asked(model)) for model in ("vendor/big-2", "vendor/big-1")] == [1.0, 5.0]
+
+
 def test_a_list_may_be_json_and_may_stand_on_another(tmp_path: Path) -> None:
     (tmp_path / "base.json").write_text('{"currency": "EUR", "models": {"a": {"input": 1, "output": 2}}}')
     (tmp_path / "own.yaml").write_text("extends: base.json\nmodels: {b: {input: 3, output: 4}}\n")

@@ -29,12 +29,12 @@ def episodes(*usage: tuple[ModelUsage, ...]) -> list[Trajectory]:
     return [replace(played(task=task), usage=one) for task, one in enumerate(usage)]
 
 
-def test_sums_are_by_role_and_model_with_their_mean_an_episode() -> None:
+def test_sums_are_by_role_and_model() -> None:
     found = spent(episodes((POLICY, JUDGE), (POLICY,)))
     policy, judge = found.roles
     assert (policy.requests, policy.failed, policy.prompt_tokens, policy.completion_tokens) == (6, 2, 200, 40)
-    assert (policy.tokens_mean, policy.seconds, policy.cost) == (120.0, 3.0, None)
-    assert (judge.role, judge.model, judge.tokens_mean) == ("judge good", "b", 505.0)
+    assert (policy.seconds, policy.cost) == (3.0, None)
+    assert (judge.role, judge.model) == ("judge good", "b")
     assert (found.requests, found.failed, found.prompt_tokens, found.completion_tokens) == (7, 2, 1200, 50)
     assert (found.cost, found.currency, found.unpriced) == (None, "", ())
     assert spent(episodes((), ())) == Spending()
@@ -44,7 +44,6 @@ def test_cost_is_of_known_prices_and_the_others_are_named() -> None:
     found = spent(episodes((POLICY, JUDGE), (POLICY,)), prices=prices())
     assert [one.cost for one in found.roles] == [pytest.approx((200 * 10 + 40 * 100) / 1e6), None]
     assert found.cost == pytest.approx(0.006)
-    assert found.cost_mean == pytest.approx(0.003)
     assert (found.currency, found.unpriced) == ("EUR", ("b",))
     assert spent(episodes((JUDGE,)), prices=prices()).cost is None
 
@@ -52,7 +51,7 @@ def test_cost_is_of_known_prices_and_the_others_are_named() -> None:
 def test_unknown_tokens_are_no_number() -> None:
     found = spent(episodes((SILENT,)), prices=prices())
     (role,) = found.roles
-    assert (role.unknown, role.prompt_tokens, role.completion_tokens, role.tokens_mean, role.cost) == (2, *[None] * 4)
+    assert (role.unknown, role.prompt_tokens, role.completion_tokens, role.cost) == (2, None, None, None)
     assert (found.unknown, found.prompt_tokens, found.cost) == (2, None, None)
     assert asked_tokens([POLICY, SILENT]) == (None, None)
     assert cost_of([POLICY, SILENT], prices()) is None

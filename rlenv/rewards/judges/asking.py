@@ -25,7 +25,7 @@ from rlenv.concurrency.scope import Scope
 from rlenv.dialects.control_tokens import broken
 from rlenv.endpoints import REFUSED, Client, Endpoint
 from rlenv.endpoints.account import asking
-from rlenv.endpoints.wire import Completion
+from rlenv.endpoints.wire import Completion, Usage
 from rlenv.errors import EndpointError, RewardError
 from rlenv.language.spec import BreakerSpec, SamplingSpec
 from rlenv.language.templates import Template, TemplateError
@@ -82,11 +82,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A verdict. Where `blamed` names parties, the judge's server refuses what these wrote, and there is no verdict."""
+    """A verdict. Where `blamed` names parties, the judge's server refuses what these wrote, and there is no verdict.
+
+    `usage` is None where a reply does not say its tokens.
+    """
 
     verdict: Verdict | None
     attempts: int
-    usage: Mapping[str, int]
+    usage: Usage | None
     blamed: tuple[int, ...] = ()
 
 
@@ -211,7 +214,7 @@ class _Asking:
     member: Member
     question: Question
     named: tuple[str, ...]
-    usage: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0})
+    usage: Usage | None = field(default_factory=Usage)
 
     async def verdict(self) -> Asked | Failed:
         """The verdict, after as many tries as it takes; where there is none, why."""
@@ -340,8 +343,8 @@ class _Asking:
         )
 
     def _count(self, completion: Completion) -> None:
-        for name, count in completion.usage.as_dict().items():
-            self.usage[name] = self.usage.get(name, 0) + count
+        if self.usage is not None:
+            self.usage = self.usage + completion.usage if completion.usage.is_known else None
 
 
 def _titled(name: str, shown: tuple[str, ...]) -> str:

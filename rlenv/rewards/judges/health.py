@@ -25,7 +25,8 @@ class Health:
     What counts as a failure: no answer, or one that says that the server is not well. A server that refuses what it
     was sent is well, and so is one whose reply cannot be read: a policy could bring both about. A request that is
     cancelled, because the time for the reward was over, counts if it had waited for `hung_s` seconds and nobody got an
-    answer meanwhile. Failures of one episode alone open nothing.
+    answer meanwhile. Failures of one episode alone open nothing,
+    unless one is enough.
     """
 
     def __init__(

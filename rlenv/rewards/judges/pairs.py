@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from rlenv.endpoints.wire import Usage
 from rlenv.language.spec import Spec, Text
 from rlenv.rewards.fence import Material
 from rlenv.rewards.judges.asking import Asked, Asker, Failed, Member, Question
@@ -98,7 +99,9 @@ async def compare(asker: Asker, place: str, member: Member, question: Question) 
     assert isinstance(one, Asked)
     assert isinstance(two, Asked)
     shares = (_share(one, orders[0]), 1 - _share(two, orders[1]))
-    usage = {} if one_known and two_known else {key: one.usage.get(key, 0) + two.usage[key] for key in two.usage}
+    made = [asked.usage for asked, is_known in ((one, one_known), (two, two_known)) if not is_known]
+    told = [usage for usage in made if usage is not None]
+    usage = sum(told, Usage()).as_dict() if made and len(told) == len(made) else {}
     verdict = one.verdict or two.verdict or Verdict(0.0, "the judge's server refuses what was written")
     return Compared(shares, verdict.reason, one.attempts + two.attempts, usage, is_cached=one_known and two_known)
 

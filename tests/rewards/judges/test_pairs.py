@@ -101,6 +101,19 @@ def test_a_panel_compares_with_a_quorum_and_counts_who_looks_at_the_place() -> N
     assert [judge["score"] for judge in found.details["judges"]] == [None, 0.5, 1.0]
 
 
+def test_tokens_of_an_order_that_was_known_are_not_counted_again() -> None:
+    def answer(body: dict[str, Any]) -> web.Response | str:
+        fails = len(server.asked) <= 2 and shown(body)[0] == OTHER
+        return web.Response(status=500, text="down") if fails else better("tie")
+
+    server = Server([answer])
+    failed, found = judged(server, context, context, **WITH)
+    assert isinstance(failed, RewardError)
+    assert isinstance(found, Measured)
+    assert len(server.asked) == 3
+    assert found.details["judges"][0]["prompt_tokens"] == 7
+
+
 def test_who_writes_what_a_filter_refuses_loses() -> None:
     def answer(body: dict[str, Any]) -> web.Response | str:
         return chat("", "content_filter") if "It is 42" in str(body["messages"]) else better("tie")
