@@ -189,11 +189,14 @@ def _is_gone(info: RunInfo) -> bool:
 
 
 def write_info(folder: Path, info: RunInfo) -> None:
-    """Replaces `run.json`, whole.
+    """Replaces `run.json`, whole; its command without what looks like a secret.
 
     Raises:
         OSError: it cannot be written.
     """
+    from rlenv.runs.command import kept_command  # by what locks are kept by, which knows environments
+
+    info = replace(info, command=kept_command(info.command))
     beside = folder / f"run.json.{os.getpid()}.tmp"
     try:
         beside.write_text(json.dumps({"format": _FORMAT, **redact_value(asdict(info))}, indent=2) + "\n")
