@@ -66,7 +66,7 @@ _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
-_OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", "stop", *_OLD)
+_OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", STOP, *_OLD)
 _RESUMED: Final = ("eval", "train")
 """Kinds whose commands go on with a run."""
 _STILL: Final = "stop it first, or name another folder"
