@@ -105,23 +105,24 @@ def run(args: argparse.Namespace) -> int:
         kept = _Kept(args, jobs, out, prices)
         playing = _play(environment, args, jobs, kept, tapes, budget)
         trajectories = asyncio.run(stoppable(playing, out, budget=budget))
-    by = environment.spec.tasks[split].report_by
-    summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=prices)
-    figures = {
-        "environment": environment.id,
-        "spec": str(environment.loaded.path),
-        "digest": environment.loaded.digest,
-        "policy": args.policy,
-        "split": split,
-        "tasks": len(trajectories) // args.k,
-        "samples": args.k,
-        "seed": args.seed,
-        **({} if args.until_width is None else {"until_width": args.until_width, "tasks_most": len(tasks)}),
-        **record.plain(summary),
-    }
+        by = environment.spec.tasks[split].report_by
+        summary = summarise(trajectories, seconds=time.monotonic() - begun, by=by, prices=prices)
+        figures = {
+            "environment": environment.id,
+            "spec": str(environment.loaded.path),
+            "digest": environment.loaded.digest,
+            "policy": args.policy,
+            "split": split,
+            "tasks": len(trajectories) // args.k,
+            "samples": args.k,
+            "seed": args.seed,
+            **({} if args.until_width is None else {"until_width": args.until_width, "tasks_most": len(tasks)}),
+            **record.plain(summary),
+        }
+        if out is not None:
+            figures["not_kept"] = out.lost
+            out.write_summary(json.dumps(figures, indent=2) + "\n")
     if out is not None:
-        figures["not_kept"] = out.lost
-        out.write_summary(json.dumps(figures, indent=2) + "\n")
         figures["not_kept"] = out.lost  # the summary may be what does not fit
     if args.json:
         write_json(figures)
@@ -129,8 +130,7 @@ def run(args: argparse.Namespace) -> int:
         _show(Console(), environment, args.policy, split, summary)
         _show_worst(Console(highlight=False), kept.ids, trajectories, args.out)
         if out is not None:
-            lost = f"; {out.lost} writes failed, and what they held is not kept" if out.lost else ""
-            Console().print(f"episodes and summary in {args.out}; rlenv view {args.out} shows them{lost}", markup=False)
+            Console().print(f"episodes and summary in {args.out}; rlenv view {args.out} shows them", markup=False)
     code = _verdict(args, summary, trajectories)
     return 1 if out is not None and out.lost else code
 

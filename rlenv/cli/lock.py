@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,6 @@ from rlenv.runs.locks.lock import SECTIONS, Lock, LockEntry, diff, entries, lock
 
 __all__ = ["add_arguments", "run"]
 
-_OF_A_RUN: Final = ("policy", "tokenizer", "trainer")
-"""Sections of which a spec says nothing."""
-_KEYS_OF_A_RUN: Final = ("seed", "k")
 _DIGEST_DIGITS: Final = 12
 
 
@@ -93,13 +90,7 @@ def _comparable(a: _Named, b: _Named, args: argparse.Namespace) -> tuple[Lock, L
     other = a.lock or b.lock
     splits = list(other.data) if other is not None else None
     mine, theirs = (one.lock or _of_spec(one.name, args, splits) for one in (a, b))
-    return _of_a_spec(mine), _of_a_spec(theirs)
-
-
-def _of_a_spec(lock: Lock) -> Lock:
-    play = {key: value for key, value in lock.play.items() if key not in _KEYS_OF_A_RUN}
-    empty: dict[str, Any] = {section: {} for section in _OF_A_RUN}
-    return replace(lock, play=play, **empty)
+    return mine.of_a_spec(), theirs.of_a_spec()
 
 
 def _show(args: argparse.Namespace, named: _Named) -> int:

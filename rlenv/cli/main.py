@@ -90,7 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _checked(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, whose `-o` is no run's own file: for all commands here, as each would forget it."""
+    """The arguments, whose `-o` is no run's own file: for all commands here, as each would forget it.
+
+    Those that read their own arguments look themselves.
+    """
     out = getattr(args, "out", None) or getattr(args, "output", None)
     if isinstance(out, (str, Path)) and str(out):
         from rlenv.runs.folder import check_out

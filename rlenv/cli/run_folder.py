@@ -15,7 +15,7 @@ from rlenv.cli.spending import Budget
 from rlenv.cli.terminal import write_error
 from rlenv.episodes.environment import Environment
 from rlenv.errors import UsageError
-from rlenv.runs.command import kept_command, kept_settings
+from rlenv.runs.command import kept_settings
 from rlenv.runs.folder import STOP, KeptRun, RunInfo, read_info
 from rlenv.runs.locks.lock import FOLDER, Lock
 
@@ -66,7 +66,7 @@ def kept_run(
     """
     info = RunInfo(
         kind=args.command,
-        command=kept_command(("rlenv", *sys.argv[1:])),
+        command=("rlenv", *sys.argv[1:]),
         spec=os.path.abspath(environment.loaded.path),
         environment=environment.id,
         policy=getattr(args, "policy", ""),

@@ -17,7 +17,7 @@ from rich.table import Table
 from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write, write_error, write_json
-from rlenv.errors import UsageError
+from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files
 from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.steps import Columns, Listed, Overview, overview
@@ -69,7 +69,7 @@ class _Figures:
         reader = open_run(path)
         try:
             rows: Columns = Snapshot(reader)
-        except UsageError:  # pyarrow is not installed: all rows are in journals; what came later is not looked at
+        except MissingExtra:  # all rows are in journals; what came later is not looked at
             rows = Listed([row for row in reader.rows() if reader.counts(row)])
         return _Figures(path, read_info(path), overview(rows), {name: _sum(rows, name) for name in _ASKED})
 

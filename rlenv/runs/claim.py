@@ -1,4 +1,4 @@
-"""Who writes a run: one attempt at a time, also of two that begin in the same instant."""
+"""Who writes or packs a run: one at a time, also of two that begin in the same instant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Claim"]
 
 
 class Claim:
-    """A lock of the system on a run's folder, which ends with the process whatever ends it. It leaves no file.
+    """A lock of the system on a folder, which ends with the process whatever ends it. It leaves no file.
 
     `is_sure` says whether the file system has such locks on folders; NFS has not, and nothing is told there. Between
     hosts it holds as far as the file system's locks do.

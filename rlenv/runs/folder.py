@@ -66,7 +66,7 @@ _LAST: Final = 1e11
 """The year 5138, in seconds since the epoch: no clock that is set is behind it, and calendars still know it."""
 _MOST_BYTES: Final = 64_000_000
 _FOLDERS: Final = ("journal", "episodes", "bodies", "late", "locks", "tape")
-_OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", "stop", *_OLD)
+_OWN: Final = (*_FOLDERS, "blobs", "run.json", "summary.json", STOP, *_OLD)
 _RESUMED: Final = ("eval", "train")
 """Kinds whose commands go on with a run."""
 _STILL: Final = "stop it first, or name another folder"
@@ -189,11 +189,14 @@ def _is_gone(info: RunInfo) -> bool:
 
 
 def write_info(folder: Path, info: RunInfo) -> None:
-    """Replaces `run.json`, whole.
+    """Replaces `run.json`, whole; its command without what looks like a secret.
 
     Raises:
         OSError: it cannot be written.
     """
+    from rlenv.runs.command import kept_command  # by what locks are kept by, which knows environments
+
+    info = replace(info, command=kept_command(info.command))
     beside = folder / f"run.json.{os.getpid()}.tmp"
     try:
         beside.write_text(json.dumps({"format": _FORMAT, **redact_value(asdict(info))}, indent=2) + "\n")

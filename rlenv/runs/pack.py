@@ -8,7 +8,6 @@ reader who looks in between nothing is missing and nothing there twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from rlenv.errors import UsageError
+from rlenv.runs.claim import Claim
 from rlenv.runs.columns import arrow, row_schema
 from rlenv.runs.journal import KINDS, path_of, segments
 from rlenv.runs.parts import (
@@ -169,14 +169,16 @@ def _is_whole(run: Path, segment: str) -> bool:
 @contextlib.contextmanager
 def _alone(run: Path) -> Iterator[None]:
     """Two that pack one run at once would each remove what the other is about to read."""
-    folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = run / "episodes"  # the run's own folder is claimed by whoever writes it, which is no hindrance
+    folder.mkdir(exist_ok=True)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        claim = Claim(folder)
     except BlockingIOError as error:
         raise UsageError(f"{run} is being packed already", hint="wait until that has ended") from error
+    try:
+        yield
     finally:
-        os.close(folder)
+        claim.release()
 
 
 def _merged(run: Path, group: Sequence[str]) -> int:

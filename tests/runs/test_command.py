@@ -8,6 +8,7 @@ import pytest
 
 from rlenv.cli.main import main
 from rlenv.runs.command import kept_command, kept_settings
+from rlenv.runs.folder import Kind, RunInfo, read_info, write_info
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,11 @@ def test_no_face_of_a_run_shows_a_secret_of_its_command_line(
     out = capsys.readouterr()
     for text in (out.out, out.err, *(path.read_text("latin-1") for path in tmp_path.rglob("*") if path.is_file())):
         assert "S3CRET" not in text
+
+
+@pytest.mark.parametrize("kind", ["eval", "train", "sft"])
+def test_whoever_writes_a_run_json_its_command_shows_no_secret(tmp_path: Path, kind: Kind) -> None:
+    write_info(tmp_path, RunInfo(kind, command=("rlenv", kind, "--set", "endpoints.w.api_key=S3CRET")))
+    info = read_info(tmp_path)
+    assert info is not None
+    assert info.command == ("rlenv", kind, "--set", "endpoints.w.api_key=(not shown)")

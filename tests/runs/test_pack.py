@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlenv.errors import UsageError
+from rlenv.runs.claim import Claim
+from rlenv.runs.folder import KeptRun, RunInfo
 from rlenv.runs.journal import path_of
 from rlenv.runs.pack import is_alive, pack
 from rlenv.runs.parts import seal
@@ -140,13 +141,20 @@ def test_a_segment_whose_bodies_are_lost_is_left_alone_and_shifts_no_others(
 
 def test_two_do_not_pack_one_run_at_once(tmp_path: Path) -> None:
     ids = keep(tmp_path, 4, seal_episodes=2)
-    held = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    other = Claim(tmp_path / "episodes")
     with pytest.raises(UsageError, match="is being packed already"):
         pack(tmp_path)
-    os.close(held)
+    other.release()
     assert pack(tmp_path).merged == 2
     assert RunReader(tmp_path).table["id"].to_pylist() == ids
+
+
+def test_a_run_that_is_written_is_packed_but_for_what_is_written(tmp_path: Path) -> None:
+    with KeptRun(tmp_path, RunInfo("eval")) as run:
+        ids = {run.append(episode(4), Facts()), *keep(tmp_path, 4, seal_episodes=2)}
+        done = pack(tmp_path)
+        assert (done.merged, len(done.left)) == (2, 1)
+        assert set(RunReader(tmp_path).table["id"].to_pylist()) == ids
 
 
 def test_a_reader_from_before_finds_the_bodies_of_a_packed_run(tmp_path: Path) -> None:

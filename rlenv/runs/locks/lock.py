@@ -17,7 +17,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,6 +80,11 @@ class Lock:
     def as_dict(self) -> dict[str, Any]:
         """As its file holds it."""
         return {"format": _FORMAT, **{one.name: getattr(self, one.name) for one in fields(self)}}
+
+    def of_a_spec(self) -> Lock:
+        """Without what a spec says nothing of: the policy, its tokenizer, the trainer, the run's seed and samples."""
+        play = {key: value for key, value in self.play.items() if key not in ("seed", "k")}
+        return replace(self, play=play, policy={}, tokenizer={}, trainer={})
 
     def write(self, run: str | Path) -> Path:
         """Writes RUN/locks/HASH.json, whole, and gives its path; one that is there already stays.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rlenv.episodes.environment import Environment
 from rlenv.errors import RlenvError
-from rlenv.runs.locks.lock import FOLDER, SECTIONS, Lock, diff, lock_of, read_lock
+from rlenv.runs.locks.lock import FOLDER, SECTIONS, diff, lock_of, read_lock
 
 __all__ = ["changed_since"]
 
-_OF_THE_RUN: Final = ("policy", "tokenizer", "trainer")
 _FIRST: Final = ("tools", "prompts", "endpoints", "user", "rewards", "dialect", "resources", "data")
 """What decides a request; the other sections say why these changed."""
 _NAMED: Final = 4
@@ -29,16 +27,10 @@ def changed_since(run: str | Path, hash12: str, environment: Environment) -> str
         now = lock_of(environment, splits=splits)
     except RlenvError:
         return ""
-    found = diff(_of_a_spec(then), _of_a_spec(now))
+    found = diff(then.of_a_spec(), now.of_a_spec())
     order = [*_FIRST, *SECTIONS]
     places = [f"{one.section} {one.key}" for one in sorted(found, key=lambda one: order.index(one.section))]
     if not places:
         return ""
     more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
     return f"since lock {hash12} these differ: {', '.join(places[:_NAMED])}{more}"
-
-
-def _of_a_spec(lock: Lock) -> Lock:
-    play = {key: value for key, value in lock.play.items() if key not in ("seed", "k")}
-    empty: dict[str, Any] = {section: {} for section in _OF_THE_RUN}
-    return replace(lock, play=play, **empty)

@@ -14,7 +14,7 @@ import yaml
 
 from rlenv.runs.folder import open_run, read_info
 from rlenv_verl.run.train import main
-from tests.support.kept import held_out, keep
+from tests.support.kept import everything, held_out, keep
 
 NAME = "trainer.experiment_name=same"
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,6 +93,17 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path, what: str) -> N
     else:
         keep(tmp_path, 1)
     assert main(["arithmetic", "--dry-run", "-o", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("more", [["arithmetic"], ["arithmetic", "--rehearse"], ["--resume", "RUN", "--eval"]])
+def test_no_run_is_begun_among_anothers_own_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    keep(tmp_path, 1)
+    before = everything(tmp_path)
+    assert main([*more, "--dry-run", "-o", str(tmp_path / "tape" / "new")]) == 2
+    assert "is among the run's own files" in capsys.readouterr().err
+    assert everything(tmp_path) == before
 
 
 @pytest.mark.verl

@@ -18,7 +18,7 @@ from rlenv_verl.sft.dataset import HELD_OUT, RowsDataset
 from rlenv_verl.sft.finish import finish
 from rlenv_verl.sft.run import SftRun, begun, read_steps
 from rlenv_verl.sft.settings import compose_sft, load_sft_preset, sft_preset_names
-from tests.support.kept import everything
+from tests.support.kept import everything, keep
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +229,10 @@ def test_a_run_that_is_refused_says_that_it_has_failed(data: Path, tiny_folder: 
     info = read_info(tmp_path / "out")
     assert info is not None
     assert (info.kind, info.state, len(info.attempts)) == ("sft", "failed", 1)
+
+
+def test_no_run_is_begun_among_anothers_own_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, 1)
+    assert main(["DATA", "--model", "MODEL", "-o", str(tmp_path / "bodies" / "new")]) == 2
+    assert "is among the run's own files" in capsys.readouterr().err
+    assert not (tmp_path / "bodies" / "new").exists()

@@ -16,12 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from rlenv.runs.folder import RunInfo, State, write_info
+from rlenv.runs.folder import STOP, RunInfo, State, write_info
 
-__all__ = ["STOP", "Attempt", "attempts_of", "begin_attempt", "driving", "merge_metrics", "write_run"]
-
-STOP = "stop"
-"""The file in a run's folder that asks the run to stop; whoever makes it need not know where the run runs."""
+__all__ = ["Attempt", "attempts_of", "begin_attempt", "driving", "merge_metrics", "write_run"]
 
 
 @dataclass(frozen=True, slots=True)

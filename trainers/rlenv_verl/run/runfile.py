@@ -26,9 +26,9 @@ import orjson
 
 from rlenv.errors import UsageError
 from rlenv.runs.command import kept_command
-from rlenv.runs.folder import State
+from rlenv.runs.folder import STOP, State
 from rlenv.runs.locks.lock import Lock
-from rlenv_verl.run.attempts import STOP, Attempt, attempts_of, begin_attempt, write_run
+from rlenv_verl.run.attempts import Attempt, attempts_of, begin_attempt, write_run
 from rlenv_verl.run.datasets import Mode
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def stop(self) -> Path:
-        """The file that asks the run to stop; see `rlenv_verl.run.attempts.STOP`."""
+        """The file that asks the run to stop; see `rlenv.runs.folder.STOP`."""
         return self.folder / STOP
 
     def save(self) -> None:

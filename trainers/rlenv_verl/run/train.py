@@ -17,10 +17,10 @@ from typing import Any
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.preflight import lines_of
-from rlenv.runs.folder import RunInfo, is_run
+from rlenv.runs.folder import STOP, RunInfo, check_out, is_run
 from rlenv_verl.cpu.vllm_ready import vllm_findings
 from rlenv_verl.loop.lost import told_at_the_end
-from rlenv_verl.run.attempts import STOP, driving, merge_metrics
+from rlenv_verl.run.attempts import driving, merge_metrics
 from rlenv_verl.run.kept import KeptEpisodes
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
 from rlenv_verl.run.locks import attempt_locks, changed_lines
@@ -54,6 +54,8 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     try:
         arguments.command = ("rlenv", "train", *argv)
+        if arguments.output is not None:
+            check_out(arguments.output)
         if arguments.rehearse:
             from rlenv_verl.rehearse.command import rehearse
 

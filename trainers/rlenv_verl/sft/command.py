@@ -13,7 +13,7 @@ from pathlib import Path
 from rlenv.cli.console import Console
 from rlenv.errors import RlenvError, UsageError
 from rlenv.models import local_model
-from rlenv.runs.folder import RunInfo
+from rlenv.runs.folder import RunInfo, check_out
 from rlenv_verl.run.attempts import driving, merge_metrics
 from rlenv_verl.run.launch import EXIT_STATUS, Ending, ending_lines, run_to_end, terminated_as_interrupted
 from rlenv_verl.run.process_environment import python_path
@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     try:
         arguments.command = ("rlenv", "sft", *argv)
+        if arguments.output is not None:
+            check_out(arguments.output)
         with terminated_as_interrupted():
             return _sft(arguments, console)
     except RlenvError as error:
