@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlenv.errors import UsageError
-from rlenv.rewards.test_forms import same_output
+from rlenv.rewards.forms_of_tests import same_output
 from rlenv.rewards.tests import last_block
 from tests.support.trials import graded, grades, reward
 
