@@ -209,6 +209,10 @@ def _compile(name: str, spec: TestsSpec, context: TermCompileContext) -> Term:
                 raise UsageError("programs compare by themselves", key=key, hint="leave it out")
     if form == "stdin" and spec.compare == "unordered":
         raise UsageError("the order of what a program prints counts", key="compare", hint="write equal or exact")
+    if spec.total_s + spec.time_s >= context.reward_s:  # or slow code would make its own reward invalid
+        needed = f"total_s and time_s are {spec.total_s:g} s and {spec.time_s:g} s"
+        hint = "give less, or raise limits.reward_s above both together"
+        raise UsageError(f"{needed}, more than limits.reward_s, {context.reward_s:g} s", key="total_s", hint=hint)
     check_sandbox()
     fill = partial(compile_for_context, names=_NOT_ANSWER)
     given, entry = fill(getattr(spec, form), where=form), fill(spec.entry or "", where="entry")

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlenv.concurrency.countdown import Countdown, running_under
 from rlenv.errors import UsageError
+from rlenv.rewards.base import TermCompileContext
 from rlenv.rewards.forms_of_tests import same_output
-from rlenv.rewards.tests import last_block
+from rlenv.rewards.tests import KIND, TestsSpec, last_block
+from rlenv.tools.trials import check_sandbox, opened
 from tests.support.trials import graded, grades, reward
 
 CALLS = [{"args": [1, 2], "expected": 3}, {"args": [5], "kwargs": {"b": 5}, "expected": 10}]
@@ -169,6 +173,36 @@ def test_the_time_of_all_tests_is_bounded() -> None:
     assert found.value == 0
     assert "did not end" in found.details["failed"][0]["why"]
     assert "were used up" in found.details["failed"][-1]["why"]
+
+
+def test_answers_that_wait_for_slow_ones_use_up_no_time() -> None:
+    try:
+        check_sandbox()
+    except UsageError as error:
+        pytest.skip(str(error))
+
+    async def main() -> tuple[bool, bool]:
+        limits = TestsSpec(kind="tests", stdin=[])
+        async with opened(1) as trials:
+            tasks = []
+            for countdown in (first := Countdown(0.0), second := Countdown(0.0)):
+                with running_under(countdown):
+                    asked = trials.printed("while True: pass", "", limits=limits, seed=0)
+                    tasks.append(asyncio.ensure_future(asked))
+            await asyncio.sleep(0)
+            found = first.is_over, second.is_over
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            return found
+
+    assert asyncio.run(main()) == (True, False)
+
+
+def test_slow_code_cannot_use_up_the_time_of_its_own_reward(tmp_path: Path) -> None:
+    context = TermCompileContext(base=tmp_path, reward_s=20)
+    with pytest.raises(UsageError, match=r"18 s and 3 s, more than limits.reward_s, 20 s"):
+        KIND.factory("tests", TestsSpec(kind="tests", stdin=[], total_s=18), context)
 
 
 @pytest.mark.parametrize(
