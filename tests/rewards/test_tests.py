@@ -104,7 +104,10 @@ def test_programs_are_compared_by_what_they_print() -> None:
 def test_output_within_a_tolerance() -> None:
     assert same_output("1.0000001 a\n", "1 a", "equal", 1e-6, 0.0)
     assert not same_output("1.1 a\n", "1 a", "equal", 1e-6, 0.0)
-    assert not same_output("nan", "1", "equal", 1e9, 1.0)
+    assert same_output("1.1", "1.0", "equal", 0.1, 0.0)  # exactly so far apart, which floats are not
+    for odd in ("nan", "sNaN", "inf", "1e999999", "1e9999999999999999999", "a"):
+        assert not same_output(odd, "1", "equal", 1e9, 1.0)
+        assert not same_output("1", odd, "equal", 1e9, 0.5)
     assert not same_output("1\n1", "1 1", "equal", 1e-6, 0.0)
 
 
