@@ -22,9 +22,9 @@ from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.forms_of_tests import Call, Printed, Test, read_calls, read_printed, read_programs, same_output
 from rlenv.rewards.rule import NO_ANSWER, where_answer
 from rlenv.rewards.templating import UnfitAnswer, compile_for_context
-from rlenv.rewards.forms_of_tests import Call, Printed, Test, read_calls, read_printed, read_programs, same_output
 from rlenv.tools.trials import Trials, Verdict, check_sandbox, opened
 
 __all__ = ["KIND", "TestsSpec", "last_block"]
