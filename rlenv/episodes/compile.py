@@ -206,7 +206,6 @@ class _Work:
                 bases_of(self.loaded, path, entry),
                 self.tools_made,
                 self.spec.answer,
-                self.spec.limits.reward_s,
                 **self._shared,
             )
             term = self.attempt(path, partial(registry.get("rewards", entry.kind).factory, name, entry, context))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Protocol
 
 from rlenv.concurrency.scope import Scope
@@ -118,11 +117,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class TermCompileContext(CompileContext):
-    """What a term's factory may use beside the rest: the compiled tools, the answer rule and `limits.reward_s`."""
+    """What a term's factory may use beside the rest: the compiled tools and the answer rule."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
     answer: AnswerSpec = field(default_factory=AnswerSpec)
-    reward_s: float = inf
 
 
 class TermFactory(Protocol):

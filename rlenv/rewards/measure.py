@@ -170,8 +170,8 @@ def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
 class Running:
     """Measurements that are awaited together under one limit of time; those left on exit are cancelled.
 
-    The limit stands still while one of them waits in line (`rlenv.concurrency.countdown`): how long that takes is what
-    other answers ask for, and must not make this one's reward invalid.
+    The limit stands still while one of them is `bounded_by_itself`: what other answers ask of the machine must not make
+    this one's reward invalid.
     """
 
     def __init__(self, limit_s: float | None) -> None:

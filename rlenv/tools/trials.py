@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlenv.concurrency.countdown import in_line
 from rlenv.errors import EpisodeError, ToolFailed
 from rlenv.tools._cell import Limits, Outcome, Request
 from rlenv.tools._exchange import encoded
@@ -53,16 +52,6 @@ class Trials:
         # Apart, so that no sandbox that a policy's code ran in ever runs a test.
         self._codes, self._judges = Sandboxes(limit), Sandboxes(limit)
 
-    @asynccontextmanager
-    async def _placed(self) -> AsyncIterator[None]:
-        """A place among those that run at once; the wait for it is the doing of other answers, and counts for none."""
-        with in_line():
-            await self._places.acquire()
-        try:
-            yield
-        finally:
-            self._places.release()
-
     def close(self) -> None:
         """Ends all sandboxes and what runs in them."""
         self._codes.close()
@@ -73,7 +62,7 @@ class Trials:
         input_fd = _file(given.encode("utf-8", "surrogatepass"))
         try:
             wanted = Request({"mode": "program", "code": code}, (input_fd, input_fd))
-            async with self._placed():
+            async with self._places:
                 begun = time.monotonic()
                 outcome = await _ran(self._codes, wanted, limits, seed)
         finally:
@@ -92,7 +81,7 @@ class Trials:
             limits: of the code's process, and of the tests' own work too.
             in_place: what the code changes in its arguments is changed for the tests too.
         """
-        async with self._placed():
+        async with self._places:
             begun = time.monotonic()
             verdict = await self._pair(sources, test, limits, seed, in_place)
         return replace(verdict, seconds=time.monotonic() - begun)

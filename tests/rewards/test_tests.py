@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlenv.concurrency.countdown import Countdown, running_under
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import UsageError
-from rlenv.rewards.base import TermCompileContext
 from rlenv.rewards.forms_of_tests import same_output
-from rlenv.rewards.tests import KIND, TestsSpec, last_block
-from rlenv.tools.trials import check_sandbox, opened
+from rlenv.rewards.scorer import Scorer
+from rlenv.rewards.tests import last_block
+from rlenv.testing.rewards import reward_context
+from rlenv.tools.trials import check_sandbox
 from tests.support.trials import graded, grades, reward
 
 CALLS = [{"args": [1, 2], "expected": 3}, {"args": [5], "kwargs": {"b": 5}, "expected": 10}]
@@ -181,34 +183,23 @@ def test_the_time_of_all_tests_is_bounded() -> None:
     assert "were used up" in found.details["failed"][-1]["why"]
 
 
-def test_answers_that_wait_for_slow_ones_use_up_no_time() -> None:
+def test_the_time_that_tests_take_counts_for_no_limit_of_the_reward() -> None:
     try:
         check_sandbox()
     except UsageError as error:
         pytest.skip(str(error))
+    term = reward(Path(), calls=CALLS, entry="add")
 
-    async def main() -> tuple[bool, bool]:
-        limits = TestsSpec(kind="tests", stdin=[])
-        async with opened(1) as trials:
-            tasks = []
-            for countdown in (first := Countdown(0.0), second := Countdown(0.0)):
-                with running_under(countdown):
-                    asked = trials.printed("while True: pass", "", limits=limits, seed=0)
-                    tasks.append(asyncio.ensure_future(asked))
-            await asyncio.sleep(0)
-            found = first.is_over, second.is_over
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            return found
+    async def main() -> float | None:
+        scope = Scope()
+        try:
+            context = replace(reward_context(answer=ADD), shared=lambda: scope)
+            breakdown, _ = await Scorer([term]).score(context, limit_s=0.0)
+        finally:
+            await scope.aclose()
+        return breakdown.total
 
-    assert asyncio.run(main()) == (True, False)
-
-
-def test_slow_code_cannot_use_up_the_time_of_its_own_reward(tmp_path: Path) -> None:
-    context = TermCompileContext(base=tmp_path, reward_s=20)
-    with pytest.raises(UsageError, match=r"18 s and 3 s, more than limits.reward_s, 20 s"):
-        KIND.factory("tests", TestsSpec(kind="tests", stdin=[], total_s=18), context)
+    assert asyncio.run(main()) == 1
 
 
 @pytest.mark.parametrize(
