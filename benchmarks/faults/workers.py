@@ -27,178 +27,31 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
-import gc
-import importlib.util
 import itertools
 import json
 import logging
 import multiprocessing
 import os
 import random
-import re
-import resource
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import rlenv
+from benchmarks.faults.injector import Injector, injected
+from benchmarks.faults.kinds_of_workers import HEAD, KINDS, Kind, database
+from benchmarks.faults.left_behind import settled
 from rlenv.messages import Message, ToolCall
 
-HERE = Path(__file__).resolve().parent
 FAULTS: Final = ("none", "kill", "stop", "slow", "nofile", "full")
 AT_ONCE: Final = 6
 DISK_KB: Final = 1_024
-SETTLE_S: Final = 60.0  # a thread may wait for a process that was stopped for some 40 s
-
-HEAD = """
-rlenv: 1
-name: workers
-tasks: {train: {rows: [{n: 0}]}}
-prompt: {user: "{{ task.n }}"}
-limits: {turns: 3, episode_s: 20, reward_s: 6}
-calls: {timeout_s: 3, breaker: {failures: 6, reset_s: 0.2}}
-"""
-VERIFY = "{kind: verify, tool: work, arguments: {%s: '{{ answer }}'}, expect: {value: '{{ task.expected }}'}%s}"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of worker: the rest of its spec, an argument and what is right for the n-th task."""
-
-    spec: str
-    argument: str
-    says: Callable[[int], str]
-    expected: Callable[[int], Any]
-    tool: bool = True
-    files: Mapping[str, str] = field(default_factory=dict)
-    needs: Callable[[], bool] = lambda: True
-
-
-def verify(tool: str, argument: str, compare: str = "") -> str:
-    """A spec whose reward runs the tool on the answer."""
-    return f"tools:\n  {tool}\nrewards:\n  correct: " + VERIFY % (argument, compare) + "\n"
-
-
-def database(path: Path, engine: str) -> None:
-    """A small database, which each engine makes for itself."""
-    module = importlib.import_module({"sqlite": "sqlite3"}.get(engine, engine))
-    with contextlib.closing(module.connect(str(path))) as made:
-        made.execute("CREATE TABLE t(n INTEGER)")
-        made.execute("INSERT INTO t VALUES (1), (2), (3)")
-        made.commit()
-
-
-def has(module: str) -> Callable[[], bool]:
-    """Whether a module is installed."""
-    return lambda: importlib.util.find_spec(module) is not None
-
-
-# Nothing tells in advance how long a recursion takes, so that it is run where it can be killed.
-QUERY = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 50) SELECT sum(x) + {n} AS s FROM c"
-PYTHON = '''
-import tempfile
-
-def work(text: str) -> str:
-    """Squares a number.
-
-    Args:
-        text: the number
-    """
-    with tempfile.NamedTemporaryFile("w+") as file:
-        file.write(str(int(text) ** 2))
-        file.seek(0)
-        return file.read()
-'''
-# One line at a time and no packages: it is up again a moment after it was killed.
-SERVER = """
-import json, sys
-TOOL = {"name": "work", "description": "Squares.", "inputSchema": {"type": "object", "properties": {"text":
-        {"type": "string"}}, "required": ["text"]}}
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked or "method" not in asked:
-        continue
-    result = {}
-    if asked["method"] == "initialize":
-        result = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
-                  "serverInfo": {"name": "squares", "version": "1"}}
-    elif asked["method"] == "tools/list":
-        result = {"tools": [TOOL]}
-    elif asked["method"] == "tools/call":
-        text = str(int(asked["params"]["arguments"]["text"]) ** 2)
-        result = {"content": [{"type": "text", "text": text}]}
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
-KINDS: Final[Mapping[str, Kind]] = {
-    "math": Kind(
-        "rewards: {correct: {kind: rule, rule: math_equal, expect: '{{ task.expected }}', limit_s: 1}}\n",
-        "answer",
-        lambda n: rf"\frac{{{2 * n + 1}}}{{2}}",
-        lambda n: f"{n}+0.5",
-        tool=False,
-        needs=has("math_verify"),
-    ),
-    "monty": Kind(
-        verify("work: {kind: code, time_s: 1, timeout_s: 2}", "code", ", compare: json"),
-        "code",
-        lambda n: f"x = {n}\nx * x",
-        lambda n: {"output": "", "result": n * n},
-        needs=has("pydantic_monty"),
-    ),
-    "bubblewrap": Kind(
-        verify("work: {kind: code, sandbox: bubblewrap, time_s: 1, timeout_s: 2}", "code", ", compare: json"),
-        "code",
-        lambda n: f"import os\nopen('/tmp/a', 'w').write('a')\nx = {n}\nx * x",
-        lambda n: {"output": "", "result": n * n},
-        needs=lambda: shutil.which("bwrap") is not None,
-    ),
-    "python": Kind(
-        verify("work: {kind: python, function: 'work.py:work', run_in: process, workers: 2, timeout_s: 2}", "text"),
-        "text",
-        str,
-        lambda n: str(n * n),
-        files={"work.py": PYTHON},
-    ),
-    "command": Kind(
-        verify(
-            "work: {kind: command, argv: [sh, -c, 'set -e; echo $(($1 * $1)) > x; cat x', sh, '{{ args.text }}'],"
-            " cwd: temp, parameters: {text: string}, timeout_s: 1}",
-            "text",
-            ", compare: number",
-        ),
-        "text",
-        str,
-        lambda n: str(n * n),
-    ),
-    "mcp": Kind(
-        verify("server: {kind: mcp, command: [python, server.py], timeout_s: 2}", "text"),
-        "text",
-        str,
-        lambda n: str(n * n),
-        files={"server.py": SERVER},
-        needs=has("mcp"),
-    ),
-    **{
-        engine: Kind(
-            f"resources: {{db: {{kind: {engine}, path: squares.{engine}, access: read_only}}}}\n"
-            + verify("work: {kind: sql, resource: db, timeout_s: 1}", "sql", ", compare: json"),
-            "sql",
-            lambda n: QUERY.format(n=n),
-            lambda n: {"columns": ["s"], "rows": [[1275 + n]], "truncated": False},
-            files={f"squares.{engine}": engine},
-            needs=has(module),
-        )
-        for engine, module in (("sqlite", "sqlite3"), ("duckdb", "duckdb"))
-    },
-}
 
 
 @dataclass
@@ -223,143 +76,6 @@ class Cell:
         return not self.wrong and not self.left and stands
 
 
-@dataclass(frozen=True)
-class Left:
-    """What a process holds."""
-
-    processes: Mapping[int, str]
-    descriptors: Mapping[str, str]
-    threads: frozenset[str]
-    files: frozenset[str]
-    memory: frozenset[str]
-
-    def beyond(self, before: Left) -> dict[str, list[str]]:
-        """What is held now and was not before; of what may be kept, no more of it."""
-        more = {
-            "processes": [] if len(self.processes) <= len(before.processes) else [*self.processes.values()],
-            "descriptors": []
-            if len(self.descriptors) <= len(before.descriptors)
-            else sorted((Counter(self.descriptors.values()) - Counter(before.descriptors.values())).elements()),
-            "threads": sorted(self.threads - before.threads),
-            "files": sorted(self.files - before.files),
-            "memory": sorted(path for path in self.memory - before.memory if _is_forgotten(path)),
-        }
-        return {what: found for what, found in more.items() if found}
-
-
-def below() -> dict[int, str]:
-    """The processes below this one, with their command lines; those that ended are none."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                state, parent, *_ = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if state not in "ZX":
-                    parents[int(entry)] = int(parent)
-    found: dict[int, str] = {}
-    new = {os.getpid()}
-    while new := {pid for pid, parent in parents.items() if parent in new and pid not in found}:
-        for pid in new:
-            with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if "multiprocessing.resource_tracker" not in line:
-                    found[pid] = line[:80]
-    return found
-
-
-def held(folder: Path) -> Left:
-    """What this process holds now."""
-    descriptors = {}
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            descriptors[entry] = re.sub(r"[\d/].*", "", os.readlink(f"/proc/self/fd/{entry}")) or "file"
-    shared = Path("/dev/shm")
-    return Left(
-        below(),
-        descriptors,
-        # The loop's own threads end with it.
-        frozenset(thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")),
-        frozenset(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "filler"),
-        frozenset(str(path) for path in shared.iterdir() if _is_mine(path)) if shared.is_dir() else frozenset(),
-    )
-
-
-def _is_forgotten(path: str) -> bool:
-    """Whether it is there and no living process maps it or has it open: it may be another program's."""
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if path in Path(f"/proc/{entry}/maps").read_text(errors="replace"):
-                return False
-            for file in Path(f"/proc/{entry}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(file) == path:
-                        return False
-    return os.path.exists(path)
-
-
-def _is_mine(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return path.stat().st_uid == os.geteuid()
-    return False
-
-
-class Injector:
-    """Does a fault at random moments to a process below this one, or to the disk."""
-
-    def __init__(self, fault: str, rng: random.Random, folder: Path, every_s: float) -> None:
-        self.fault, self.rng, self.every_s = fault, rng, every_s
-        self.filler = folder / "filler"
-        self.done = 0
-
-    async def run(self) -> None:
-        """Until it is cancelled; what was only slowed goes on then, and the disk is free."""
-        stopped: set[int] = set()
-        try:
-            while self.fault != "none":
-                await asyncio.sleep(self.rng.expovariate(1 / self.every_s))
-                await self.once(stopped)
-        finally:
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGCONT)
-            self.filler.unlink(missing_ok=True)
-
-    async def once(self, stopped: set[int]) -> None:
-        """One fault."""
-        if self.fault == "full":
-            self.fill()
-            await asyncio.sleep(self.rng.uniform(0.02, 0.4))
-            self.filler.unlink(missing_ok=True)
-            return
-        pids = sorted(below())
-        if not pids:
-            return
-        pid = self.rng.choice(pids)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.fault == "kill":
-                os.kill(pid, signal.SIGKILL)
-            elif self.fault == "nofile":
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
-            else:
-                os.kill(pid, signal.SIGSTOP)
-            self.done += 1
-        if self.fault == "slow":
-            stopped.add(pid)
-            await asyncio.sleep(self.rng.uniform(0.02, 0.4))
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGCONT)
-            stopped.discard(pid)
-
-    def fill(self) -> None:
-        """Leaves no room on the disk of the temporary files."""
-        try:
-            with self.filler.open("wb", buffering=0) as file:
-                while file.write(b"\0" * 65_536):
-                    pass
-        except OSError:
-            self.done += 1
-
-
 async def episode(environment: Any, kind: Kind, n: int) -> tuple[float | None, str]:
     """The reward of one right episode: it calls the tool, whatever that gives, and answers what is right."""
     said, tool = kind.says(n), next(iter(environment.spec.tools), "")
@@ -375,18 +91,6 @@ async def episode(environment: Any, kind: Kind, n: int) -> tuple[float | None, s
     evidence = "; ".join(term.evidence or term.error for term in trajectory.reward.terms.values())
     results = [f"{result.reason}: {result.text[:80]}" for turn in trajectory.turns for result in turn.results]
     return trajectory.reward.total, f"{trajectory.reason} {failure} {evidence} {results}"[:500]
-
-
-@contextlib.asynccontextmanager
-async def injected(injector: Injector) -> AsyncIterator[None]:
-    """Faults while the block runs."""
-    task = asyncio.ensure_future(injector.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def measure(kind_name: str, fault: str, path: Path, disk: Path, args: argparse.Namespace) -> Cell:
@@ -420,19 +124,6 @@ async def measure(kind_name: str, fault: str, path: Path, disk: Path, args: argp
     cell.done = injector.done
     cell.left = (await settled(disk, before)).beyond(before)
     return cell
-
-
-async def settled(folder: Path, before: Left | None) -> Left:
-    """What is held once whatever is on its way out is gone, or after a bounded time."""
-    now = None
-    for turn in range(int(SETTLE_S / 0.1)):
-        gc.collect()
-        last, now = now, held(folder)
-        if (turn > 5 and now == last) if before is None else not now.beyond(before):
-            break
-        await asyncio.sleep(0.1)
-    assert now is not None
-    return now
 
 
 def campaign(kind: str, faults: Sequence[str], disk: Path, args: argparse.Namespace) -> list[Cell]:

@@ -12,6 +12,7 @@ from numbers import Real
 from types import TracebackType
 from typing import Any
 
+from rlenv.concurrency.countdown import Countdown, running_under
 from rlenv.errors import CassetteError, EpisodeError, RewardError
 from rlenv.language.functions import failure as failure_of
 from rlenv.rewards.base import Measured, RewardContext
@@ -167,11 +168,15 @@ def over_turns(planned: Planned, turns: Sequence[TurnResults]) -> TermResult:
 
 
 class Running:
-    """Measurements that are awaited together under one limit of time; those left on exit are cancelled."""
+    """Measurements that are awaited together under one limit of time; those left on exit are cancelled.
+
+    The limit stands still while one of them is `bounded_by_itself`: what other answers ask of the machine must not make
+    this one's reward invalid.
+    """
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
-        self._deadline = None if limit_s is None else time.monotonic() + limit_s
+        self._countdown = Countdown(limit_s)
         self._tasks: dict[asyncio.Task[TermResult], Planned] = {}
 
     async def __aenter__(self) -> Running:
@@ -189,12 +194,17 @@ class Running:
 
     def start(self, planned: Planned, measuring: Coroutine[Any, Any, TermResult]) -> None:
         """Measures a term beside the others."""
-        self._tasks[asyncio.ensure_future(measuring)] = planned
+        with running_under(self._countdown):
+            self._tasks[asyncio.ensure_future(measuring)] = planned
 
     async def ended(self) -> dict[str, TermResult]:
         """The results of those that end next; once the time is over, of all: they are invalid and cancelled."""
-        timeout = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        done, _ = await asyncio.wait(self._tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Task[TermResult]] = set()
+        while not done:
+            look_s = self._countdown.look_s
+            done, _ = await asyncio.wait(self._tasks, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done and self._countdown.is_over:
+                break
         if done:
             ended = [(self._tasks.pop(task), task) for task in done]
             return {planned.name: _outcome(planned, task) for planned, task in ended}

@@ -18,13 +18,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlenv.concurrency.countdown import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.kinds import Kind
 from rlenv.language.spec import Bool, Float, Int, RewardSpec, Text
 from rlenv.rewards.base import Measured, RewardContext, Term, TermCompileContext
+from rlenv.rewards.forms_of_tests import Call, Printed, Test, read_calls, read_printed, read_programs, same_output
 from rlenv.rewards.rule import NO_ANSWER, where_answer
 from rlenv.rewards.templating import UnfitAnswer, compile_for_context
-from rlenv.rewards.test_forms import Call, Printed, Test, read_calls, read_printed, read_programs, same_output
 from rlenv.tools.trials import Trials, Verdict, check_sandbox, opened
 
 __all__ = ["KIND", "TestsSpec", "last_block"]
@@ -129,8 +130,10 @@ class _Tests:
             code.encode()
         except UnicodeEncodeError:
             return Measured(0.0, "the code holds a character that no file can hold")
-        trials = await context.shared().get(("tests", self.spec.workers), partial(opened, self.spec.workers))
-        return await self._all(tests, (before, code, after), trials, context.seed)
+        # On a busy machine, or behind other answers, it may take any time until the code has had its own.
+        with bounded_by_itself():
+            trials = await context.shared().get(("tests", self.spec.workers), partial(opened, self.spec.workers))
+            return await self._all(tests, (before, code, after), trials, context.seed)
 
     async def _all(self, tests: Sequence[Test], sources: Sequence[str], trials: Trials, seed: int) -> Measured:
         passed, spent_s, failures = 0, 0.0, list[dict[str, str]]()

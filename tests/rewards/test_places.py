@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from rlenv.runs import files
 from rlenv.runs.recorded import recorded
 from rlenv.runs.replay import replay
 from rlenv.runs.rescore import rescore
-from rlenv.trajectory import Trajectory
+from rlenv.trajectory import TermResult, Trajectory
 
 SPEC = """
 rlenv: 1
@@ -166,3 +168,21 @@ def test_a_quote_is_placed_where_it_stands_once_and_nowhere_else(tmp_path: Path)
     assert quoted('It says "So 42:" and `Be 42.` and “is it”, "so 42:".') == ["So 42:"]
     assert quoted('It says "<answer>".') == []
     assert quoted('It says "<answer>".', all_turns=False) == ["<answer>"]
+
+
+def test_places_that_nobody_looked_at_are_found_once_and_go_wherever_a_result_goes() -> None:
+    asked = []
+
+    def found() -> tuple[tuple[int, int, int], ...]:
+        asked.append(1)
+        return ((0, 1, 2),)
+
+    def result() -> TermResult:
+        return TermResult.valid("a", value=1.0, weight=1.0, where=found)
+
+    one = result()
+    assert not asked
+    assert one == TermResult("a", "valid", 1.0, 1.0, where=((0, 1, 2),))
+    assert one.where == ((0, 1, 2),)
+    assert len(asked) == 1
+    assert pickle.loads(pickle.dumps(result())) == copy(result()) == deepcopy(result()) == replace(result()) == one

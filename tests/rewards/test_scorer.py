@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlenv.concurrency.countdown import bounded_by_itself
 from rlenv.errors import RewardError, UsageError
 from rlenv.language.spec import RewardSpec
 from rlenv.rewards.base import Measured, RewardContext, Term
@@ -347,6 +348,21 @@ def test_a_term_beyond_the_time_limit_is_invalid_and_cancelled(when: str) -> Non
     assert "not measured within 0.01 s" in breakdown.terms["slow"].error
     assert breakdown.terms["after"].status == "invalid"
     assert cancelled == [True]
+
+
+def test_what_is_bounded_by_itself_counts_for_no_limit() -> None:
+    async def bounded(context: RewardContext) -> Measured:
+        with bounded_by_itself():
+            for _ in range(10):
+                await asyncio.sleep(0)
+        return Measured(1.0)
+
+    async def bounded_and_hangs(context: RewardContext) -> Measured:
+        await bounded(context)
+        return await _hang(context)
+
+    found, _ = score(later("bounded", bounded), later("hangs", bounded_and_hangs), limit_s=0.0)
+    assert statuses(found) == {"bounded": "valid", "hangs": "invalid"}
 
 
 def test_slow_terms_fail_as_quick_ones_do_and_may_not_cancel_the_episode() -> None:

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import UsageError
-from rlenv.rewards.test_forms import same_output
+from rlenv.rewards.forms_of_tests import same_output
+from rlenv.rewards.scorer import Scorer
 from rlenv.rewards.tests import last_block
+from rlenv.testing.rewards import reward_context
+from rlenv.tools.trials import check_sandbox
 from tests.support.trials import graded, grades, reward
 
 CALLS = [{"args": [1, 2], "expected": 3}, {"args": [5], "kwargs": {"b": 5}, "expected": 10}]
@@ -53,6 +59,9 @@ VALUES: list[tuple[str, Any, dict[str, Any], float]] = [
     ("def f(): return [3, 1, 2]", [1, 2, 3], {}, 0),
     ("def f(): return [3, 1, 2]", [1, 2, 3], {"compare": "unordered"}, 1),
     ("def f(): return [3, 1, 1]", [1, 3, 3], {"compare": "unordered"}, 0),
+    ("def f(): return [1, True, (2, 'a'), {3}, None]", [None, [2.0, "a"], {3}, True, 1.0], {"compare": "unordered"}, 1),
+    ("def f(): return [1, 1, float('nan')]", [True, 1, 1], {"compare": "unordered"}, 0),
+    ("def f(): return list(range(100_000))[::-1]", list(range(100_000)), {"compare": "unordered"}, 1),
     ("def f(): return 0.1 + 0.2", 0.3, {}, 0),
     ("def f(): return [{'x': 0.1 + 0.2}]", [{"x": 0.3}], {"tolerance": 1e-9}, 1),
     ("def f(): return 1001", 1000, {"relative_tolerance": 0.01}, 1),
@@ -100,7 +109,10 @@ def test_programs_are_compared_by_what_they_print() -> None:
 def test_output_within_a_tolerance() -> None:
     assert same_output("1.0000001 a\n", "1 a", "equal", 1e-6, 0.0)
     assert not same_output("1.1 a\n", "1 a", "equal", 1e-6, 0.0)
-    assert not same_output("nan", "1", "equal", 1e9, 1.0)
+    assert same_output("1.1", "1.0", "equal", 0.1, 0.0)  # exactly so far apart, which floats are not
+    for odd in ("nan", "sNaN", "inf", "1e999999", "1e9999999999999999999", "a"):
+        assert not same_output(odd, "1", "equal", 1e9, 1.0)
+        assert not same_output("1", odd, "equal", 1e9, 0.5)
     assert not same_output("1\n1", "1 1", "equal", 1e-6, 0.0)
 
 
@@ -169,6 +181,25 @@ def test_the_time_of_all_tests_is_bounded() -> None:
     assert found.value == 0
     assert "did not end" in found.details["failed"][0]["why"]
     assert "were used up" in found.details["failed"][-1]["why"]
+
+
+def test_the_time_that_tests_take_counts_for_no_limit_of_the_reward() -> None:
+    try:
+        check_sandbox()
+    except UsageError as error:
+        pytest.skip(str(error))
+    term = reward(Path(), calls=CALLS, entry="add")
+
+    async def main() -> float | None:
+        scope = Scope()
+        try:
+            context = replace(reward_context(answer=ADD), shared=lambda: scope)
+            breakdown, _ = await Scorer([term]).score(context, limit_s=0.0)
+        finally:
+            await scope.aclose()
+        return breakdown.total
+
+    assert asyncio.run(main()) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from rlenv.errors import RewardError
+from rlenv.rewards.rules.numbers import is_near
 from rlenv.tools.trials import encoded
 
 __all__ = ["Call", "Printed", "Program", "Test", "read_calls", "read_printed", "read_programs", "same_output"]
@@ -146,6 +148,7 @@ def same_output(found: str, expected: str, by: str, tolerance: float, relative: 
     """
     if by == "exact":
         return found == expected
+    near = partial(_near, tolerance=Decimal(repr(tolerance)), relative=Decimal(repr(relative)))
     mine, gold = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected))
     if mine == gold:
         return True
@@ -156,14 +159,14 @@ def same_output(found: str, expected: str, by: str, tolerance: float, relative: 
         if len(words) != len(wanted):
             return False
         for word, want in zip(words, wanted, strict=True):
-            if word != want and not _near(word, want, tolerance, relative):
+            if word != want and not near(word, want):
                 return False
     return True
 
 
-def _near(word: str, wanted: str, tolerance: float, relative: float) -> bool:
+def _near(word: str, wanted: str, tolerance: Decimal, relative: Decimal) -> bool:
     try:
-        number, gold = float(word), float(wanted)
-    except ValueError:
+        mine, gold = Decimal(word), Decimal(wanted)
+        return mine.is_finite() and gold.is_finite() and is_near(mine, gold, tolerance=tolerance, relative=relative)
+    except ArithmeticError:  # no number, or one beyond all exponents
         return False
-    return math.isfinite(gold) and abs(number - gold) <= max(tolerance, relative * abs(gold))

@@ -1,0 +1,69 @@
+"""A limit of time that stands still while what it bounds has a bound of its own, in other than wall time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Final
+
+__all__ = ["Countdown", "bounded_by_itself", "running_under"]
+
+_LOOK_S = 1.0
+_current: Final[ContextVar[Countdown | None]] = ContextVar("rlenv_countdown", default=None)
+
+
+class Countdown:
+    """So many seconds from now, None for no limit.
+
+    Seconds in which anything that runs under it is `bounded_by_itself` do not count.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+        self._holders = 0
+        self._since = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up; never while it stands still."""
+        return self._end is not None and not self._holders and time.monotonic() >= self._end
+
+    @property
+    def look_s(self) -> float | None:
+        """In how many seconds to ask again whether it is over."""
+        if self._end is None:
+            return None
+        return _LOOK_S if self._holders else max(0.0, self._end - time.monotonic())
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """The time stands still while the block runs."""
+        if not self._holders:
+            self._since = time.monotonic()
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if not self._holders and self._end is not None:
+                self._end += time.monotonic() - self._since
+
+
+@contextlib.contextmanager
+def running_under(countdown: Countdown) -> Iterator[None]:
+    """What the block starts runs under this limit."""
+    token = _current.set(countdown)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def bounded_by_itself() -> Iterator[None]:
+    """The seconds of the block count for no limit that it runs under; it has to end by itself, however it is used."""
+    countdown = _current.get()
+    with contextlib.nullcontext() if countdown is None else countdown.standing():
+        yield
