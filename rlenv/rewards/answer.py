@@ -104,14 +104,23 @@ def extract(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
 
 
 def _read(spec: AnswerSpec, action: ParsedAction) -> Answer | None:
-    if spec.from_ == "tool":
-        return _submitted(action, spec)
-    if spec.from_ == "regex":
-        if spec.pattern is None:
-            raise UsageError("from is regex but there is no pattern", key="answer.pattern")
-        return _matched(action.content, spec.pattern)
-    found = _place(spec, action)
-    return None if found is None else _bare(action.content[found[0] : found[1]], found[0])
+    content = action.content
+    match spec.from_:
+        case "tag":
+            found = _tagged(content, spec.tag)
+        case "boxed":
+            found = _boxed(content)
+        case "last_number":
+            found = _last_number(content) if _is_final(action) else None
+        case "final_message":
+            found = (0, len(content)) if content.strip() and _is_final(action) else None
+        case "tool":
+            return _submitted(action, spec)
+        case "regex":
+            if spec.pattern is None:
+                raise UsageError("from is regex but there is no pattern", key="answer.pattern")
+            return _matched(content, spec.pattern)
+    return None if found is None else _bare(content[found[0] : found[1]], found[0])
 
 
 def _bare(text: str, start: int) -> Answer:
@@ -120,21 +129,6 @@ def _bare(text: str, start: int) -> Answer:
     start += len(text) - len(bare)
     bare = bare.rstrip()
     return _answer(bare, start, start + len(bare))
-
-
-def _place(spec: AnswerSpec, action: ParsedAction) -> tuple[int, int] | None:
-    """Where the answer stands in the content, white space around it included."""
-    content = action.content
-    match spec.from_:
-        case "tag":
-            return _tagged(content, spec.tag)
-        case "boxed":
-            return _boxed(content)
-        case "last_number":
-            return _last_number(content) if _is_final(action) else None
-        case "final_message":
-            return (0, len(content)) if content.strip() and _is_final(action) else None
-    return None
 
 
 def _is_final(action: ParsedAction) -> bool:
