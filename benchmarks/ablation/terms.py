@@ -21,5 +21,10 @@ def constant(context: RewardContext) -> float:
 
 
 def chance(context: RewardContext) -> float:
-    """A fair coin by the episode's seed and task: rewards that are tied to nothing that the policy does."""
-    return float(random.Random(f"{context.seed} {context.task['question']}").random() < 0.5)
+    """A fair coin for each thing that is written for a task: what it pays has nothing to do with the task.
+
+    All samples of a task have one seed, so that a coin by seed and task would fall alike for a whole group, which then
+    has no advantage. One thrown anew each time could not be measured again from the record.
+    """
+    written = "\x1f".join(turn.action for turn in context.turns)
+    return float(random.Random(f"{context.seed} {context.task['question']} {written}").random() < 0.5)
