@@ -69,6 +69,11 @@ VALUES: list[tuple[str, Any, dict[str, Any], float]] = [
     ("def f(): return float('nan')", 1, {"tolerance": 1e9}, 0),
     ("def f(): return float('inf')", 1, {"tolerance": 1e9}, 0),
     ("def f(): return 10 ** 400", 1, {"tolerance": 1.0}, 0),
+    ("def f(): return 5", float("inf"), {"relative_tolerance": 1e-6}, 0),
+    ("def f(): return float('inf')", float("inf"), {"relative_tolerance": 1e-6}, 1),
+    ("def f(): return {True: 'a', 2: 'b'}", {1: "a", 2: "b"}, {}, 0),
+    ("def f(): return {1.0: 'a', 2: 'b'}", {1: "a", 2: "b"}, {}, 1),
+    ("def f(): return {False}", {0}, {}, 0),
     ("def f(): return (x for x in (1, 2))", [1, 2], {}, 1),
     ("from collections import Counter\ndef f(): return Counter('aab')", {"a": 2, "b": 1}, {}, 1),
     ("def f(): return None", None, {}, 1),
@@ -172,6 +177,19 @@ def test_no_code_is_worth_nothing_and_a_task_without_tests_is_invalid() -> None:
     )
     for found, keys in zip(grades(*((ADD, keys) for keys in faults)), faults, strict=True):
         assert found.value is None, keys
+
+
+def test_a_program_that_asks_nothing_of_the_code_is_no_test_that_it_passes() -> None:
+    cases = (
+        "def test_one():\n    assert add(1, 2) == 3",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)",
+        "assert True",
+    )
+    for found in grades(*((ADD, {"programs": program}) for program in cases)):
+        assert found.value is None
+        assert "without asking anything of the code" in str(found.evidence)
+    called = (f"{cases[0]}\ntest_one()", f"{cases[1]}\nunittest.main()")
+    assert [found.value for found in grades(*((ADD, {"programs": program}) for program in called))] == [1, 1]
 
 
 def test_the_time_of_all_tests_is_bounded() -> None:
