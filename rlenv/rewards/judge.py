@@ -245,7 +245,8 @@ def _member(
         )
     sampling = member.sampling or spec.sampling
     written = [source, _rubric(spec), reply.schema, list(spec.scale), reply.key, SYSTEM, sampling.model_dump()]
-    digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    written += [endpoint.sampling.model_dump(), spec.pairwise and spec.pairwise.model_dump(), spec.seed]
+    digest = hashlib.sha256(orjson.dumps(written, option=orjson.OPT_SORT_KEYS)).hexdigest()
     limit_s = member.limit_s or spec.limit_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 
