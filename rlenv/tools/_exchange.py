@@ -356,7 +356,8 @@ def judge(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
 
 
 def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) -> Any:
-    """`source` compiled, each name of it that nobody defines bound to the code's, or to the module of that name.
+    """`source` compiled, each name of it that nobody defines bound to the code's, or to the module of that name where
+    it is not called.
 
     A test that names nothing of the code's but calls one built-in means the code's function of that name, as MBPP's
     `assert sum(10, 15) == 6` does.
@@ -374,7 +375,7 @@ def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) ->
     ):
         missing = called & free
     for name in missing:
-        is_module = name in sys.stdlib_module_names
+        is_module = name in sys.stdlib_module_names and name not in called
         names[name] = importlib.import_module(name) if is_module else Remote(code, ["ref", name])
     return compile(tree, "<tests>", "exec")
 

@@ -149,9 +149,9 @@ def _verdict(judged: Outcome, code: Outcome | None) -> Verdict:
         return Verdict(False, f"the test did not end: {judged.error}", judged.reason in _NOT_THE_CODE)
     if not isinstance(said, dict):
         return Verdict(False, "the test said nothing", is_ours=True)
-    if said["passed"] and not said["asked"]:
-        why = "it ended without asking anything of the code, which every answer passes"
-        return Verdict(False, f"{why}; call its functions, or unittest.main()", is_ours=True)
+    if not said["asked"]:
+        why = said["why"] or "every answer passes it; call its functions, or unittest.main()"
+        return Verdict(False, f"it ended without asking anything of the code: {why}", is_ours=True)
     if said["gone"] and code is not None and code.error is not None:
         return _of_code(code)
     return Verdict(said["passed"], said["why"])
