@@ -1,8 +1,8 @@
-"""Sandboxed executions a second, one after another and several at once, with the cost of a bare fork beside them.
+"""Sandboxed executions and hidden tests a second, one after another and several at once, beside a bare fork.
 
     python benchmarks/code.py [--seconds 3]
 
-The mark is 500 a second.
+The mark is 500 executions a second. A hidden test takes two processes, the code's and its own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,30 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+from rlenv.concurrency.scope import Scope
 from rlenv.errors import UsageError
 from rlenv.language.kinds import CompileContext
+from rlenv.rewards.base import Term, TermCompileContext
+from rlenv.rewards.tests import KIND as TESTS
+from rlenv.rewards.tests import TestsSpec
+from rlenv.testing.rewards import reward_context
 from rlenv.testing.tools import kept
 from rlenv.tools.base import Tool
 from rlenv.tools.code import KIND, CodeSpec
 
 CODE = "total = 0\nfor n in range(100):\n    total += n * n\ntotal"
 MARK = 500
+ANSWER = "def f(x):\n    return x * x\n\nif __name__ == '__main__':\n    print(f(int(input())))"
+FORMS: dict[str, dict[str, Any]] = {
+    "calls": {"entry": "f", "calls": [{"args": [n], "expected": n * n} for n in range(10)]},
+    "stdin": {"stdin": [{"input": str(n), "output": str(n * n)} for n in range(10)]},
+    "programs": {"programs": [f"assert f({n}) == {n * n}" for n in range(10)]},
+}
 
 FORKS = """
 import os, time
@@ -62,6 +75,33 @@ async def executions_a_second(tool: Tool, *, at_once: int, seconds: float) -> fl
 
         await asyncio.gather(*[work() for _ in range(at_once)])
         return count / (time.perf_counter() - started)
+
+
+async def tests_a_second(form: str, *, at_once: int, seconds: float) -> float:
+    """Hidden tests of one right answer after another, each with ten, for about `seconds`."""
+    keys = {"workers": at_once, **FORMS[form]}
+    spec = TestsSpec.model_validate({"kind": "tests", "block": "none", **keys})
+    term = TESTS.factory("tests", spec, TermCompileContext(base=Path()))
+    assert isinstance(term, Term)
+    measure = term.measure_async
+    assert measure is not None
+    scope, count = Scope(), 0
+    context = replace(reward_context(answer=ANSWER), shared=lambda: scope)
+    try:
+        await measure(context)
+        started = time.perf_counter()
+
+        async def work() -> None:
+            nonlocal count
+            while time.perf_counter() - started < seconds:
+                measured = await measure(context)
+                assert measured.value == 1, measured
+                count += 10
+
+        await asyncio.gather(*[work() for _ in range(at_once)])
+        return count / (time.perf_counter() - started)
+    finally:
+        await scope.aclose()
 
 
 def machine() -> str:
@@ -103,6 +143,14 @@ def main() -> None:
             for count in ((1,) if session else (1, 4))
         ]
         print(f"{name:24} " + " ".join(f"{figure:12.0f}" for figure in figures))
+    print(f"{'hidden tests':24} {'1 at once':>12} {'4 at once':>12}   tests a second")
+    for form in FORMS:
+        try:
+            figures = [asyncio.run(tests_a_second(form, at_once=n, seconds=args.seconds)) for n in (1, 4)]
+        except UsageError as error:
+            print(f"{form:24} {error}")
+            continue
+        print(f"{form:24} " + " ".join(f"{figure:12.0f}" for figure in figures))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ RlenvError
 │   ├── UnfitTemplate      a template of a spec that cannot be compiled (rlenv.language.templates)
 │   ├── ExpressionError    an expression of a spec that is none (rlenv.language.expressions)
 │   ├── DatasetFault       a dataset that cannot be read as asked (rlenv.tasks.hub)
+│   ├── UnfitFile          a file that holds no task rows (rlenv.tasks.files)
 │   ├── QueryFault         a query over episodes that is none (rlenv.runs.figures.query)
 │   └── SpecChanged        a spec that others wrote since the page that saves it read it (rlenv.web.specs)
 ├── TemplateError          a template that cannot be compiled or filled (rlenv.language.templates)

@@ -75,6 +75,7 @@ class JudgeReport(ReportCard):
     labels themselves; the higher of two at the same distance. `kappa`, `alpha` (Krippendorff's, for interval data) and
     `spearman` take scores as they are; `error` is the mean distance of a score from its label, as a share of the scale.
     `invalid_reasons` counts the invalid judgements of anchors by what was wrong.
+    `panel` is how several scores become one, the weights and the quorum; empty for one judge.
     `bias` is the mean difference of the scores of pairs that differ in one thing, as a share of the scale. `drift` is
     the mean change of the anchors' scores since the earlier run, as a share of the scale; None without one.
     """
@@ -83,6 +84,7 @@ class JudgeReport(ReportCard):
     scale: tuple[float, float]
     prompt_sha256: tuple[str, ...]
     models: tuple[str, ...]
+    panel: tuple[Any, ...]
     anchors_sha256: str
     anchors: int
     invalid: int
@@ -204,6 +206,8 @@ class _Judge:
         listed = [one.endpoint for one in term.spec.judges] or [term.spec.endpoint or ""]
         self.endpoints = listed
         self.models = tuple(environment.spec.endpoints[name].model for name in listed)
+        weights = [one.weight for one in term.spec.judges]
+        self.panel = (term.spec.combine, *weights, term.spec.quorum) if weights else ()
         self.digests: dict[str, None] = {}
         self.by_member: list[str] = [""] * len(listed)
         self._measure = term.measure_async
@@ -267,6 +271,7 @@ def _report(
         scale=judge.scale,
         prompt_sha256=tuple(judge.digests),
         models=judge.models,
+        panel=judge.panel,
         anchors_sha256=_digest(anchors),
         anchors=len(anchors),
         invalid=scores.count(None),
@@ -377,12 +382,13 @@ def _earlier(before: Mapping[str, Any], judge: _Judge, count: int, anchors_sha25
     if not isinstance(scores, (list, tuple)) or len(scores) != count:
         raise UsageError("the earlier report has other anchors", hint="drift needs the same ones in the same order")
     scale = judge.scale
-    if scaled is not None and (not isinstance(scaled, (list, tuple)) or list(scaled) != list(scale)):
+    if not isinstance(scaled, (list, tuple)) or list(scaled) != list(scale):
         raise UsageError(f"the earlier report is of the scale {scaled!r:.60}, and this judge's is {list(scale)}")
-    for key, now in (("models", list(judge.models)), ("anchors_sha256", anchors_sha256)):
+    now = {"anchors_sha256": anchors_sha256, "models": list(judge.models), "panel": list(judge.panel)}
+    for key, value in now.items():
         then = before.get(key)
-        if then is not None and then != now and (isinstance(now, str) or list(then) != now):
-            what = "other anchors (anchors_sha256 differs)" if key == "anchors_sha256" else f"the model {then!r:.80}"
+        if (list(then) if isinstance(then, (list, tuple)) else then) != value:
+            what = "other anchors (anchors_sha256 differs)" if key == "anchors_sha256" else f"the {key} {then!r:.80}"
             hint = "drift is a change of one judge's over the same anchors: leave out --before"
             raise UsageError(f"the earlier report is of {what}", hint=hint)
     low, high = scale
@@ -399,7 +405,8 @@ def _check_prompt(before: Mapping[str, Any], digests: Mapping[str, None]) -> Non
         UsageError: the earlier report is of other prompts, so that a change would not be the judge's.
     """
     known = before.get("prompt_sha256")
-    if isinstance(known, (list, tuple)) and known and digests and set(map(str, known)) != set(digests):
+    known = known if isinstance(known, (list, tuple)) else (known,)
+    if known and digests and set(map(str, known)) != set(digests):
         raise UsageError(
             "the earlier report is of another prompt, rubric, schema or sampling (prompt_sha256 differs)",
             hint="drift is a change of the judge's under the same ones: leave out --before, or give that report's spec",

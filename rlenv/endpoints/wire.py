@@ -65,13 +65,15 @@ class Completion:
     """One answer. `finish_reason` is the server's own word (`stop`, `length`, `tool_calls`), "" where it gave none.
 
     `stopped_at` is the stop text that ended it, "" where it ended by itself, None where the server does not say.
-    `is_recorded` is true where a tape gave it.
+    `refusal` is what the server has in the field of that name, in place of an answer. `is_recorded` is true where a
+    tape gave it.
     """
 
     message: Message
     finish_reason: str = ""
     usage: Usage = Usage()
     stopped_at: str | None = None
+    refusal: str = field(default="", metadata=SPARSE)
     is_recorded: bool = field(default=False, metadata=UNRECORDED)
 
 
@@ -113,7 +115,8 @@ def read_chat(answer: Mapping[str, Any]) -> Completion:
     extra = message.get("images")
     images += _content(extra)[1] if isinstance(extra, list) else ()
     made = Message("assistant", text, tuple(calls), images=images)
-    return Completion(made, _word(choice.get("finish_reason")), usage_of(answer))
+    refusal = _word(message.get("refusal"))[:_MAX_SHOWN]
+    return Completion(made, _word(choice.get("finish_reason")), usage_of(answer), refusal=refusal)
 
 
 def read_text(answer: Mapping[str, Any]) -> Completion:

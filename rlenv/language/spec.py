@@ -62,7 +62,7 @@ class TaskSource(Spec):
     """Where the tasks of one split come from; one row is one episode. Give `path`, `python`, `hf` or `rows`."""
 
     path: Text | None = None
-    """A .jsonl, .csv or .parquet file, relative to the spec."""
+    """A .jsonl, .json, .csv or .parquet file, relative to the spec; also packed by gzip (.jsonl.gz)."""
     python: Text | None = None
     """`module:function` or `file.py:function` that returns an iterable of mappings."""
     hf: DatasetSpec | None = None

@@ -244,8 +244,17 @@ def _member(
             hint=f"write {{{{ {changed} }}}} as it is, and say in words what the judge shall look at",
         )
     sampling = member.sampling or spec.sampling
-    written = [source, _rubric(spec), reply.schema, list(spec.scale), reply.key, SYSTEM, sampling.model_dump()]
-    digest = hashlib.sha256(orjson.dumps([*written, spec.seed], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    written: list[Any] = [
+        source,
+        _rubric(spec),
+        reply.schema,
+        list(spec.scale),
+        reply.key,
+        SYSTEM,
+        sampling.model_dump(),
+    ]
+    written += [endpoint.sampling.model_dump(), spec.pairwise and spec.pairwise.model_dump(), spec.seed]
+    digest = hashlib.sha256(orjson.dumps(written, option=orjson.OPT_SORT_KEYS)).hexdigest()
     limit_s = member.limit_s or spec.limit_s
     return Member(endpoint, template, frozenset(template.names), sampling, digest, member.weight, limit_s)
 

@@ -1,40 +1,29 @@
-"""Task rows: one row is one episode.
-
-The rows of a file are indexed once and parsed when they are asked for, so that a large file costs neither its size in
-memory nor a second reading. Every row is a mapping with text keys; columns are whatever the file calls them.
-"""
+"""Task rows: one row is one episode. Every row is a mapping with text keys."""
 
 from __future__ import annotations
 
 import bisect
 import contextvars
-import csv
 import hashlib
 import inspect
 import itertools
-import json
-import re
 import threading
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-import orjson
-
 from rlenv._base.bounded import size
 from rlenv._base.nearest import did_you_mean, nearest
 from rlenv._base.paths import is_file, is_folder, names_in
-from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
+from rlenv.errors import Fault, SpecError, UsageError
 from rlenv.language.functions import check_positional, failure, import_function
 from rlenv.language.loader import LoadedSpec
 from rlenv.language.spec import DatasetSpec
 from rlenv.language.templates import Template, TemplateError, compile_template
+from rlenv.tasks.files import KINDS, Row, UnfitFile, open_rows
 from rlenv.tasks.hub import DatasetFault, dataset_files, dataset_folder
 
 __all__ = ["Tasks", "load_tasks", "shuffled", "spread"]
-
-Row = Mapping[str, Any]
 
 
 def shuffled(count: int, *, seed: int) -> list[int]:
@@ -162,7 +151,7 @@ def _file(loaded: LoadedSpec, key: str, value: str) -> Path:
         return path
     if is_folder(path):
         found = f"'{shown}' is a folder; expected a .jsonl, .csv or .parquet file"
-        inside = [name for name in names_in(path) if name.endswith((".jsonl", ".csv", ".parquet"))]
+        inside = [name for name in names_in(path) if name.endswith(KINDS)]
         hint = f"did you mean '{value.rstrip('/')}/{inside[0]}'?" if inside else "name a file in it"
         raise SpecError([loaded.document.fault(key, found, hint)])
     folder = path.parent
@@ -204,163 +193,17 @@ def _path_names(loaded: LoadedSpec, key: str, template: Template) -> Iterator[Fa
 
 def _open(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
     try:
-        return _opened(loaded, key, path)
+        return open_rows(path)
+    except UnfitFile as error:
+        raise SpecError([loaded.document.fault(key, error.message, error.hint)]) from error
     except OSError as error:
         why = f"'{path.name}' cannot be read: {error.strerror or error}"
         raise SpecError([loaded.document.fault(key, why, "check the file and its rights")]) from error
 
 
-def _opened(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
-    suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        return _jsonl(path)
-    if suffix == ".csv":
-        rows = _csv(path)
-        return rows.__getitem__, len(rows)
-    if suffix == ".parquet":
-        return _parquet(loaded, key, path)
-    found = f"found a file of kind '{path.suffix}'; expected .jsonl, .csv or .parquet"
-    raise SpecError([loaded.document.fault(key, found, "convert it to .jsonl: one JSON object a line")])
-
-
-MAX_ROW_BYTES = 64_000_000
-"""A longer line of a file of rows is a broken one."""
-_PIECE = 1 << 20
-_MAX_QUOTE = 20_000
 _MAX_MADE_ROWS = 1_000_000
 _MAX_MADE_S = 600.0
-_MAX_PARQUET_ROWS = 100_000_000
 _MAX_MADE_CHARS = 2_000_000_000
-_LONG_NUMBER = re.compile(rb"\d{19}")
-
-
-def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
-    return SpecError([Fault(str(path), line, column, "", message, hint, quote if len(quote) <= _MAX_QUOTE else "")])
-
-
-def _jsonl(path: Path) -> tuple[Callable[[int], Row], int]:
-    starts, lines = array("Q"), array("Q")
-    position = begin = 0
-    number, is_blank = 1, True
-    with path.open("rb") as file:
-        while line := file.readline(_PIECE):  # in pieces: a line may be as long as the file
-            if is_blank and not line.isspace():
-                starts.append(begin)
-                lines.append(number)
-                is_blank = False
-            position += len(line)
-            if line.endswith(b"\n"):
-                number, is_blank, begin = number + 1, True, position
-
-    def read(index: int) -> Row:
-        with path.open("rb") as file:
-            file.seek(starts[index])
-            line = file.readline(MAX_ROW_BYTES + 1)
-        if len(line) > MAX_ROW_BYTES:
-            found = f"the row has more than {MAX_ROW_BYTES // 1_000_000} MB"
-            raise _broken(path, lines[index], 1, found, "", "name large things in files of their own")
-        if starts[index] == 0:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        try:
-            # orjson makes a float of an integer beyond 64 bits.
-            row = orjson.loads(line) if _LONG_NUMBER.search(line) is None else _exact(line)
-        except orjson.JSONDecodeError as error:
-            shown = line.decode(errors="replace").rstrip("\r\n")
-            column = min(error.colno, len(shown) + 1)
-            words = error.msg.partition(":")[0]
-            raise _broken(
-                path, lines[index], column, f"not JSON: {words}", shown, "write one JSON object a line"
-            ) from error
-        if not isinstance(row, dict):
-            shown = line.decode(errors="replace").rstrip("\r\n")
-            found = f"found a {type(row).__name__}; expected an object of columns"
-            raise _broken(path, lines[index], 1, found, shown, 'write {"question": …} on each line')
-        return row
-
-    return read, len(starts)
-
-
-def _exact(line: bytes) -> Any:
-    """The row with its integers as they stand, however long.
-
-    Raises:
-        orjson.JSONDecodeError: an integer is longer than Python reads.
-    """
-    try:
-        return json.loads(line, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from error
-    except (ValueError, RecursionError) as error:  # more digits than Python reads, nested too deep, no UTF-8
-        raise orjson.JSONDecodeError(str(error), "", 0) from error
-
-
-def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _csv(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, None)
-            if header is None:
-                return rows
-            twice = next((name for index, name in enumerate(header) if name in header[:index]), None)
-            if twice is not None:
-                found = f"the column '{twice}' stands twice in the header"
-                raise _broken(path, 1, 1, found, _line(path, 1), "rename one of them")
-            last = reader.line_num
-            for cells in reader:
-                line, last = last + 1, reader.line_num
-                if not cells:
-                    continue
-                if len(cells) != len(header):
-                    found = f"found {len(cells)} cells; expected {len(header)}, one for each column of the header"
-                    raise _broken(path, line, 1, found, _line(path, line), "quote cells that hold commas")
-                rows.append(dict(zip(header, cells, strict=True)))
-    except csv.Error as error:
-        message = f"not CSV: {error}"
-        raise _broken(
-            path, reader.line_num, 1, message, "", 'quote cells with "…" and double quotes in them'
-        ) from error
-    except UnicodeDecodeError as error:
-        raise _broken(path, 1, 1, f"not UTF-8: {error.reason}", "", "save the file as UTF-8") from error
-    return rows
-
-
-def _line(path: Path, number: int) -> str:
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return next(itertools.islice(file, number - 1, None), "").rstrip()
-
-
-def _parquet(loaded: LoadedSpec, key: str, path: Path) -> tuple[Callable[[int], Row], int]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("reading .parquet files", extra="parquet") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            count = file.metadata.num_rows
-            if count > _MAX_PARQUET_ROWS:
-                found = f"'{path.name}' says that it has {count:,} rows; expected at most {_MAX_PARQUET_ROWS:,}"
-                raise SpecError([loaded.document.fault(key, found, "write it as several files, or as .jsonl")])
-            table = file.read()
-    except SpecError:
-        raise
-    except Exception as error:  # a hostile or broken file meets decoders of many kinds
-        found = f"'{path.name}' cannot be read as parquet: {failure(error)}"
-        raise SpecError([loaded.document.fault(key, found, "write the file again")]) from error
-
-    def read(index: int) -> Row:
-        try:
-            row: Row = table.slice(index, 1).to_pylist()[0]
-        except Exception as error:  # a value that Python has no word for, such as a date beyond its years
-            raise _broken(path, index + 1, 1, f"row {index + 1} cannot be read: {failure(error)}", "", "") from error
-        return row
-
-    return read, table.num_rows
 
 
 def _from_python(loaded: LoadedSpec, key: str, target: str, most: int | None) -> list[Row]:

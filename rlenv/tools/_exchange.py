@@ -199,9 +199,12 @@ def serve(wanted: Mapping[str, Any], fd: int) -> None:
         except EOFError:
             return
         try:
-            positional = decoded(args, meant)
-            value = meant(target)(*positional, **decoded(kwargs, meant))
-            reply = ["value", encoded(value, refer), encoded(positional, refer) if wanted["in_place"] else None]
+            value, changed = meant(target), None
+            if args is not None:
+                positional = decoded(args, meant)
+                value = value(*positional, **decoded(kwargs, meant))
+                changed = encoded(positional, refer) if wanted["in_place"] else None
+            reply = ["value", encoded(value, refer), changed]
         except BaseException as error:
             reply = ["raised", type(error).__name__, _text(error)]
         try:
@@ -226,19 +229,27 @@ class _Code:
     def __init__(self, fd: int, *, in_place: bool) -> None:
         self._channel = Channel(fd)
         self._in_place = in_place
+        self.was_asked = False
         self.fault = ""
         """Why nothing comes from the code any more; "" while it answers."""
 
     def called(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._answer([target, encoded(list(args), _reference), encoded(kwargs, _reference)], args)
+
+    def got(self, target: Any) -> Any:
+        """What stands under a name of the code's: data, or a reference."""
+        return self._answer([target, None, None], ())
+
+    def _answer(self, question: list[Any], args: tuple[Any, ...]) -> Any:
+        self.was_asked = True
         if self.fault:
             raise _Gone
-        question = [target, encoded(list(args), _reference), encoded(kwargs, _reference)]
         try:
             self._channel.write(question)
             kind, first, second = self._channel.read()
             if kind == "value":
                 value = decoded(first, self._remote)
-                if self._in_place:
+                if self._in_place and question[1] is not None:
                     _changed(args, decoded(second, self._remote))
                 return value
             error = _error(first, second)
@@ -249,6 +260,7 @@ class _Code:
         raise error
 
     def gone(self, why: str) -> NoReturn:
+        self.was_asked = True
         self.fault = self.fault or why
         raise _Gone
 
@@ -260,8 +272,8 @@ class _Code:
 
 
 class Remote:
-    """A name, an object or a method of the code's. It can be called and handed back, and is true, whatever it says
-    itself; nothing else tells of it."""
+    """A name, an object or a method of the code's. It can be called, asked for attributes and handed back, and is true,
+    whatever it says itself; nothing else tells of it."""
 
     def __init__(self, code: _Code, reference: list[Any]) -> None:
         self._code = code
@@ -270,10 +282,10 @@ class Remote:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._code.called(self._reference, args, kwargs)
 
-    def __getattr__(self, name: str) -> Remote:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return Remote(self._code, [*self._reference, name])
+        return self._code.got([*self._reference, name])
 
     def _refused(self, *others: Any) -> NoReturn:
         self._code.gone("the code gave an object that is no plain data")
@@ -314,13 +326,16 @@ def _error(name: str, text: str) -> BaseException:
         kind = type(name[:100], (Exception,), {})
     elif not issubclass(kind, Exception):
         raise Unfit(name)  # the code's exit is not that of the tests
+    elif issubclass(kind, (StopIteration, StopAsyncIteration)):
+        kind, text = RuntimeError, f"the code raised {name}"  # `all(map(f, …))` would take it for the end of the list
     error: BaseException = kind.__new__(kind)  # not called: some of these types take more than a text
     error.args = (text[:_MAX_TEXT],)
     return error
 
 
 def judge(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
-    """Runs one test: `{"passed", "why", "gone"}`; `gone` says that the code gave no value any more."""
+    """Runs one test: `{"passed", "why", "gone", "asked"}`; `gone` says that the code gave no value any more, `asked`
+    that the test wanted something of it."""
     code = _Code(fd, in_place=wanted["in_place"])
     why = ""
     try:
@@ -332,11 +347,17 @@ def judge(wanted: Mapping[str, Any], fd: int) -> dict[str, Any]:
         why = "" if ended.code in (None, 0) else f"the tests ended with status {ended.code!r:.40}"
     except BaseException as error:
         why = _described(error)
-    return {"passed": not (why or code.fault), "why": code.fault or why, "gone": bool(code.fault)}
+    return {
+        "passed": not (why or code.fault),
+        "why": code.fault or why,
+        "gone": bool(code.fault),
+        "asked": code.was_asked,
+    }
 
 
 def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) -> Any:
-    """`source` compiled, each name of it that nobody defines bound to the code's, or to the module of that name.
+    """`source` compiled, each name of it that nobody defines bound to the code's, or to the module of that name where
+    it is not called.
 
     A test that names nothing of the code's but calls one built-in means the code's function of that name, as MBPP's
     `assert sum(10, 15) == 6` does.
@@ -354,7 +375,7 @@ def _bound(source: str, names: dict[str, Any], code: _Code, *, is_test: bool) ->
     ):
         missing = called & free
     for name in missing:
-        is_module = name in sys.stdlib_module_names
+        is_module = name in sys.stdlib_module_names and name not in called
         names[name] = importlib.import_module(name) if is_module else Remote(code, ["ref", name])
     return compile(tree, "<tests>", "exec")
 

@@ -10,6 +10,8 @@ import collections
 import contextlib
 import decimal
 import fractions
+import math
+from collections.abc import Set
 from typing import Any
 
 __all__ = ["matches", "short"]
@@ -37,10 +39,19 @@ def matches(found: Any, expected: Any, by: str, tolerance: float, relative: floa
             matches(mine, gold, inner, tolerance, relative) for mine, gold in zip(found, expected, strict=True)
         )
     if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
+        return _same_keys(found.keys(), expected.keys()) and all(
             matches(found[key], gold, inner, tolerance, relative) for key, gold in expected.items()
         )
+    if isinstance(expected, (set, frozenset)):
+        return type(found) is type(expected) and _same_keys(found, expected)
     return bool(type(found) is type(expected) and found == expected)
+
+
+def _same_keys(found: Set[Any], expected: Set[Any]) -> bool:
+    """Equal, and `True` is not 1."""
+    return found == expected and sum(key is True or key is False for key in found) == sum(
+        key is True or key is False for key in expected
+    )
 
 
 def _same_items(found: list[Any], expected: Any, tolerance: float, relative: float) -> bool:
@@ -91,7 +102,7 @@ def _near(found: Any, expected: Any, tolerance: float, relative: float) -> bool:
         return False
     with contextlib.suppress(OverflowError, TypeError, ValueError, decimal.InvalidOperation):
         apart = abs(complex(found) - complex(expected))
-        return bool(apart <= max(tolerance, relative * abs(complex(expected))))
+        return bool(math.isfinite(apart) and apart <= max(tolerance, relative * abs(complex(expected))))
     return False
 
 

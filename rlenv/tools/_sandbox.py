@@ -44,6 +44,9 @@ _FOLDER_FILES = 10_000
 _FILE_BYTES = 16 * 1024 * 1024
 # What CPython has mapped before any code runs.
 _BASE_BYTES = 64 * 1024 * 1024
+# What honest code has read from a disk at most when it was kept waiting for one: its modules, and itself swapped in.
+# Code that asks for more keeps a disk busy to look like one that the machine kept waiting.
+_MAX_LOADED = 64 * 1024 * 1024
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _GONE = "the code's sandbox was gone; try again"
 
@@ -237,6 +240,8 @@ class _Sandbox:
         self.is_usable = True  # or gone: a sandbox that cannot be made anew ends itself
         if answer["was_stopped"]:
             judged = "stalled"
+        elif judged == "late" and answer["read_bytes"] > _MAX_LOADED:
+            judged = "timeout"
         return answer, judged
 
     def _judged(self, time_s: float, elapsed_s: float, *, is_last: bool) -> tuple[str, float]:
@@ -245,14 +250,14 @@ class _Sandbox:
         work = work_of(child if child is not None else self._pid)
         if work is None:
             return "late", 0.0
-        if child is None or work.is_stopped or work.state == "Z":
+        if child is None or work.is_stopped or work.has_ended:
             return "stalled", 0.0  # the code has ended or not begun, and the one that forks does nothing about it
         own_s = max(work.cpu_s, min(work.own_s, elapsed_s))
         if own_s < time_s - 0.01 and not is_last:
             return "", max(time_s - own_s, 0.01)
         if own_s < min(time_s, elapsed_s) / 2:
             return "stalled", 0.0
-        # A process that waits for a disk may have asked for little or for much.
+        # A process that waits for a disk may have asked for little or for much: that is known once it has ended.
         return ("late" if work.state == "D" and work.cpu_s < time_s / 2 else "timeout"), 0.0
 
     def _stop_flood(self, out: Collected) -> Callable[[object], None]:

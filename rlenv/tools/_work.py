@@ -15,12 +15,19 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 @dataclass(frozen=True, slots=True)
 class Work:
     """`state` is the letter of proc(5): R, S, D, T, Z. `cpu_s` counts all threads, to a hundredth of a second;
-    `delayed_s` is how long the first thread was ready and got no processor; `age_s` is counted from its start."""
+    `delayed_s` is how long the first thread was ready and got no processor; `age_s` is counted from its start.
+    `threads` are those that have not ended; the first one counts until all have."""
 
     state: str
     cpu_s: float
     delayed_s: float
     age_s: float
+    threads: int = 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs any more. One whose first thread alone has ended is a zombie too, and goes on."""
+        return self.state == "Z" and self.threads <= 1
 
     @property
     def is_stopped(self) -> bool:
@@ -38,11 +45,12 @@ def work_of(pid: int) -> Work | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, which stands in parentheses, may hold anything.
             fields = file.read().rpartition(b")")[2].split()
+        threads = int(fields[17])
         cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS
         age_s = time.clock_gettime(_CLOCK) - int(fields[19]) / _TICKS
     except (OSError, IndexError, ValueError):
         return None
-    return Work(fields[0].decode(), cpu_s, _delayed_s(pid), age_s)
+    return Work(fields[0].decode(), cpu_s, _delayed_s(pid), age_s, threads)
 
 
 def _delayed_s(pid: int) -> float:

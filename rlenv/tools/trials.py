@@ -32,7 +32,7 @@ _LETTING_GO_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a test ended. `is_ours` says that sandbox or machine failed, so that nothing is known about the code.
+    """How a test ended. `is_ours` says that sandbox, machine or test failed: nothing is known about the code.
 
     `why` is "" for one that passed; it may hold what the test expected. `seconds` passed while it ran, without those in
     which it waited for its turn.
@@ -149,6 +149,9 @@ def _verdict(judged: Outcome, code: Outcome | None) -> Verdict:
         return Verdict(False, f"the test did not end: {judged.error}", judged.reason in _NOT_THE_CODE)
     if not isinstance(said, dict):
         return Verdict(False, "the test said nothing", is_ours=True)
+    if not said["asked"]:
+        why = said["why"] or "every answer passes it; call its functions, or unittest.main()"
+        return Verdict(False, f"it ended without asking anything of the code: {why}", is_ours=True)
     if said["gone"] and code is not None and code.error is not None:
         return _of_code(code)
     return Verdict(said["passed"], said["why"])

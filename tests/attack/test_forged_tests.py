@@ -99,6 +99,11 @@ SLOW = {
     "        try:\n            while True: pass\n        except BaseException: pass",
     "sleep": "import time\ndef f(x): time.sleep(1000)",
     "lock": "import threading\nl = threading.Lock()\nl.acquire()\ndef f(x): l.acquire()",
+    "first thread that ends": "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\n"
+    "def f(x): ctypes.CDLL(None).syscall(ctypes.c_long({'x86_64': 60}.get(__import__('os').uname().machine, 93)), 0)",
+    "disk kept busy": "import os\ndef f(x):\n    while True:\n        for d, _, names in os.walk('/usr/lib'):\n            for n in names:\n"
+    "                try:\n                    fd = os.open(os.path.join(d, n), os.O_RDONLY)\n                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+    "                    while os.read(fd, 1 << 20): pass\n                    os.close(fd)\n                except OSError: pass",
     "endless value": "class I:\n    def __iter__(self): return self\n    def __next__(self): return 1\ndef f(x):\n    return [1] * 10 ** 7",
 }  # fmt: skip
 # In the form that reads and prints, the same code, asked there.
@@ -142,3 +147,27 @@ def test_a_test_that_catches_all_is_not_passed_by_code_that_ends() -> None:
     )
     for one in grades(*((code, {"programs": program, "time_s": 0.4}) for code in ends)):
         assert one.value == 0
+
+
+def test_an_end_that_the_code_raises_ends_no_loop_of_the_tests() -> None:
+    loops = (
+        "assert all(map(f, [1, 2]))",
+        "for a, b in zip(map(f, [1]), [2]):\n    assert a == b",
+        "assert not [*map(f, [1])]",
+    )
+    for kind in ("StopIteration", "StopAsyncIteration", "GeneratorExit"):
+        for one in grades(*((f"def f(x): raise {kind}", {"programs": loop}) for loop in loops)):
+            assert one.value == 0
+
+
+def test_an_object_of_the_codes_has_no_attribute_that_its_class_does_not_give_it() -> None:
+    code = "class A:\n    def __init__(self): self.x = 3\n    def move(self): self.x += 1\n    odd = property(lambda self: 1 / 0)"
+    right = "a = A()\nassert a.x == 3 and a.move() is None and a.x == 4 and not hasattr(a, 'y') and hasattr(a, 'move')"
+    wrong = (
+        "assert hasattr(A(), 'y')",
+        "assert A().y",
+        "assert callable(A().push)",
+        "assert A().odd",
+        "assert A().x == 4",
+    )
+    assert [one.value for one in grades(*((code, {"programs": p}) for p in (right, *wrong)))] == [1, 0, 0, 0, 0, 0]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rlenv.checks.validate import validate
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_spec
+from rlenv.tasks.files import MAX_ROW_BYTES
 from rlenv.tasks.hub import DatasetFault, Glob, dataset_files
-from rlenv.tasks.rows import MAX_ROW_BYTES, load_tasks
+from rlenv.tasks.rows import load_tasks
 
 ROW = b'{"question": "q", "answer": "1"}\n'
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

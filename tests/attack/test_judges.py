@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from rlenv.errors import RewardError
 from rlenv.messages import Message, Observation, ToolResult
@@ -138,8 +139,6 @@ def test_a_reason_is_bounded_and_fit_to_be_kept() -> None:
 
 
 def test_an_answer_that_is_too_long_for_the_judge_is_shown_cut_and_judged() -> None:
-    from aiohttp import web
-
     def small(body: dict[str, Any]) -> Any:
         size = sum(len(message["content"]) for message in body["messages"])
         return web.json_response({"error": "too long"}, status=400) if size > 20_000 else verdict(2)
@@ -159,16 +158,65 @@ def test_an_answer_that_is_too_long_for_the_judge_is_shown_cut_and_judged() -> N
     assert isinstance(found, Measured)
 
 
-def test_what_a_server_filters_is_the_policys_where_the_judge_works_without_it() -> None:
-    def filters(body: dict[str, Any]) -> Any:
-        filtered = "vile" in str(material_of(body))
-        return chat("", finish_reason="content_filter") if filtered else verdict(4)
+def refusing(status: int) -> web.Response:
+    return web.json_response({"error": {"message": "flagged"}}, status=status)
 
-    found = judged(Server([filters]), lambda scope: context(scope, "vile"), lambda scope: context(scope, "kind"))
+
+def saying(refusal: str) -> web.Response:
+    message = {"role": "assistant", "content": None, "refusal": refusal}
+    return web.json_response({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+
+REFUSING = {
+    "filter": chat("", "content_filter"),
+    "another word": chat("", "SAFETY"),
+    "refusal": saying("I cannot."),
+    **{str(status): refusing(status) for status in (400, 403, 413, 422, 451, 500)},
+}
+
+
+@pytest.mark.parametrize("reply", REFUSING.values(), ids=REFUSING)
+def test_what_a_server_refuses_is_the_policys_where_the_judge_works_without_it(reply: web.Response) -> None:
+    def refuses(body: dict[str, Any]) -> Any:
+        return reply if "vile" in str(material_of(body)) else verdict(4)
+
+    found = judged(Server([refuses]), lambda scope: context(scope, "vile"), lambda scope: context(scope, "kind"))
     assert [one.value for one in found if isinstance(one, Measured)] == [0.0, 0.75]
-    # A server that filters all is a server that is broken.
-    (broken_one,) = judged(Server([chat("", finish_reason="content_filter")]))
+    # A server that refuses all is a server that is broken.
+    (broken_one,) = judged(Server([reply]))
     assert isinstance(broken_one, RewardError)
+
+
+def test_a_reply_that_is_refused_once_and_unreadable_else_is_refused() -> None:
+    replies = iter([chat("", "content_filter"), "prose", "prose"])
+
+    def refuses(body: dict[str, Any]) -> Any:
+        return next(replies) if "vile" in str(material_of(body)) else verdict(4)
+
+    assert judged(Server([refuses]), lambda scope: context(scope, "vile"))[0].value == 0.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_server_that_says_that_it_is_down_blames_nobody(status: int) -> None:
+    def refuses(body: dict[str, Any]) -> Any:
+        return refusing(status) if "vile" in str(material_of(body)) else verdict(4)
+
+    (found,) = judged(Server([refuses]), lambda scope: context(scope, "vile"))
+    assert isinstance(found, RewardError)
+
+
+def test_a_server_that_breaks_once_is_asked_about_all_of_it_again() -> None:
+    found = judged(Server([refusing(500), verdict(4), verdict(2)]), lambda scope: context(scope, "x" * 60_000))
+    assert [one.value for one in found if isinstance(one, Measured)] == [0.25]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_judge_that_has_no_room_for_the_shortest_answer_blames_nobody_for_its_length(status: int) -> None:
+    def small(body: dict[str, Any]) -> Any:
+        return refusing(status) if len(str(material_of(body))) > 100 else verdict(4)
+
+    (found,) = judged(Server([small]), lambda scope: context(scope, "honest " * 100))
+    assert isinstance(found, RewardError)
 
 
 def test_the_authors_prompt_stands_as_written_and_a_row_in_it_spells_nothing() -> None:

@@ -172,7 +172,7 @@ def test_requests_are_bounded_and_said_and_known_verdicts_are_not_asked_for_agai
 
 
 def test_a_judge_that_does_not_answer_is_not_tried_and_no_pass(tmp_path: Path) -> None:
-    found, requests = attacked(tmp_path, lambda body: Reply(500))
+    found, requests = attacked(tmp_path, lambda body: Reply(503))
     assert holes(found) == {"judge_untried"}
     assert "could not be attacked" in found.findings[0].message
     assert requests == 4 * 3, "after no verdict on any plain wrong answer nothing more is asked"

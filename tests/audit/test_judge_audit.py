@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,47 @@ def test_an_earlier_report_of_another_judge_is_refused(tmp_path: Path) -> None:
 def test_an_earlier_report_of_another_model_or_other_anchors_is_refused(tmp_path: Path) -> None:
     earlier = held(tmp_path, quality).as_dict()
     assert earlier["models"] == ["m"]
-    with pytest.raises(UsageError, match=r"of the model \['other'\]"):
+    with pytest.raises(UsageError, match=r"of the models \['other'\]"):
         held(tmp_path, quality, before={**earlier, "models": ["other"]})
     changed = [Anchor(one.task, f"{one.message} Truly.", one.label) for one in ANCHORS]
     with pytest.raises(UsageError, match="anchors_sha256 differs"):
         held(tmp_path, quality, anchors=changed, before=earlier)
+
+
+@pytest.mark.parametrize("key", ["scale", "models", "panel", "anchors_sha256", "prompt_sha256"])
+def test_an_earlier_report_that_does_not_say_of_which_judge_it_is_is_refused(tmp_path: Path, key: str) -> None:
+    earlier = held(tmp_path, quality).as_dict()
+    with pytest.raises(UsageError, match="the earlier report is of"):
+        held(tmp_path, quality, before={name: value for name, value in earlier.items() if name != key})
+
+
+def test_scores_that_become_one_in_another_way_are_another_judges(tmp_path: Path) -> None:
+    def report(judge: str, sampling: str = "{}", **keys: Any) -> JudgeReport:
+        async def main() -> JudgeReport:
+            async with FakeEndpoint(lambda body: json.dumps({"reasoning": "r", key: score})) as server:
+                text = SPEC.format(url=server.base_url).replace("endpoint: writer, retries: 0", judge)
+                text = text.replace("model: m,", f"model: m, sampling: {sampling},")
+                (tmp_path / "env.yaml").write_text(text.replace("{{ message }}", ""))
+                async with rlenv.load(tmp_path / "env.yaml") as environment:
+                    return await audit_judge(environment, anchors, **keys)
+
+        key, score = ("better", "tie") if "pairwise" in judge else ("score", 3)
+        anchors = [replace(one, label=one.label / 5) for one in ANCHORS] if "pairwise" in judge else ANCHORS
+        return asyncio.run(main())
+
+    panel = "judges: [{endpoint: writer}, {endpoint: writer, weight: 2}]"
+    pair = "endpoint: writer, pairwise: {with: gold}"
+    for first, second, says in (
+        ((f"{panel}, combine: mean",), (f"{panel}, combine: median",), "panel"),
+        ((panel,), (panel.replace("weight: 2", "weight: 3"),), "panel"),
+        ((panel,), (f"{panel}, quorum: 1",), "panel"),
+        ((pair,), (pair.replace("gold", "silver"),), "another prompt"),
+        (("endpoint: writer",), ("endpoint: writer", "{top_p: 0.5}"), "another prompt"),
+    ):
+        earlier = report(*first).as_dict()
+        assert report(*first, before=earlier).drift is not None
+        with pytest.raises(UsageError, match=says):
+            report(*second, before=earlier)
 
 
 PANEL = """judges: [{endpoint: writer}, {endpoint: writer, prompt: "As a lawyer: {{ message }}"}], kind"""

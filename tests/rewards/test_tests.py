@@ -69,6 +69,11 @@ VALUES: list[tuple[str, Any, dict[str, Any], float]] = [
     ("def f(): return float('nan')", 1, {"tolerance": 1e9}, 0),
     ("def f(): return float('inf')", 1, {"tolerance": 1e9}, 0),
     ("def f(): return 10 ** 400", 1, {"tolerance": 1.0}, 0),
+    ("def f(): return 5", float("inf"), {"relative_tolerance": 1e-6}, 0),
+    ("def f(): return float('inf')", float("inf"), {"relative_tolerance": 1e-6}, 1),
+    ("def f(): return {True: 'a', 2: 'b'}", {1: "a", 2: "b"}, {}, 0),
+    ("def f(): return {1.0: 'a', 2: 'b'}", {1: "a", 2: "b"}, {}, 1),
+    ("def f(): return {False}", {0}, {}, 0),
     ("def f(): return (x for x in (1, 2))", [1, 2], {}, 1),
     ("from collections import Counter\ndef f(): return Counter('aab')", {"a": 2, "b": 1}, {}, 1),
     ("def f(): return None", None, {}, 1),
@@ -125,13 +130,15 @@ PROGRAMS = [
     ("def sum(a, b): return a + b + 1", "assert sum(1, 2) == 4"),
     ("def f(x, kind): return isinstance(x, kind)", "assert f('a', str) and not f('a', int)"),
     ("def f(x): return 5", "assert math.sqrt(25) == f(0)"),
+    ("def bisect(xs, x): return xs.index(x)", "assert bisect([1, 2], 2) == 1"),
+    ("class queue:\n    def __init__(self): self.size = 2", "q = queue()\nassert q.size == 2 and math.floor(2.5) == q.size"),
     ("def f(x): return 4", "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 4)\nunittest.main()"),
     ("def f(n): return n if n < 2 else f(n - 1) + f(n - 2)", "def check(g):\n    assert g(10) == 55\ncheck(f)"),
 ]  # fmt: skip
 
 
 def test_programs_see_what_honest_code_gives() -> None:
-    nothing = "def f(*args, **more): return None\nsum = f"
+    nothing = "def f(*args, **more): return None\nsum = bisect = queue = f"
     for found, (code, program) in zip(grades(*((c, {"programs": p}) for c, p in PROGRAMS)), PROGRAMS, strict=True):
         assert found.value == 1, (code, program, found)
     for found, (code, program) in zip(
@@ -172,6 +179,21 @@ def test_no_code_is_worth_nothing_and_a_task_without_tests_is_invalid() -> None:
     )
     for found, keys in zip(grades(*((ADD, keys) for keys in faults)), faults, strict=True):
         assert found.value is None, keys
+
+
+def test_a_program_that_asks_nothing_of_the_code_is_no_test_that_it_passes_or_fails() -> None:
+    cases = (
+        "def test_one():\n    assert add(1, 2) == 3",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(add(1, 2), 3)",
+        "assert True",
+        "assert 1 == 2\nadd(1, 2)",
+        "import a_package_that_is_not_there\nassert add(1, 2) == 3",
+    )
+    for found in grades(*((ADD, {"programs": program}) for program in cases)):
+        assert found.value is None
+        assert "without asking anything of the code" in str(found.evidence)
+    called = (f"{cases[0]}\ntest_one()", f"{cases[1]}\nunittest.main()")
+    assert [found.value for found in grades(*((ADD, {"programs": program}) for program in called))] == [1, 1]
 
 
 def test_the_time_of_all_tests_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from rlenv.errors import SpecError
 from rlenv.language.loader import load_spec
+from rlenv.tasks.files import MAX_WHOLE_BYTES
 from rlenv.tasks.rows import Tasks, load_tasks, shuffled
 
 HEAD = """
@@ -59,6 +61,56 @@ def test_a_broken_line_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     (fault,) = caught.value.faults
     assert (fault.file, fault.line, fault.column) == (str(tmp_path / "rows.jsonl"), 3, 7)
     assert fault.quote == '{"a": é}'
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "csv", "array.json"])
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
+def test_rows_are_the_same_in_every_kind_of_file(tmp_path: Path, kind: str, is_packed: bool) -> None:
+    rows: list[dict[str, Any]] = [{"question": "é\n", "answer": "1"}, {"question": "b", "answer": "2"}]
+    text = "\ufeff" + "".join(json.dumps(row) + "\n" for row in rows)
+    if kind == "array.json":
+        text = "\ufeff \n" + json.dumps(rows, indent=2)
+    elif kind == "csv":
+        text = 'question,answer\n"é\n",1\nb,2\n'
+    name = f"rows.{kind}" + ".gz" * is_packed
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if is_packed else text.encode())
+    tasks = tasks_of(tmp_path, f"{{path: {name}}}")
+    assert list(tasks) == rows
+    assert tasks[1] == rows[1]
+
+
+def test_an_array_keeps_long_integers_and_names_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text('[{"n": 123456789012345678901}]', encoding="utf-8")
+    assert list(tasks_of(tmp_path, "{path: rows.json}")) == [{"n": 123456789012345678901}]
+    for text, place, says in (
+        ('[{"a": 1},\n {"a": é}]', (2, 8), "not JSON"),
+        ('[{"a": 1}, 2]', (1, 1), "entry 2 is a int"),
+        ('{"rows": [{"a": 1}],\n "b": 2}', (1, 1), "not JSON"),  # no array: one object a line
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(SpecError) as caught:
+            list(tasks_of(tmp_path, "{path: rows.json}"))
+        (fault,) = caught.value.faults
+        assert (fault.file, fault.line, fault.column) == (str(file), *place)
+        assert says in fault.message
+
+
+def test_a_packed_file_that_is_broken_or_swells_is_a_fault_at_its_path(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"a": 1}\n')
+    blank = gzip.compress(b" " * (1 << 24))
+    for content, says in (
+        (b'{"a": 1}\n', "is no whole gzip file"),
+        (whole[:-6], "is no whole gzip file"),
+        (whole[:12] + b"\xff" * 9 + whole[12:], "is no whole gzip file"),
+        (blank * (MAX_WHOLE_BYTES // (1 << 24) + 1), "holds more than 256 MB"),
+    ):
+        (tmp_path / "rows.jsonl.gz").write_bytes(content)
+        with pytest.raises(SpecError) as caught:
+            tasks_of(tmp_path, "{path: rows.jsonl.gz}")
+        (fault,) = caught.value.faults
+        assert (fault.path, says in fault.message) == ("tasks.train.path", True), fault
+        assert "gunzip" in fault.hint
 
 
 def test_csv_cells_are_text_and_may_hold_newlines(tmp_path: Path) -> None:

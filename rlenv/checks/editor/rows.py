@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlenv.errors import SpecError, UsageError
 from rlenv.language.templates import TemplateError, compile_template
+from rlenv.tasks.files import open_rows
 
 __all__ = ["first_row"]
 
@@ -54,6 +56,8 @@ def _of_file(path: Path) -> dict[str, Any]:
         except ModuleNotFoundError:
             return {}
         return dict.fromkeys(parquet.read_schema(path).names)
+    if path.suffix.lower() in (".gz", ".json"):
+        return _of_whole(path)
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".csv":
             header, row = [*itertools.islice(csv.reader(file), 2), [], []][:2]
@@ -61,3 +65,14 @@ def _of_file(path: Path) -> dict[str, Any]:
         line = next((line for line in iter(lambda: file.readline(_MAX_LINE), "") if line.strip()), "")
         row = json.loads(line) if line else {}
         return row if isinstance(row, dict) else {}
+
+
+def _of_whole(path: Path) -> dict[str, Any]:
+    """Of a file that is read as a whole, if it is a small one."""
+    if path.stat().st_size > _MAX_LINE:
+        return {}
+    try:
+        read, count = open_rows(path)
+        return dict(read(0)) if count else {}
+    except (SpecError, UsageError):
+        return {}

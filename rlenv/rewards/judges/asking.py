@@ -40,10 +40,15 @@ SYSTEM: Final = "You are a strict and impartial judge of an assistant's work. {f
 _CACHED = 65_536
 _LIMITS = (65_536, 16_384, 4_096, 1_024)
 """The most characters of one material, and of what is shown to a judge that does not take so many."""
-_FILTERED = "content_filter"
+_FILTERED = frozenset(("content_filter", "refusal", "safety"))
+"""Why a reply ends that a server, or its model, does not give for what it was shown."""
+_REFUSALS = frozenset((403, 451, 500))
+"""What some servers answer to what they do not take, and others where nothing works: asked without it, they tell."""
 _MOST_TEXT = 2_000
 """Characters of a text in the reply to a question that is asked again because the last reply was cut."""
 _LEFT_OUT = "(left out)"
+_FILLER = _LEFT_OUT + " -" * 500
+"""As long as what was shown last: a judge that has no room for it would refuse an honest answer too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +79,10 @@ class Question:
     scope: Scope
     caller: Hashable
 
-    def without(self, parties: tuple[int, ...]) -> dict[str, Material]:
-        """The material with that of some parties left out."""
+    def without(self, parties: tuple[int, ...], *, filler: str) -> dict[str, Material]:
+        """The material with `filler` in place of what some parties wrote."""
         names = frozenset[str]().union(*(self.parties[index] for index in parties))
-        return {name: _LEFT_OUT if name in names else given for name, given in self.material.items()}
+        return {name: filler if name in names else given for name, given in self.material.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +220,14 @@ class _Asking:
     question: Question
     named: tuple[str, ...]
     usage: Usage | None = field(default_factory=Usage)
+    is_well: bool | None = None
+    """Whether the judge gives a verdict without the policies' material; None where nobody has asked."""
 
     async def verdict(self) -> Asked | Failed:
         """The verdict, after as many tries as it takes; where there is none, why."""
         client = await self.member.endpoint.client(self.question.scope)
         material = {name: self.question.material[name] for name in self.named}
-        problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), True
+        problem, attempt, limits, is_filtered = "", 0, list(_LIMITS), False
         most_chars: int | None = None  # of each text in the reply
         bound: int | None = _most_chars(self.member)
         while attempt <= self.by.retries:
@@ -231,10 +238,13 @@ class _Asking:
                 if error.status in REFUSED and most_chars is not None:
                     most_chars = bound = None  # a server that knows no bound in a schema
                     continue
-                if error.status not in REFUSED:
-                    return Failed(f"the judge did not answer: {error}", is_own=True)
+                why, was_known = f"the judge did not answer: {error}", self.is_well is not None
+                if not await self._refuses(client, error):
+                    return Failed(why, is_own=True)
+                if error.status not in REFUSED and not was_known:
+                    continue  # or it was down, and is well again
                 if len(limits) == 1:
-                    return await self._failed(client, f"the judge did not answer: {error}")
+                    return await self._refused(client, why, attempt, filler=_FILLER)
                 limits.pop(0)  # the policy may have written more than the judge takes: it is shown less of it
                 continue
             self._count(completion)
@@ -242,36 +252,46 @@ class _Asking:
             if completion.finish_reason == "length":
                 # A schema holds a model to a form, and a text in it has no end of its own: it is given one.
                 most_chars = bound
-            is_filtered = is_filtered and completion.finish_reason == _FILTERED
+            is_filtered = is_filtered or bool(completion.refusal) or completion.finish_reason.lower() in _FILTERED
             try:
                 return Asked(self._read(completion, nonce, material), attempt, self.usage)
             except UnreadableReply as error:
                 client.unread(completion)
                 problem = str(error)
-        if is_filtered and (blamed := await self._blamed(client)):
-            return Asked(None, attempt, self.usage, blamed)
         tries = self.by.retries + 1
         why = f"no reply of {self.member.endpoint.model} could be read in {tries} tries: {problem}"
-        return await self._failed(client, why)
-
-    async def _failed(self, client: Client, why: str) -> Failed:
+        if is_filtered:
+            return await self._refused(client, why, attempt, filler=_LEFT_OUT)
         # Whoever writes what one judge cannot take must not choose so which judges its reward is made of.
-        everyone = tuple(range(len(self.question.parties)))
-        is_own = self.by.tells_apart and not await self._judges_without(client, everyone)
-        return Failed(why, is_own=is_own)
+        return Failed(why, is_own=self.by.tells_apart and not await self._judges_without(client, self._everyone))
 
-    async def _blamed(self, client: Client) -> tuple[int, ...]:
-        """The parties whose material the judge's server refuses: without it there is a verdict."""
-        parties = range(len(self.question.parties))
-        blamed = tuple([index for index in parties if await self._judges_without(client, (index,))])
-        if not blamed and len(parties) > 1 and await self._judges_without(client, tuple(parties)):
-            return tuple(parties)  # each is enough to be refused
-        return blamed
+    @property
+    def _everyone(self) -> tuple[int, ...]:
+        return tuple(range(len(self.question.parties)))
 
-    async def _judges_without(self, client: Client, parties: tuple[int, ...]) -> bool:
-        """Whether the judge gives a verdict where some parties' material is left out."""
+    async def _refuses(self, client: Client, error: EndpointError) -> bool:
+        """Whether a failure may be about what the server was shown, so that showing less helps."""
+        if error.status in REFUSED:
+            return True
+        if error.status in _REFUSALS and self.is_well is None:
+            self.is_well = await self._judges_without(client, self._everyone)
+        return error.status in _REFUSALS and bool(self.is_well)
+
+    async def _refused(self, client: Client, why: str, attempt: int, *, filler: str) -> Asked | Failed:
+        """What follows where the judge's server refuses what it was shown, whatever was tried: who wrote it is to blame
+        where there is a verdict with `filler` in its place, and nobody may make the own reward invalid so."""
+        everyone = self._everyone
+        blamed = tuple([index for index in everyone if await self._judges_without(client, (index,), filler)])
+        if not blamed and len(everyone) > 1 and await self._judges_without(client, everyone, filler):
+            blamed = everyone  # each is enough to be refused
+        if blamed:
+            return Asked(None, attempt, self.usage, blamed)
+        return Failed(why, is_own=self.by.tells_apart)
+
+    async def _judges_without(self, client: Client, parties: tuple[int, ...], filler: str = _LEFT_OUT) -> bool:
+        """Whether the judge gives a verdict with `filler` in place of some parties' material."""
         nonce = secrets.token_hex(8)
-        material = self.question.without(parties)
+        material = self.question.without(parties, filler=filler)
         try:
             completion = await self._chat(client, {name: material[name] for name in self.named}, nonce, _LIMITS[-1], 0)
         except EndpointError:

@@ -69,25 +69,13 @@ def test_a_judge_that_the_material_talks_out_of_its_verdict_is_not_left_out() ->
     assert plain.details["raw"] == pytest.approx(11 / 3)
 
 
-def test_a_server_that_refuses_every_length_of_what_was_written_is_not_left_out() -> None:
-    def picky(body: Mapping[str, Any]) -> web.Response | str:
-        return web.Response(status=400, text="no") if "talk" in str(body["messages"][-1]) else verdict(1)
-
-    (found,) = judged(
-        panel(writer=picky, second=verdict(5), third=verdict(5)),
-        lambda scope: context(scope, "talk"),
-        quorum=1,
-        **THREE,
-    )
-    assert isinstance(found, RewardError)
-
-
-def test_what_one_judges_filter_refuses_is_worth_the_lowest_score_there() -> None:
-    def filters(body: Mapping[str, Any]) -> web.Response | str:
-        return chat("", "content_filter") if "talk" in str(body["messages"][-1]) else verdict(3)
+@pytest.mark.parametrize("refusal", [chat("", "content_filter"), web.Response(status=400), web.Response(status=500)])
+def test_what_one_judges_server_refuses_is_worth_the_lowest_score_there(refusal: web.Response) -> None:
+    def refuses(body: Mapping[str, Any]) -> web.Response | str:
+        return refusal if "talk" in str(body["messages"][-1]) else verdict(3)
 
     found = judged(
-        panel(writer=filters, second=verdict(5), third=verdict(3)),
+        panel(writer=refuses, second=verdict(5), third=verdict(3)),
         lambda scope: context(scope, "talk"),
         quorum=1,
         **THREE,

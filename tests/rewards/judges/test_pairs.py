@@ -104,7 +104,7 @@ def test_a_panel_compares_with_a_quorum_and_counts_who_looks_at_the_place() -> N
 def test_tokens_of_an_order_that_was_known_are_not_counted_again() -> None:
     def answer(body: dict[str, Any]) -> web.Response | str:
         fails = len(server.asked) <= 2 and shown(body)[0] == OTHER
-        return web.Response(status=500, text="down") if fails else better("tie")
+        return web.Response(status=503, text="down") if fails else better("tie")
 
     server = Server([answer])
     failed, found = judged(server, context, context, **WITH)
@@ -114,16 +114,18 @@ def test_tokens_of_an_order_that_was_known_are_not_counted_again() -> None:
     assert found.details["judges"][0]["prompt_tokens"] == 7
 
 
-def test_who_writes_what_a_filter_refuses_loses() -> None:
+@pytest.mark.parametrize("refusal", [chat("", "content_filter"), web.Response(status=400), web.Response(status=500)])
+def test_who_writes_what_a_server_refuses_loses(refusal: web.Response) -> None:
     def answer(body: dict[str, Any]) -> web.Response | str:
-        return chat("", "content_filter") if "It is 42" in str(body["messages"]) else better("tie")
+        return refusal if "It is 42" in str(body["messages"]) else better("tie")
 
     assert one(Server([answer]), **WITH).value == 0.0
 
 
-def test_a_reference_that_a_filter_refuses_is_nobodys_loss() -> None:
+@pytest.mark.parametrize("refusal", [chat("", "content_filter"), web.Response(status=400), web.Response(status=500)])
+def test_a_reference_that_a_server_refuses_is_nobodys_loss(refusal: web.Response) -> None:
     def answer(body: dict[str, Any]) -> web.Response | str:
-        return chat("", "content_filter") if "Because" in str(body["messages"]) else better("tie")
+        return refusal if "Because" in str(body["messages"]) else better("tie")
 
     (found,) = judged(Server([answer]), **WITH)
     assert isinstance(found, RewardError)

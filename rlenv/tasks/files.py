@@ -1,0 +1,248 @@
+"""Files of task rows: JSON lines, a JSON array, CSV, parquet, and all but the last packed by gzip.
+
+The rows of JSON lines are indexed once and parsed when they are asked for, so that a large file costs neither its size
+in memory nor a second reading; a packed file is unpacked in memory. Columns are whatever the file calls them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from rlenv.errors import Fault, MissingExtra, SpecError, UsageError
+from rlenv.language.functions import failure
+
+__all__ = ["KINDS", "MAX_ROW_BYTES", "MAX_WHOLE_BYTES", "Row", "UnfitFile", "open_rows"]
+
+Row = Mapping[str, Any]
+Read = tuple[Callable[[int], Row], int]
+
+_LINES = (".jsonl", ".ndjson")
+_PACKED = (*_LINES, ".json", ".csv")
+KINDS = (*_LINES, ".json", ".csv", ".parquet", *(f"{kind}.gz" for kind in _PACKED))
+"""How the names of files that can be read end, in lower case."""
+MAX_ROW_BYTES = 64_000_000
+"""A longer line of a file of rows is a broken one."""
+MAX_WHOLE_BYTES = 256_000_000
+"""What is read into memory as a whole, an array or an unpacked file, may have so many bytes."""
+_PIECE = 1 << 20
+_MAX_QUOTE = 20_000
+_MAX_PARQUET_ROWS = 100_000_000
+_LONG_NUMBER = re.compile(rb"\d{19}")
+
+
+class UnfitFile(UsageError):
+    """A file that holds no rows, whatever stands in it."""
+
+
+def open_rows(path: Path) -> Read:
+    """What reads a row of a file by its number, and how many there are.
+
+    Raises:
+        UnfitFile: it is of no kind that is read, or too large for its kind.
+        SpecError: it is broken; the fault names FILE:LINE:COLUMN. Reading a row may raise it too.
+        MissingExtra: a parquet file without the extra that reads it.
+        OSError: it cannot be read.
+    """
+    name = path.name.lower()
+    kind = next((kind for kind in KINDS if name.endswith(kind)), "")
+    if kind == ".parquet":
+        return _parquet(path)
+    unpacked = _unpacked(path) if kind.endswith(".gz") else None
+    kind = kind.removesuffix(".gz")
+
+    def opened() -> BinaryIO:
+        return io.BytesIO(unpacked) if unpacked is not None else path.open("rb")
+
+    if kind == ".csv":
+        rows = _csv(path, opened)
+        return rows.__getitem__, len(rows)
+    if kind in _LINES:
+        return _jsonl(path, opened)
+    if kind == ".json":
+        with opened() as file:
+            is_array = file.read(_PIECE).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        return _array(path, opened) if is_array else _jsonl(path, opened)
+    found = f"found a file of kind '{''.join(path.suffixes[-2:])[:40]}'; expected .jsonl, .json, .csv or .parquet"
+    raise UnfitFile(found, hint="convert it to .jsonl: one JSON object a line")
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        with gzip.open(path) as file:
+            content = file.read(MAX_WHOLE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        found = f"'{path.name}' is no whole gzip file: {failure(error)}"
+        raise UnfitFile(found, hint="fetch it again, or unpack it with gunzip") from error
+    if len(content) > MAX_WHOLE_BYTES:
+        raise UnfitFile(f"'{path.name}' holds more than {_MB}", hint="unpack it with gunzip, and name what comes out")
+    return content
+
+
+_MB = f"{MAX_WHOLE_BYTES // 1_000_000} MB, which are read as a whole"
+
+
+def _array(path: Path, opened: Callable[[], BinaryIO]) -> Read:
+    with opened() as file:
+        content = file.read(MAX_WHOLE_BYTES + 1)
+    if len(content) > MAX_WHOLE_BYTES:
+        raise UnfitFile(
+            f"'{path.name}' holds more than {_MB}", hint="write it as .jsonl, which is read as it is needed"
+        )
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        rows = _json(content)
+    except orjson.JSONDecodeError as error:
+        lines = content.splitlines()
+        quote = lines[error.lineno - 1].decode(errors="replace") if error.lineno <= len(lines) else ""
+        words = error.msg.partition(":")[0]
+        raise _broken(path, error.lineno, error.colno, f"not JSON: {words}", quote, "write [{…}, {…}]") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            found = f"entry {number} is a {type(row).__name__}; expected an object of columns"
+            raise _broken(path, 1, 1, found, "", 'write [{"question": …}, …]')
+    return rows.__getitem__, len(rows)
+
+
+def _broken(path: Path, line: int, column: int, message: str, quote: str, hint: str) -> SpecError:
+    return SpecError([Fault(str(path), line, column, "", message, hint, quote if len(quote) <= _MAX_QUOTE else "")])
+
+
+def _jsonl(path: Path, opened: Callable[[], BinaryIO]) -> Read:
+    starts, lines = array("Q"), array("Q")
+    position = begin = 0
+    number, is_blank = 1, True
+    with opened() as file:
+        while line := file.readline(_PIECE):  # in pieces: a line may be as long as the file
+            if is_blank and not line.isspace():
+                starts.append(begin)
+                lines.append(number)
+                is_blank = False
+            position += len(line)
+            if line.endswith(b"\n"):
+                number, is_blank, begin = number + 1, True, position
+
+    def read(index: int) -> Row:
+        with opened() as file:
+            file.seek(starts[index])
+            line = file.readline(MAX_ROW_BYTES + 1)
+        if len(line) > MAX_ROW_BYTES:
+            found = f"the row has more than {MAX_ROW_BYTES // 1_000_000} MB"
+            raise _broken(path, lines[index], 1, found, "", "name large things in files of their own")
+        if starts[index] == 0:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            row = _json(line)
+        except orjson.JSONDecodeError as error:
+            shown = line.decode(errors="replace").rstrip("\r\n")
+            column = min(error.colno, len(shown) + 1)
+            words = error.msg.partition(":")[0]
+            raise _broken(
+                path, lines[index], column, f"not JSON: {words}", shown, "write one JSON object a line"
+            ) from error
+        if not isinstance(row, dict):
+            shown = line.decode(errors="replace").rstrip("\r\n")
+            found = f"found a {type(row).__name__}; expected an object of columns"
+            raise _broken(path, lines[index], 1, found, shown, 'write {"question": …} on each line')
+        return row
+
+    return read, len(starts)
+
+
+def _json(text: bytes) -> Any:
+    # orjson makes a float of an integer beyond 64 bits.
+    return orjson.loads(text) if _LONG_NUMBER.search(text) is None else _exact(text)
+
+
+def _exact(text: bytes) -> Any:
+    """What stands there, with its integers as they stand, however long.
+
+    Raises:
+        orjson.JSONDecodeError: an integer is longer than Python reads.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from error
+    except (ValueError, RecursionError) as error:  # more digits than Python reads, nested too deep, no UTF-8
+        raise orjson.JSONDecodeError(str(error), "", 0) from error
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _csv(path: Path, opened: Callable[[], BinaryIO]) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        with io.TextIOWrapper(opened(), encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, None)
+            if header is None:
+                return rows
+            twice = next((name for index, name in enumerate(header) if name in header[:index]), None)
+            if twice is not None:
+                found = f"the column '{twice}' stands twice in the header"
+                raise _broken(path, 1, 1, found, _line(opened, 1), "rename one of them")
+            last = reader.line_num
+            for cells in reader:
+                line, last = last + 1, reader.line_num
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    found = f"found {len(cells)} cells; expected {len(header)}, one for each column of the header"
+                    raise _broken(path, line, 1, found, _line(opened, line), "quote cells that hold commas")
+                rows.append(dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        message = f"not CSV: {error}"
+        raise _broken(
+            path, reader.line_num, 1, message, "", 'quote cells with "…" and double quotes in them'
+        ) from error
+    except UnicodeDecodeError as error:
+        raise _broken(path, 1, 1, f"not UTF-8: {error.reason}", "", "save the file as UTF-8") from error
+    return rows
+
+
+def _line(opened: Callable[[], BinaryIO], number: int) -> str:
+    with io.TextIOWrapper(opened(), encoding="utf-8-sig", errors="replace") as file:
+        return next(itertools.islice(file, number - 1, None), "").rstrip()
+
+
+def _parquet(path: Path) -> Read:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("reading .parquet files", extra="parquet") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            count = file.metadata.num_rows
+            if count > _MAX_PARQUET_ROWS:
+                found = f"'{path.name}' says that it has {count:,} rows; expected at most {_MAX_PARQUET_ROWS:,}"
+                raise UnfitFile(found, hint="write it as several files, or as .jsonl")
+            table = file.read()
+    except UnfitFile:
+        raise
+    except Exception as error:  # a hostile or broken file meets decoders of many kinds
+        found = f"'{path.name}' cannot be read as parquet: {failure(error)}"
+        raise UnfitFile(found, hint="write the file again") from error
+
+    def read(index: int) -> Row:
+        try:
+            row: Row = table.slice(index, 1).to_pylist()[0]
+        except Exception as error:  # a value that Python has no word for, such as a date beyond its years
+            raise _broken(path, index + 1, 1, f"row {index + 1} cannot be read: {failure(error)}", "", "") from error
+        return row
+
+    return read, table.num_rows
