@@ -43,8 +43,7 @@ def test_a_mean_and_its_interval_are_the_same_in_any_unit() -> None:
     low, high = mean_interval(groups) or (0.0, 0.0)
     large = mean_interval([[number * 1e200 for number in group] for group in groups])
     assert large == pytest.approx((low * 1e200, high * 1e200))
-    low, high = mean_interval([[LARGEST], [-LARGEST]]) or (0.0, 0.0)
-    assert -LARGEST < low < 0.0 < high < LARGEST
+    assert mean_interval([[LARGEST], [-LARGEST]]) is None  # Student's bounds are no finite numbers
     assert mean([LARGEST] * 3) == LARGEST
     assert mean([None, 2.0]) == 2.0
     assert mean([None]) is None
