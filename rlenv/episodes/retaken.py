@@ -115,7 +115,7 @@ class Retaken:
             self.lost += "" if tool.mutates else _HINT
             return False
         if shared := self._shared_by(tool):
-            self.lost = f"{place}: the tool '{call.name}' may change '{shared}', which episodes share (scope: process)"
+            self.lost = f"{place}: the tool '{call.name}' may change {shared}"
             self.lost += "" if tool.mutates else _HINT
             return False
         if result.outcome == "timeout":
@@ -124,11 +124,12 @@ class Retaken:
         return True
 
     def _shared_by(self, tool: Tool) -> str:
-        """A resource that other episodes share and this tool may change, "" where there is none."""
+        """What other episodes share and this tool may change, "" where there is nothing."""
         if not tool.mutates and tool.depends_on != "episode":
             return ""
         resources = self._episode.environment.parts.resources.values()
-        return next((resource.name for resource in resources if resource.scope == "process"), "")
+        found = next((resource.name for resource in resources if resource.scope == "process"), "")
+        return f"'{found}', which episodes share (scope: process)" if found else tool.shares
 
     async def _reply(self, turn: Turn, *, is_last: bool, reason: str, deadline: float) -> None:
         shown = turn.observation.messages if turn.observation is not None else ()
