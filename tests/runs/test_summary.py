@@ -72,6 +72,10 @@ def test_what_a_mean_leaves_out_is_counted_beside_it_with_what_it_might_have_cha
     assert (summary.episodes, summary.invalid, summary.success_valid, summary.reward_valid) == (8, 2, 6, 6)
     assert summary.success_rate == 1.0
     assert summary.success_bounds == (0.75, 1.0)
+    assert summary.reward_bounds == (1.0, 1.0)
+    episodes.append(played(task=4, reward=-1.0, success=False))
+    assert summarise(episodes, seconds=1.0).reward_bounds == pytest.approx((3 / 9, 7 / 9))
+    assert summarise(episodes[6:8], seconds=1.0).reward_bounds is None
     assert (summary.terms_valid, summary.terms_invalid) == ({"correct": 6}, {"correct": 2})
     assert summary.pass_at_k[2].left_out == summary.pass_hat_k[2].left_out == 1
 
