@@ -144,9 +144,8 @@ def _show(args: argparse.Namespace, found: dict[str, Any]) -> None:
     success = found["success"]
     if success["invalid"]:
         low, high = success["bounds"]
-        write(
-            f"with the {success['invalid']} pairs of which a side is invalid, success changed by {low:+.3f} to {high:+.3f}\n"
-        )
+        invalid = f"with the {success['invalid']} pairs of which a side is invalid"
+        write(f"{invalid}, success changed by {low:+.3f} to {high:+.3f}\n")
     write(f"{success['fixed']} fixed, {success['broken']} broken, {success['same']} the same\n")
     for kind in ("broken", "fixed"):
         _show_tasks(kind, found["tasks"])
