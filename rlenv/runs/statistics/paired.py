@@ -84,8 +84,8 @@ def paired_change(
     middle = _mean(b - a)
     sums, sizes = _by_task(b - a, tasks[known])
     low, high = _around(middle, b - a, list(zip(sums.tolist(), sizes.tolist(), strict=True)), is_share=is_share)
-    found = [_finite(one * unit) for one in (middle, low, high)]
-    return Change(_mean(a) * unit, _mean(b) * unit, *found, len(a), len(sums), invalid)
+    change, lowest, highest = (_finite(one * unit) for one in (middle, low, high))
+    return Change(_mean(a) * unit, _mean(b) * unit, change, lowest, highest, len(a), len(sums), invalid)
 
 
 def _around(
