@@ -14,6 +14,7 @@ from rlenv.audit.play import Way
 from rlenv.audit.report import Attack, Faults, Finding, Report, Thresholds
 from rlenv.audit.verdicts import SLACK, share_of
 from rlenv.episodes.environment import Environment
+from rlenv.episodes.retaken import may_read_state, shared_by
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["Account"]
@@ -123,6 +124,7 @@ class Account:
         notes, environment = list(dict.fromkeys(self.notes)), self.environment
         if constant:
             notes.append(f"terms that never vary here: {', '.join(constant)}")
+        notes += _shared_state(environment)
         if environment.parts.tools and (missed := self.planted.count(False)):
             message = "no call went well, so that an answer was planted in failures alone"
             notes.append(f"on {missed} of {len(self.planted)} tasks {message}")
@@ -267,3 +269,15 @@ def _low(term: TermResult) -> str:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _shared_state(environment: Environment) -> list[str]:
+    """That what attacks earned may be what others left, where a term reads what tools change for all episodes."""
+    readers = [term.name for term in environment.parts.terms if may_read_state(term.spec)]
+    shared = {name: found for name, tool in environment.parts.tools.items() if (found := shared_by(environment, tool))}
+    if not readers or not shared:
+        return []
+    name, found = next(iter(shared.items()))
+    return [
+        f"the tool '{name}' may change {found}: what terms read of it ({', '.join(readers)} may) is no one episode's"
+    ]

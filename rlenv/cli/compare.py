@@ -127,6 +127,10 @@ def _show(args: argparse.Namespace, found: dict[str, Any]) -> None:
     pairs, alone = found["pairs"], found["unpaired"]
     how = "task and seed" if found["paired_by"] == "seed" else "task and sample: the runs have other seeds"
     write(f"{pairs} pairs by {how}; unpaired: {alone['a']} of A, {alone['b']} of B\n")
+    if found["asked_otherwise"]:
+        write(
+            f"{found['asked_otherwise']} of these were asked something else in B: a task is known by its number alone\n"
+        )
     head = ("", "A", "B", "change", "95 % interval", "p", "over")
     rows = [_row(name, one) for name, one in _figures(found)]
     if args.text:
@@ -138,6 +142,10 @@ def _show(args: argparse.Namespace, found: dict[str, Any]) -> None:
             table.add_row(*map(escape, row))
         console.print(table)
     success = found["success"]
+    if success["invalid"]:
+        low, high = success["bounds"]
+        invalid = f"with the {success['invalid']} pairs of which a side is invalid"
+        write(f"{invalid}, success changed by {low:+.3f} to {high:+.3f}\n")
     write(f"{success['fixed']} fixed, {success['broken']} broken, {success['same']} the same\n")
     for kind in ("broken", "fixed"):
         _show_tasks(kind, found["tasks"])

@@ -330,9 +330,12 @@ def _notes(interval: tuple[float, float] | None, *notes: str) -> str:
 
 
 def _over(summary: GroupSummary, name: str) -> str:
-    """What a mean is over, where that is not all."""
-    valid = getattr(summary, f"{name}_valid")
-    return "" if valid == summary.episodes else f"over {valid} valid of {summary.episodes}"
+    """What a mean is over, where that is not all, and what it may be over all."""
+    valid, bounds = getattr(summary, f"{name}_valid"), getattr(summary, f"{name}_bounds")
+    if valid == summary.episodes:
+        return ""
+    said = f"over {valid} valid of {summary.episodes}"
+    return f"{said}: {figure(bounds[0])} to {figure(bounds[1])} over all" if valid else said
 
 
 def _show_worst(console: Console, ids: list[str], trajectories: list[Trajectory], out: str | None) -> None:

@@ -16,6 +16,7 @@ from rlenv.episodes.environment import Environment, load
 from rlenv.errors import UsageError
 from rlenv.runs.figures.agreement import Agreement, Estimate, agreements
 from rlenv.runs.folder import read_info
+from rlenv.runs.locks.lock import locks_of
 from rlenv.runs.prices import Prices
 from rlenv.runs.recorded import with_facts
 from rlenv.runs.rescore import rescore
@@ -23,6 +24,7 @@ from rlenv.runs.schema import Facts
 from rlenv.runs.summary import task_of
 from rlenv.runs.usage import Spending, spent_by
 from rlenv.runs.variants import shared
+from rlenv.runs.witnesses import held_to_record, witnesses
 from rlenv.trajectory import TermResult, Trajectory
 
 __all__ = ["Scored", "Source", "agreement_table", "bounded", "environments_of", "scored_again", "spending_of", "within"]
@@ -94,6 +96,8 @@ async def scored_again(
                     own.update({term: one.reward.terms[term] for term in names if term not in own})
         async with environment:
             again = await rescore(environment, source.before, concurrency=concurrency, groups=source.apart, known=known)
+        locks = locks_of(source.path).values()
+        again = held_to_record(environment, source.before, again, witnesses(environment, locks), groups=source.apart)
         taken = frozenset.intersection(*map(frozenset, known)) if known else frozenset()
         found[name] = Scored(environment, again, taken)
     return found

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlenv.episodes.environment import Environment
     from rlenv.episodes.episode import Episode
 
-__all__ = ["Retaken", "guarded_scorer", "may_read_state", "reads_state"]
+__all__ = ["Retaken", "guarded_scorer", "may_read_state", "reads_state", "shared_by"]
 
 _NEVER_RUN = frozenset({"breaker_open", "busy", "injected", "malformed", "skipped", "unknown_tool"})
 _SHORT = 80
@@ -114,21 +114,14 @@ class Retaken:
             self.lost = f"{place}: the tool '{call.name}' reaches out of the environment and is not called again"
             self.lost += "" if tool.mutates else _HINT
             return False
-        if shared := self._shared_by(tool):
-            self.lost = f"{place}: the tool '{call.name}' may change '{shared}', which episodes share (scope: process)"
+        if shared := shared_by(self._episode.environment, tool):
+            self.lost = f"{place}: the tool '{call.name}' may change {shared}"
             self.lost += "" if tool.mutates else _HINT
             return False
         if result.outcome == "timeout":
             self.lost = f"{place}: the tool '{call.name}' did not end, and what it had done by then is not known"
             return False
         return True
-
-    def _shared_by(self, tool: Tool) -> str:
-        """A resource that other episodes share and this tool may change, "" where there is none."""
-        if not tool.mutates and tool.depends_on != "episode":
-            return ""
-        resources = self._episode.environment.parts.resources.values()
-        return next((resource.name for resource in resources if resource.scope == "process"), "")
 
     async def _reply(self, turn: Turn, *, is_last: bool, reason: str, deadline: float) -> None:
         shown = turn.observation.messages if turn.observation is not None else ()
@@ -138,6 +131,15 @@ class Retaken:
         now = await self._episode.reply(turn.parsed, deadline=deadline)
         if now != then:
             self.lost = f"turn {turn.index}: the user said {_short(then)} when it was recorded and {_short(now)} now"
+
+
+def shared_by(environment: Environment, tool: Tool) -> str:
+    """What other episodes share and this tool may change, as text; "" where there is nothing."""
+    if not tool.mutates and (tool.idempotent or tool.depends_on != "episode"):
+        return ""
+    resources = environment.parts.resources.values()
+    found = next((resource.name for resource in resources if resource.scope == "process"), "")
+    return f"'{found}', which episodes share (scope: process)" if found else tool.shares
 
 
 def _on_loop(deadline: float) -> float:

@@ -22,7 +22,7 @@ from rlenv.rewards.scorer import Scorer
 from rlenv.runs.summary import mean
 from rlenv.trajectory import TERMINATIONS, RewardBreakdown, TermResult, Trajectory, Turn
 
-__all__ = ["Change", "Difference", "compare", "rescore", "termination"]
+__all__ = ["Change", "Difference", "compare", "rescore", "same", "termination"]
 
 
 async def rescore(
@@ -208,10 +208,10 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
         terms = {}
         for name in names:
             pair = (_value(old, name), _value(new, name))
-            if not _same(*pair):
+            if not same(*pair):
                 terms[name] = pair
         moved = _moved(old, new, names)
-        if terms or moved or not _same(old.reward.total, new.reward.total):
+        if terms or moved or not same(old.reward.total, new.reward.total):
             error = new.failure.message if new.failure is not None else ""
             totals = (old.reward.total, new.reward.total)
             changes.append(Change(index, old.split, old.task_index, old.seed, *totals, terms, error, moved))
@@ -234,7 +234,7 @@ def compare(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> Differ
 def _moved(old: Trajectory, new: Trajectory, names: Iterable[str]) -> dict[str, tuple[float | None, float | None]]:
     """What the terms paid before and now, where that differs."""
     pairs = {name: (_share(old, name), _share(new, name)) for name in names}
-    moved = {name: pair for name, pair in pairs.items() if not _same(*pair)}
+    moved = {name: pair for name, pair in pairs.items() if not same(*pair)}
     return dict(
         sorted(moved.items(), key=lambda one: (-abs((one[1][1] or 0.0) - (one[1][0] or 0.0)), None not in one[1]))
     )
@@ -250,7 +250,8 @@ def _value(trajectory: Trajectory, name: str) -> float | None:
     return None if term is None else term.value
 
 
-def _same(one: float | None, other: float | None) -> bool:
+def same(one: float | None, other: float | None) -> bool:
+    """Whether two values are equal but for rounding; None is what has no value."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)

@@ -45,7 +45,8 @@ class GroupSummary:
 
     `reward_valid` and `success_valid` are the episodes that a mean is over. `success_bounds` are the success rates over
     all episodes if each invalid one were no success, and if each were one (Manski 1989): no reading of the invalid ones
-    leads out of them.
+    leads out of them. `reward_bounds` are the mean rewards if each invalid one were as low as the lowest valid one of
+    these episodes, and as high as the highest.
     """
 
     episodes: int
@@ -57,6 +58,7 @@ class GroupSummary:
     reward_valid: int
     success_valid: int
     success_bounds: tuple[float, float] | None
+    reward_bounds: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +145,19 @@ def _figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     all_totals = [total for samples in totals.values() for total in samples]
     flat = [float(success) for samples in successes.values() for success in samples]
     count = len(trajectories)
+    unknown = count - len(all_totals)
+    reward_bounds = [mean([*all_totals, *[end(all_totals)] * unknown]) for end in (min, max) if all_totals]
     return {
         "episodes": count,
         "reward_mean": mean(all_totals),
         "reward_interval": mean_interval(list(totals.values())),
         "success_rate": mean(flat),
         "success_interval": clustered(list(successes.values())) if flat else None,
-        "invalid": count - len(all_totals),
+        "invalid": unknown,
         "reward_valid": len(all_totals),
         "success_valid": len(flat),
         "success_bounds": (sum(flat) / count, (sum(flat) + count - len(flat)) / count) if count else None,
+        "reward_bounds": tuple(reward_bounds) or None,
     }
 
 

@@ -19,7 +19,7 @@ from rlenv.rewards.scorer import Scorer
 from rlenv.runs.rescore import termination
 from rlenv.trajectory import TermResult, Trajectory
 
-__all__ = ["Weights", "shared", "varied", "weighed"]
+__all__ = ["Weights", "gate_names", "shared", "varied", "weighed"]
 
 _NOT_MEASURED = frozenset({"weight", "required", "on_invalid"})
 _NOT_PLAYED = {"rewards", "success", "name", "version", "description", "oracle"}
@@ -164,7 +164,7 @@ def shared(first: Environment, second: Environment) -> frozenset[str]:
         if term.measure_group is None and term.name in before and _measured(before[term.name]) == _measured(term)
     }
     while True:
-        left = {name: term for name, term in equal.items() if all(one in equal for one in _gates(term))}
+        left = {name: term for name, term in equal.items() if all(one in equal for one in gate_names(term))}
         if len(left) == len(equal):
             return frozenset(left)
         equal = left
@@ -179,5 +179,6 @@ def _measured(term: Term) -> tuple[Any, ...]:
     return type(term.spec), term.spec.model_dump(exclude=set(_NOT_MEASURED))
 
 
-def _gates(term: Term) -> tuple[str, ...]:
+def gate_names(term: Term) -> tuple[str, ...]:
+    """The terms that the gate of a term looks at."""
     return () if term.spec.gate is None else compile_expression(term.spec.gate).names

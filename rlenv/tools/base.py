@@ -88,7 +88,8 @@ class Tool:
     `depends_on` says what equal results need beside equal arguments: nothing, an equal task, or the same episode.
     `identity` stands for what the tool is made of beside its entry in the spec (a function's source): a cache on disk
     forgets what was kept under another. `reaches_out` is true where a call leaves the environment (a service, a model):
-    such a call is not taken again to restore what an episode left, and a replay answers it from its tape. `about` says
+    such a call is not taken again to restore what an episode left, and a replay answers it from its tape. `shares` says
+    what keeps its state for several episodes ("" where nothing does), so that no episode alone leaves it. `about` says
     what stands behind the tool, as JSON, for the lock of a run: a server's name and version. The compiler sets `kind`,
     `example` and `policy` from the entry, and `entry`, the key under `tools`, `options`, what of the entry decides the
     answer to a call (see `rlenv.calls.options`), and `digest`: what the tool is made of (`identity` too), equal
@@ -111,6 +112,7 @@ class Tool:
     digest: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     reaches_out: bool = False
+    shares: str = ""
     kind: str = ""
     example: Mapping[str, Any] | None = None
     policy: CallPolicy | None = None

@@ -146,6 +146,7 @@ def compile_code(name: str, spec: CodeSpec, context: CompileContext) -> Sequence
             run=run,
             mode="async",
             reaches_out=any(tool.reaches_out for tool in called.values()),
+            shares=next((tool.shares for tool in called.values() if tool.shares and not tool.idempotent), ""),
             **{
                 **common(spec),
                 "mutates": spec.mutates or spec.session or any(tool.mutates for tool in called.values()),

@@ -292,6 +292,7 @@ def _tool(spec: McpSpec, tool: ListedTool, server: Server, listing: Listing, abo
         run=run,
         mode="async",
         reaches_out=spec.command is None,
+        shares="" if is_own else f"the server's state, which episodes share (scope: {spec.scope})",
         about=about,
         **fields,
     )

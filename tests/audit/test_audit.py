@@ -441,3 +441,16 @@ def test_an_audit_names_what_is_wrong_with_the_rows(tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_text(path.read_text().replace("answer: Lima", 'answer: ""'))
     assert ("empty_gold", "correct") in holes(audited(path))
+
+
+@pytest.mark.parametrize(("scope", "said"), [("process", True), ("episode", False)])
+def test_a_state_that_episodes_share_is_said_to_be_no_one_episodes(tmp_path: Path, scope: str, said: bool) -> None:
+    book = f'\nresources: {{book: {{kind: python, factory: "tools.py:open_book", scope: {scope}}}}}\ntools:'
+    pay = 'function: "tools.py:pay", inject: [book], mutates: true'
+    reward = '  paid: {kind: rule, python: "tools.py:paid", gate: correct >= 1}\n'
+    notes = audited(write(tmp_path, reward, **{"\ntools:": book, 'function: "tools.py:look"': pay})).notes
+    found = [note for note in notes if "is no one episode's" in note]
+    assert found == (
+        ["the tool 'look' may change 'book', which episodes share (scope: process): what terms read of it (paid may) "
+         "is no one episode's"] if said else []
+    )  # fmt: skip

@@ -124,3 +124,22 @@ def test_power_of_rates_and_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no rate lies 0.9 above or below 0.5" in capsys.readouterr().err
     assert main(["power", "0.1", "--rate", "0.5", "--icc", "0.3", "--text"]) == 0
     assert "k 16" in capsys.readouterr().out
+
+
+def test_what_is_not_known_and_what_was_asked_otherwise_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(tmp_path / "a", [[True]] * 10)
+    _run(tmp_path / "b", [[None]] * 4 + [[True]] * 6)
+    told = _told(capsys, tmp_path / "a", tmp_path / "b")
+    assert (told["success"]["change"], told["success"]["bounds"]) == (0.0, [-0.4, 0.0])
+    assert told["asked_otherwise"] == 0
+    kept(
+        tmp_path / "c",
+        [played(task=task, question="And of Peru?" if task < 3 else "What is the capital?") for task in range(10)],
+    )
+    assert _told(capsys, tmp_path / "a", tmp_path / "c")["asked_otherwise"] == 3
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--text"]) == 0
+    assert "with the 4 pairs of which a side is invalid, success changed by -0.400 to +0.000" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c"), "--text"]) == 0
+    assert "3 of these were asked something else in B" in capsys.readouterr().out

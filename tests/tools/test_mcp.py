@@ -101,6 +101,11 @@ def test_one_entry_brings_all_tools_with_the_servers_words() -> None:
     assert tools["add"].parameters["type"] == "object"
 
 
+@pytest.mark.parametrize(("scope", "shares"), [("process", True), ("pool", True), ("episode", False)])
+def test_a_server_of_several_episodes_keeps_what_none_of_them_left_alone(scope: str, shares: bool) -> None:
+    assert all(bool(tool.shares) is shares for tool in lab(scope=scope).values())
+
+
 def test_what_the_server_says_about_its_tools_decides_what_may_be_repeated() -> None:
     tools = lab()
     assert (tools["echo"].idempotent, tools["echo"].mutates) == (True, False)

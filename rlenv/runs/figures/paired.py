@@ -100,12 +100,14 @@ def compared(a: Snapshot, b: Snapshot) -> dict[str, Any]:
         "pairs": len(found),
         "paired_by": by,
         "unpaired": {"a": alone_a, "b": alone_b},
+        "asked_otherwise": _asked_otherwise(a, b, found),
         "success": {
             **plain(of_task),
             **_tested(success, tasks),
             "fixed": fixed,
             "broken": broken,
             "same": valid - fixed - broken,
+            "bounds": _bounds(*success),
         },
         "reward": {**plain(paired_change(*reward, tasks)), **_tested(reward, tasks)},
         "terms": {
@@ -147,6 +149,21 @@ def spread_of_run(rows: Snapshot) -> Spread:
     success = rows.numbers("success")
     places = [(key[:2], place) for key, found in _last(rows, "sample").items() for place in found]
     return spread_of((task, float(success[place])) for task, place in places if not math.isnan(success[place]))
+
+
+def _asked_otherwise(a: Snapshot, b: Snapshot, found: Sequence[Pair]) -> int:
+    """How many pairs do not begin with the same question, which a task's number alone does not tell."""
+    asked = [rows.table["title"].to_pylist() for rows in (a, b)]
+    return sum(asked[0][pair.a] != asked[1][pair.b] for pair in found)
+
+
+def _bounds(a: NDArray[np.float64], b: NDArray[np.float64]) -> tuple[float, float] | None:
+    """The least and the largest change of a share that the sides which are not known leave possible (Manski 1989)."""
+    if not len(a):
+        return None
+    least = np.where(np.isnan(b), 0.0, b) - np.where(np.isnan(a), 1.0, a)
+    most = np.where(np.isnan(b), 1.0, b) - np.where(np.isnan(a), 0.0, a)
+    return float(least.mean()), float(most.mean())
 
 
 def _tested(values: tuple[NDArray[np.float64], NDArray[np.float64]], tasks: NDArray[np.int64]) -> dict[str, Any]:

@@ -28,6 +28,8 @@ __all__ = [
 Z: Final = 1.959963984540054
 """The 97.5 % quantile of the normal distribution: of a two-sided interval of 95 %."""
 _SQUARED: Final = 1e100  # numbers up to this have squares and sums of squares
+_RARE: Final = (0.0, 0.0253178, 0.2422093, 0.6186721)
+"""The mean of a Poisson distribution that gives 0, 1, 2, 3 or more with 2.5 %, on a line between (Garwood 1936)."""
 _MANY: Final = 1_000  # degrees of freedom from which the expansion of Student's quantile errs by less than 1e-12
 
 Interval = tuple[float, float]
@@ -54,7 +56,8 @@ def clustered(groups: Sequence[Sequence[bool]]) -> Interval:
     Wilson's, for as many trials as would give the variance that the tasks show between them (Σ (n·(p - share))² / N²):
     as many as there are tasks where a task's samples all agree, and all samples where tasks do not differ. With one
     sample a task it is Wilson's interval of the samples; with more the variance is an estimate, and Student's quantile
-    for one degree less than there are tasks stands in the place of the normal one (Korn and Graubard 1998).
+    for one degree less than there are tasks stands in the place of the normal one (Korn and Graubard 1998). Of a single
+    task nothing says how tasks differ: all its samples count as one.
     """
     return clustered_counts([(sum(group), len(group)) for group in groups])
 
@@ -71,7 +74,9 @@ def score_interval(
 
     Wilson's for the mean's place within the bounds, taken as a share of as many trials as give the variance between
     tasks. Unlike the mean and its standard errors to both sides it never leaves the bounds, and leans towards the
-    middle as much as a mean near a bound is skewed.
+    middle as much as a mean near a bound is skewed. Up to three trials from a bound it leans too much: there stands
+    the bound of a rare outcome by Poisson's distribution (Brown, Cai and DasGupta 2001, "Interval Estimation for a
+    Binomial Proportion", 4.1.1), and of all trials alike the exact one.
 
     Args:
         most: there are no more trials than these, such as all samples of a share.
@@ -83,8 +88,8 @@ def score_interval(
     places = [((total - n * low) / span, n) for total, n in clusters]
     share = min(1.0, max(0.0, math.fsum(place for place, _ in places) / trials))
     spread = math.fsum((place - n * share) ** 2 for place, n in places) / trials**2
-    if share in (0.0, 1.0):
-        worth = float(count)  # nothing varies, so that nothing says how alike a task's samples are
+    if share in (0.0, 1.0) or count == 1:
+        worth = float(count)  # nothing says how alike a task's samples are
     else:
         # Equal tasks leave rounding where there is no variance.
         worth = min(share * (1 - share) / spread if spread > 1e-30 else math.inf, most)
@@ -92,15 +97,28 @@ def score_interval(
         return (low + share * span,) * 2
     is_estimate = share not in (0.0, 1.0) and most > count
     bounds = wilson(share * worth, worth, quantile=student(count - 1) if is_estimate and count > 1 else Z)
-    return (low + bounds[0] * span, low + bounds[1] * span)
+    below, above = _lower(share, worth, bounds[0]), 1 - _lower(1 - share, worth, 1 - bounds[1])
+    return (low + below * span, low + above * span)
+
+
+def _lower(share: float, trials: float, wilsons: float) -> float:
+    """Wilson's lower bound, or the exact one where that is known to be too high: of a few successes, and of all."""
+    if share == 1.0:
+        return min(wilsons, 1 - clopper_pearson_upper(trials))
+    seen = share * trials
+    if share > 0.5 or seen >= len(_RARE) - 1:
+        return wilsons
+    at = int(seen)
+    return min(wilsons, (_RARE[at] + (seen - at) * (_RARE[at + 1] - _RARE[at])) / trials)
 
 
 def mean_interval(groups: Sequence[Sequence[float]]) -> Interval | None:
     """The 95 % interval of a mean over samples of several tasks, one sequence a task; None for fewer than two tasks.
 
     None also where nothing varies, since nothing says then how much it may, and where a bound is no finite number.
-    `score_interval` on the range that the samples show; where only two values occur the mean is a share of the larger
-    one, and the interval is that of `clustered`.
+    `score_interval` on the range that the samples show, and at least Student's to both sides, since a few samples show
+    less than the range there is. Where only two values occur the mean is a share of the larger one, so that there are
+    no more trials than samples; where these are 0 and 1 the interval is that of `clustered`.
     """
     groups = [group for group in groups if group]
     if len(groups) < 2:
@@ -112,14 +130,15 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> Interval | None:
     largest = max(-low, high)
     unit = largest if largest > _SQUARED else 1.0
     is_share = all(number in (low, high) for group in groups for number in group)
-    found = score_interval(
-        [(math.fsum(number / unit for number in group), len(group)) for group in groups],
-        low / unit,
-        high / unit,
-        most=sum(map(len, groups)) if is_share else math.inf,
-    )
-    if not is_share and found[0] == found[1]:
+    clusters = [(math.fsum(number / unit for number in group), len(group)) for group in groups]
+    trials = sum(map(len, groups))
+    found = score_interval(clusters, low / unit, high / unit, most=trials if is_share else math.inf)
+    if found[0] == found[1]:
         return None
+    if not (is_share and (low, high) == (0, 1)):
+        middle = math.fsum(total for total, _ in clusters) / trials
+        half = student(len(groups) - 1) * (standard_error(clusters) or 0.0)
+        found = (min(found[0], middle - half), max(found[1], middle + half))
     low, high = found[0] * unit, found[1] * unit
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
@@ -152,7 +171,7 @@ def mean_of_parts(parts: Sequence[tuple[float, Interval]]) -> Interval | None:
     return (middle - below, middle + above)
 
 
-def clopper_pearson_upper(trials: int) -> float:
+def clopper_pearson_upper(trials: float) -> float:
     """The upper bound of a share of which none of `trials` was seen, 95 % two-sided (Clopper and Pearson 1934)."""
     return 1.0 - math.pow(0.025, 1 / trials)
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlenv.runs.statistics.intervals import clopper_pearson_upper, standard_error, student
+from rlenv.runs.statistics.intervals import clopper_pearson_upper, score_interval, standard_error, student
 
 __all__ = ["Chance", "Change", "mcnemar", "paired_change", "sign_flips"]
 
@@ -62,42 +62,66 @@ def mcnemar(fixed: int, broken: int) -> float:
     return min(1.0, p)
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def paired_change(
     a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np.int64], *, is_share: bool = False
 ) -> Change:
     """The change of a mean over pairs with its 95 % interval, clustered by task: samples of one task are no independent
     ones. Pairs with a side that is not known (not a number) are left out.
 
-    The mean of the differences and its cluster-robust standard error (`standard_error`) times Student's t. There is no
-    interval for fewer than two tasks, nor where no difference varies; of shares of which none or all changed, it is as
-    wide as so many tasks leave possible that some come out otherwise (Clopper and Pearson's bound for none of them).
+    The mean of the differences and its cluster-robust standard error (`standard_error`) times Student's t; a bound of
+    `score_interval` on the changes that were seen is taken where it is farther, as where a few changed, all to one
+    side. There is no interval for fewer than two tasks, nor where no task's change differs from the others'; of shares
+    it is then the one of the pairs without their tasks, and where no pair differs from the others as wide as so many
+    tasks leave possible that some come out otherwise (Clopper and Pearson's bound for none of them). A change, or a
+    bound, that is no finite number is None.
     """
     known = ~np.isnan(a) & ~np.isnan(b)
     invalid = int((~known).sum())
     if not known.any():
         return Change(None, None, None, None, None, invalid=invalid)
-    a, b = a[known], b[known]
+    unit = _unit(a[known], b[known])
+    a, b = a[known] / unit, b[known] / unit
+    middle = _mean(b - a)
     sums, sizes = _by_task(b - a, tasks[known])
-    change, half = float((b - a).mean()), math.nan
-    if is_share and bool(((b - a) == change).all()):
-        half = clopper_pearson_upper(len(sums)) * (
-            2 if change else 1
-        )  # one that is broken takes 2 from one that is fixed
-    elif len(sums) > 1 and np.isfinite(sums).all():
-        error = _error(sums, sizes)
-        half = student(len(sums) - 1) * error if error else math.nan
-    low, high = (None, None) if not math.isfinite(half) else (change - half, change + half)
-    if is_share and low is not None and high is not None:
-        low, high = max(-1.0, low), min(1.0, high)
-    return Change(float(a.mean()), float(b.mean()), change, low, high, len(a), len(sums), invalid)
+    low, high = _around(middle, b - a, list(zip(sums.tolist(), sizes.tolist(), strict=True)), is_share=is_share)
+    change, lowest, highest = (_finite(one * unit) for one in (middle, low, high))
+    return Change(_mean(a) * unit, _mean(b) * unit, change, lowest, highest, len(a), len(sums), invalid)
 
 
-def _error(sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> float | None:
-    largest = float(np.abs(sums).max())
-    unit = largest if largest > 1e100 else 1.0
-    found = standard_error(list(zip((sums / unit).tolist(), sizes.tolist(), strict=True)))
-    return None if found is None else found * unit
+def _around(
+    change: float, pairs: NDArray[np.float64], tasks: list[tuple[float, int]], *, is_share: bool
+) -> tuple[float, float]:
+    """The interval of a change, of the differences of pairs and of each task's sum and count; not a number for none."""
+    least, most = float(pairs.min()), float(pairs.max())
+    if least == most:
+        # One that is broken takes 2 from one that is fixed.
+        half = clopper_pearson_upper(len(tasks)) * (2 if change else 1) if is_share else math.nan
+        low, high = change - half, change + half
+    else:
+        error = standard_error(tasks)
+        if error == 0 and is_share:
+            error = standard_error([(pair, 1) for pair in pairs.tolist()])
+        if not error:
+            return math.nan, math.nan
+        half = student(len(tasks) - 1) * error
+        are_two = bool(((pairs == least) | (pairs == most)).all())
+        low, high = score_interval(tasks, least, most, most=len(pairs) if are_two else math.inf)
+        low, high = min(low, change - half), max(high, change + half)
+    return (max(-1.0, low), min(1.0, high)) if is_share else (low, high)
+
+
+def _unit(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """What numbers are counted in: the largest of large ones, whose differences and squares are no finite numbers."""
+    largest = float(max(np.abs(a).max(), np.abs(b).max()))
+    return largest if largest > 1e100 else 1.0
+
+
+def _mean(numbers: NDArray[np.float64]) -> float:
+    return math.fsum(numbers.tolist()) / len(numbers)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _by_task(
@@ -117,7 +141,10 @@ def sign_flips(a: NDArray[np.float64], b: NDArray[np.float64], tasks: NDArray[np
     draws with a fixed seed, where p is (1 + as large) / (1 + draws) (Phipson and Smyth 2010), so never 0.
     """
     known = ~np.isnan(a) & ~np.isnan(b)
-    sums = _by_task(b[known] - a[known], tasks[known])[0] if known.any() else np.empty(0)
+    sums = np.empty(0)
+    if known.any():
+        unit = _unit(a[known], b[known])
+        sums = _by_task(b[known] / unit - a[known] / unit, tasks[known])[0]
     sizes = np.abs(sums[sums != 0])
     if not len(sizes):
         return Chance(1.0, "exact")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -52,23 +53,58 @@ def test_samples_that_agree_are_worth_one_and_an_estimated_spread_takes_students
     assert clustered(alike) == pytest.approx(wilson(10, 20, quantile=student(19)))
     assert clustered([[True, False]] * 20) == pytest.approx(wilson(20, 40, quantile=student(19)))
     # Where all succeed nothing says how alike samples are: they count as one a task.
-    assert clustered([[True] * 16] * 5) == pytest.approx(wilson(5, 5))
+    assert clustered([[True] * 16] * 100) == pytest.approx(wilson(100, 100))
     assert clustered([[], []]) == (0.0, 1.0)
 
 
-def test_a_reward_of_two_values_has_the_interval_of_the_success_rate() -> None:
+def test_samples_of_one_task_are_one_trial_whatever_they_say() -> None:
+    assert clustered([[True, False] * 8]) == clustered([[True, False]])
+    low, high = clustered([[True, False] * 500])
+    assert high - low > 0.9
+    assert clustered([[True] * 1_000]) == pytest.approx((0.025, 1.0))
+
+
+@pytest.mark.parametrize("tasks", [5, 20, 100, 500])
+def test_a_rate_near_a_bound_is_held_nine_times_of_ten(tasks: int) -> None:
+    # The exact coverage of a binomial over all rates; Wilson's own falls to 0.84 where one failure is rare.
+    found = [clustered_counts([(1, 1)] * won + [(0, 1)] * (tasks - won)) for won in range(tasks + 1)]
+    logs = [math.log(math.comb(tasks, won)) for won in range(tasks + 1)]
+    for rate in [*np.linspace(0.5, 0.999, 60), *(1 - 1 / (tasks * np.linspace(1, 20, 60)))]:
+        held = [low <= rate <= high for low, high in found]
+        chance = sum(
+            math.exp(logs[won] + won * math.log(rate) + (tasks - won) * math.log1p(-rate))
+            for won in range(tasks + 1)
+            if held[won]
+        )
+        assert chance > 0.91, rate
+
+
+def test_a_reward_of_0_and_1_has_the_interval_of_the_success_rate() -> None:
     groups = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
     share = clustered([[bool(one) for one in group] for group in groups])
     assert mean_interval(groups) == pytest.approx(share)
-    scaled = mean_interval([[3 * one - 1 for one in group] for group in groups])
-    assert scaled == pytest.approx((3 * share[0] - 1, 3 * share[1] - 1))
+    # Of two other values nothing says that there are no more: at least Student's.
+    scaled = mean_interval([[3 * one - 1 for one in group] for group in groups]) or (0.0, 0.0)
+    half = student(3) * (standard_error([(3 * sum(group) - len(group), len(group)) for group in groups]) or 0.0)
+    assert scaled == pytest.approx(((3 * 5 / 8 - 1) - half, (3 * 5 / 8 - 1) + half))
 
 
-def test_a_mean_interval_stays_within_what_was_seen_and_is_the_same_upside_down() -> None:
+def test_a_mean_interval_is_the_same_upside_down_and_leaves_what_was_seen_where_few_tasks_were() -> None:
     groups = [[1.0, 0.9], [1.0, 1.0], [0.2, 1.0], [1.0, 0.95]]
     low, high = mean_interval(groups) or (0.0, 0.0)
-    assert 0.2 < low < high <= 1.0
+    error = standard_error([(sum(group), len(group)) for group in groups]) or 0.0
+    middle = sum(map(sum, groups)) / 8
+    assert high == pytest.approx(middle + student(3) * error)
+    assert low <= middle - student(3) * error
     assert mean_interval([[-one for one in group] for group in groups]) == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5])
+def test_nineteen_of_twenty_intervals_of_a_mean_hold_it_for_a_few_tasks(tasks: int) -> None:
+    random = np.random.default_rng(tasks)
+    found = [mean_interval(random.normal(size=(tasks, 1)).tolist()) for _ in range(400)]
+    held = sum(one is not None and one[0] <= 0 <= one[1] for one in found)
+    assert 366 <= held <= 393  # as below; between the smallest and the largest of three lies the truth in 3 of 4
 
 
 def test_a_mean_of_many_tasks_has_students_interval() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlenv.runs.statistics.intervals import standard_error, student
+from rlenv.runs.statistics.intervals import standard_error, student, wilson
 from rlenv.runs.statistics.paired import mcnemar, paired_change, sign_flips
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text(encoding="utf-8"))
@@ -82,3 +82,31 @@ def test_nineteen_of_twenty_intervals_of_a_change_hold_it() -> None:
         assert change.high is not None
         held += change.low <= truth <= change.high
     assert 366 <= held <= 393  # exact bounds of the binomial distribution for 95 %, one in 1,000 to either side
+
+
+def test_tasks_that_all_changed_alike_leave_the_interval_of_their_pairs() -> None:
+    a, b = np.ones(20), np.array([1.0, 0.0] * 10)
+    change = paired_change(a, b, np.arange(10).repeat(2), is_share=True)
+    error = standard_error([(one, 1) for one in (b - a).tolist()]) or 0.0
+    assert change.low == pytest.approx(-0.5 - student(9) * error)
+    assert paired_change(a, b, np.arange(10).repeat(2)).low is None  # of a reward nothing says how much it may vary
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_whose_difference_is_none_have_the_chance_of_small_ones() -> None:
+    tasks = np.arange(8)
+    small = np.array([1.0, -1.0, 1.0, 1.0, 0.5, -0.25, 1.0, 0.125])
+    a, b = small * 1.7e308, -small * 1.7e308
+    assert sign_flips(a, b, tasks) == sign_flips(small, -small, tasks)
+    change = paired_change(a, b, tasks)
+    assert change.a == pytest.approx(float(small.mean()) * 1.7e308)
+    assert change.change == pytest.approx(-2 * float(small.mean()) * 1.7e308)
+    far = paired_change(np.full(2, 1.7e308), np.full(2, -1.7e308), np.arange(2))
+    assert (far.change, far.low, far.high) == (None, None, None)
+
+
+def test_a_few_that_changed_to_one_side_may_have_been_more() -> None:
+    a, b = np.array([0.0] + [1.0] * 99), np.ones(100)
+    change = paired_change(a, b, np.arange(100), is_share=True)
+    assert (change.low or 0) < 0  # one of a hundred is no proof
+    assert change.high == pytest.approx(wilson(1, 100)[1])
