@@ -158,7 +158,7 @@ async def _play(
             with Progress(*columns, console=console, disable=args.json or not console.is_terminal) as progress:
                 name = f"{environment.spec.name} · {args.policy}"
                 left = [len(kept.missing())]
-                for trajectory in kept.whole({}, len(jobs)) if args.max_cost is not None else ():
+                for trajectory in kept.whole({}, range(len(jobs))) if args.max_cost is not None else ():
                     budget.ended(trajectory, left=left[0])  # what an earlier attempt has cost counts too
                 bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - left[0])
                 scorer, found = environment.parts.scorer, list[Trajectory]()
