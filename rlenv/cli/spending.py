@@ -12,7 +12,8 @@ from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write_error
 from rlenv.errors import UsageError
-from rlenv.runs.prices import Prices, read_prices
+from rlenv.runs.folder import RunInfo
+from rlenv.runs.prices import Prices, prices_in, read_prices
 from rlenv.runs.usage import RoleSpending, Spending, spent
 from rlenv.trajectory import Trajectory
 
@@ -20,6 +21,7 @@ __all__ = [
     "Budget",
     "add_max_cost",
     "add_prices",
+    "kept_prices",
     "money",
     "prices_of",
     "show_spending",
@@ -84,6 +86,15 @@ class Budget:
         return (
             f"{passed}; {self._left:,} are not played: --resume with a higher one plays them where the run is kept (-o)"
         )
+
+
+def kept_prices(args: argparse.Namespace, info: RunInfo | None) -> Prices | None:
+    """The prices of `--prices`, or else those that a run was made with; None where there are neither.
+
+    Raises:
+        SpecError: the file has faults.
+    """
+    return prices_of(args) or (None if info is None else prices_in(info.facts))
 
 
 def prices_of(args: argparse.Namespace) -> Prices | None:
