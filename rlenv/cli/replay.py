@@ -13,7 +13,6 @@ from rlenv._base.jsonable import plain
 from rlenv._base.nearest import did_you_mean
 from rlenv.cli.options import add_set, overrides
 from rlenv.cli.recorded import environment_of
-from rlenv.cli.spending import spending_line
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.concurrency.lanes import Lane, entered, offline
 from rlenv.episodes.environment import Environment
@@ -26,7 +25,7 @@ from rlenv.runs.tapes.cassettes import Player
 from rlenv.runs.tapes.reel import Reel
 from rlenv.runs.tapes.since import changed_since
 from rlenv.runs.tapes.tape import has_tape
-from rlenv.runs.usage import spent
+from rlenv.runs.usage import spending_line, spent
 from rlenv.secrets import leave_open
 
 __all__ = ["add_arguments", "run"]

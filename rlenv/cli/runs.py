@@ -16,7 +16,7 @@ from rich.table import Table
 from rlenv._base.figures import figure
 from rlenv._base.jsonable import plain
 from rlenv.cli.console import Console
-from rlenv.cli.spending import add_prices, kept_prices, money, show_spending
+from rlenv.cli.spending import add_prices, kept_prices, show_spending
 from rlenv.cli.terminal import write, write_error, write_json
 from rlenv.errors import MissingExtra, UsageError
 from rlenv.runs import files
@@ -26,7 +26,7 @@ from rlenv.runs.figures.steps import Listed, Overview, overview
 from rlenv.runs.folder import RunInfo, clear, is_run, open_run, read_info
 from rlenv.runs.pack import pack
 from rlenv.runs.recorded import in_order
-from rlenv.runs.usage import Spending, spent_by
+from rlenv.runs.usage import Spending, money, spent_by
 
 __all__ = ["add_arguments", "find_runs", "run"]
 

@@ -8,13 +8,12 @@ import asyncio
 from rich.markup import escape
 from rich.table import Table
 
-from rlenv._base.figures import figure
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write_error
 from rlenv.errors import UsageError
 from rlenv.runs.folder import RunInfo
 from rlenv.runs.prices import Prices, prices_in, read_prices
-from rlenv.runs.usage import RoleSpending, Spending, spent
+from rlenv.runs.usage import Spending, money, notes_of, spending_line, spent, tokens_said
 from rlenv.trajectory import Trajectory
 
 __all__ = [
@@ -22,14 +21,10 @@ __all__ = [
     "add_max_cost",
     "add_prices",
     "kept_prices",
-    "money",
     "prices_of",
     "show_spending",
     "show_spending_line",
-    "spending_line",
 ]
-
-_CENT = 0.01
 
 
 def add_prices(parser: argparse.ArgumentParser) -> None:
@@ -112,9 +107,10 @@ def show_spending(console: Console, spending: Spending) -> None:
         return
     table = Table("asked by", "model", "requests", "failed", "prompt", "completion", "seconds", "cost", "")
     for one in spending.roles:
-        counts = [f"{one.requests:,}", f"{one.failed:,}", _tokens(one.prompt_tokens), _tokens(one.completion_tokens)]
+        tokens = [tokens_said(count) for count in (one.prompt_tokens, one.completion_tokens)]
+        counts = [f"{one.requests:,}", f"{one.failed:,}", *tokens]
         name, model = escape(one.role), escape(one.model)
-        table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(_notes(one)))
+        table.add_row(name, model, *counts, f"{one.seconds:.1f}", money(one.cost), ", ".join(notes_of(one)))
     console.print(table)
     show_spending_line(console, spending)
 
@@ -123,41 +119,3 @@ def show_spending_line(console: Console, spending: Spending) -> None:
     """The sums alone; nothing where nothing was asked."""
     if line := spending_line(spending):
         console.print(line, markup=False, soft_wrap=True)
-
-
-def spending_line(spending: Spending) -> str:
-    """The sums in one line, and what is missing in them; "" where nothing was asked."""
-    if not spending.roles:
-        return ""
-    kept = sum(one.requests for one in spending.roles if one.is_recorded)
-    recorded = f"{kept:,} requests are from the record and cost nothing now" if kept else ""
-    if not spending.requests:  # kept answers of others, if any, have asked for nothing either
-        return "models: none was asked" + (f"; {recorded}" if recorded else "")
-    tokens = f"{_tokens(spending.prompt_tokens)} prompt and {_tokens(spending.completion_tokens)} completion tokens"
-    said = f"models: {spending.requests:,} requests ({spending.failed:,} failed), {tokens}"
-    if spending.unknown:
-        said += f", without {spending.unknown:,} answers whose server says no tokens"
-    if spending.currency:
-        said += f"; cost {money(spending.cost)} {spending.currency}"
-    if spending.unpriced:
-        said += f", without {', '.join(spending.unpriced)}: no price"
-    return f"{said}; {recorded}" if recorded else said
-
-
-def money(value: float | None) -> str:
-    """An amount, with as many digits as a small one needs; "–" for none."""
-    return f"{value:.3g}" if value is not None and 0 < abs(value) < _CENT else figure(value)
-
-
-def _tokens(count: int | None) -> str:
-    return "–" if count is None else f"{count:,}"
-
-
-def _notes(one: RoleSpending) -> list[str]:
-    return [
-        *(["recorded: costs nothing now"] if one.is_recorded else []),
-        *([f"{one.cached:,} answers kept from another"] if one.cached else []),
-        *([f"{one.unknown:,} answers say no tokens"] if one.unknown else []),
-        *([f"{one.cached_tokens:,} prompt tokens kept by the server"] if one.cached_tokens else []),
-        *([f"{one.reasoning_tokens:,} of reasoning"] if one.reasoning_tokens else []),
-    ]
