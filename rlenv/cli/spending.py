@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-def add_prices(parser: argparse.ArgumentParser) -> None:
+def add_prices(parser: argparse._ActionsContainer) -> None:
     """The option that names what tokens cost."""
     parser.add_argument("--prices", metavar="FILE", help="YAML of what a million tokens cost by model: cost is shown")
 

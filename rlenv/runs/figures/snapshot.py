@@ -181,7 +181,14 @@ class Snapshot:
 
     def calls_of(self, id: str) -> list[dict[str, Any]]:
         """The calls of one episode."""
-        found: list[dict[str, Any]] = self._episodes.nested("calls", [id]).drop_columns(["id"]).to_pylist()
+        return self._list_of("calls", id)
+
+    def usage_of(self, id: str) -> list[dict[str, Any]]:
+        """What one episode asked of models."""
+        return self._list_of("usage", id)
+
+    def _list_of(self, column: str, id: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._episodes.nested(column, [id]).drop_columns(["id"]).to_pylist()
         return found
 
 

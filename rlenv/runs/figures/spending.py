@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from rlenv.trajectory import ModelUsage
 
 __all__ = ["asked", "asked_in"]
 
-_COUNTS: Final = tuple(one.name for one in fields(ModelUsage) if USAGE[one.name] not in ("string", "bool"))
+_COUNTS: Final = tuple(name for name, kind in USAGE.items() if kind == "int64")
 
 
 def asked(rows: Snapshot, places: NDArray[np.int64] | None = None) -> tuple[ModelUsage, ...]:
@@ -35,13 +34,14 @@ def asked(rows: Snapshot, places: NDArray[np.int64] | None = None) -> tuple[Mode
     is_recorded = (entries.numbers("is_recorded")[at] == 1).astype(np.int64)
     keys = (roles[at].astype(np.int64) * len(model_words) + models[at]) * 2 + is_recorded
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    sums = {name: np.bincount(group, np.nan_to_num(entries.numbers(name)[at])) for name in _COUNTS}
+    sums = {name: np.bincount(group, np.nan_to_num(entries.numbers(name)[at])) for name in (*_COUNTS, "seconds")}
     return tuple(
         ModelUsage(
             role_words[roles[at[first[one]]]],
             model_words[models[at[first[one]]]],
             is_recorded=bool(is_recorded[first[one]]),
-            **{name: float(sums[name][one]) if name == "seconds" else int(sums[name][one]) for name in _COUNTS},
+            seconds=float(sums["seconds"][one]),
+            **{name: int(sums[name][one]) for name in _COUNTS},
         )
         for one in np.argsort(first, kind="stable").tolist()
     )
