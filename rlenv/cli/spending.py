@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.markup import escape
 from rich.table import Table
 
 from rlenv.cli.console import Console
 from rlenv.cli.terminal import write_error
+from rlenv.endpoints.account import Account, counted
 from rlenv.errors import UsageError
 from rlenv.runs.folder import RunInfo
 from rlenv.runs.prices import Prices, prices_in, read_prices
-from rlenv.runs.usage import Spending, money, notes_of, spending_line, spent, tokens_said
+from rlenv.runs.usage import Spending, money, notes_of, spending_line, spent, spent_by, tokens_said
 from rlenv.trajectory import Trajectory
 
 __all__ = [
     "Budget",
     "add_max_cost",
     "add_prices",
+    "counting",
     "kept_prices",
     "prices_of",
     "show_spending",
@@ -81,6 +85,26 @@ class Budget:
         return (
             f"{passed}; {self._left:,} are not played: --resume with a higher one plays them where the run is kept (-o)"
         )
+
+
+@contextmanager
+def counting(prices: Prices | None = None) -> Iterator[Callable[[], Spending]]:
+    """Counts what the block asks of models, and gives what that is so far, episodes that came to no end included.
+
+    Where the block raises, what it had asked for is told on standard error: nobody else says it any more.
+    """
+    account = Account()
+
+    def so_far() -> Spending:
+        return spent_by(account.entries(), prices=prices)
+
+    try:
+        with counted(account):
+            yield so_far
+    except BaseException:
+        if line := spending_line(so_far()):
+            write_error(f"{line}\n")
+        raise
 
 
 def kept_prices(args: argparse.Namespace, info: RunInfo | None) -> Prices | None:
