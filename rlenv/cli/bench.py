@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 async def _measure(
     environment: Environment, args: argparse.Namespace, split: str
 ) -> tuple[list[Figures], dict[str, Latency]]:
-    policy = make_policy(args, environment)
+    policy = make_policy(argparse.Namespace(**{**vars(args), "concurrency": max(args.concurrency)}), environment)
     tasks = range(len(environment.tasks(split)))
     jobs = [Job(split, task, seed) for seed, task in enumerate(islice(cycle(tasks), args.episodes))]
     rows: list[Figures] = []
