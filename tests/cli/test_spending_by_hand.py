@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections import Counter, defaultdict
@@ -16,7 +15,7 @@ import pytest
 from rlenv.cli.main import main
 from rlenv.endpoints.account import merged
 from rlenv.runs.folder import open_run
-from rlenv.testing.endpoint import FakeEndpoint, Reply
+from rlenv.testing.endpoint import FakeEndpoint, Reply, never
 from rlenv.trajectory import ModelUsage
 from tests.support.beside import served
 
@@ -110,7 +109,7 @@ class Books:
         if fault in ("503", "drop", "late", "not JSON"):
             book["failed"] += 1
             if fault == "late":
-                await asyncio.sleep(5)
+                return await never()
             return Reply(503, "no", {"Retry-After": "0"}) if fault == "503" else Reply(drops=True) \
                 if fault == "drop" else Reply(200, "{oops")  # fmt: skip
         usage = self._usage(book, number) if "no usage" not in fault else None
