@@ -26,7 +26,7 @@ from rlenv.trajectory import ModelUsage
 __all__ = ["PriceSpec", "Prices", "PricesSpec", "prices_in", "read_prices"]
 
 _MILLION = 1_000_000
-_Price = Annotated[Float, Field(ge=0)]
+_Price = Annotated[Float, Field(ge=0, le=1e12)]  # an endless one would make a cost of no tokens no number
 
 
 class PriceSpec(Spec):
