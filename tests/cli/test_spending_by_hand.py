@@ -16,6 +16,7 @@ from rlenv.cli.main import main
 from rlenv.endpoints.account import merged
 from rlenv.runs.folder import open_run
 from rlenv.testing.endpoint import FakeEndpoint, Reply, never
+from rlenv.testing.tokens import CHAT_TEMPLATE, small_tokenizer
 from rlenv.trajectory import ModelUsage
 from tests.support.beside import served
 
@@ -288,3 +289,23 @@ def test_other_commands_count_what_they_ask_and_nothing_recorded(
     usage("replay", run, "--no-tape")
     address = (spec.parent / "address").read_text()
     usage("bench", str(spec), "--policy", "openai", "--base-url", address, "--model", "policy-1", "--episodes", "2")
+
+
+def test_collect_and_calls_by_hand_count_too(
+    spec: Path, books: Books, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    template = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(template))
+    policy = ["--base-url", (tmp_path / "address").read_text(), "--policy-model", "policy-1", "--keep", "turns > 0"]
+    shared = ["collect", str(spec), "--model", str(tmp_path), "--policy", "openai", *policy]
+    prices = ["--prices", str(tmp_path / "prices.yaml")]
+    assert main([*shared, *prices, "-o", str(tmp_path / "data"), "--json"]) == 0
+    check(json.loads(capsys.readouterr().out)["usage"], books.kept)
+    books.kept.clear()
+    assert main([*shared, "--keep", "turns > 99", "-o", str(tmp_path / "none")]) == 2
+    assert f"models: {books.total('requests')} requests ({books.total('failed')} failed)" in capsys.readouterr().err
+    books.kept.clear()
+    main(["tools", str(spec), "call", "research", '{"question": "r"}'])
+    assert f"models: {books.total('requests')} requests" in capsys.readouterr().err
+    assert set(books.kept) == {"agent-1", "deep-1"}
