@@ -27,7 +27,7 @@ __all__ = [
     "tokens_said",
 ]
 
-_CENT: Final = 0.01
+_SMALL: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def spending_line(spending: Spending) -> str:
 
 def money(value: float | None) -> str:
     """An amount, with as many digits as a small one needs; "–" for none."""
-    return f"{value:.3g}" if value is not None and 0 < abs(value) < _CENT else figure(value)
+    return f"{value:.3g}" if value is not None and 0 < abs(value) < _SMALL else figure(value)
 
 
 def tokens_said(count: int | None) -> str:

@@ -14,7 +14,9 @@ from rlenv.runs.figures.snapshot import Snapshot
 from rlenv.runs.figures.spending import asked, asked_in
 from rlenv.runs.folder import KeptRun, RunInfo, open_run
 from rlenv.runs.lines import LinesReader
+from rlenv.runs.pack import pack
 from rlenv.runs.schema import USAGE, Facts, is_row, row_of
+from rlenv.runs.writer import RunWriter
 from rlenv.trajectory import ModelUsage, Trajectory
 from tests.support.kept import episode
 
@@ -73,3 +75,18 @@ def test_a_journal_that_holds_something_else_holds_no_row(broken: object) -> Non
     assert is_row(told)
     entry = broken if isinstance(broken, int) else {**dict.fromkeys(USAGE), **broken}  # type: ignore[dict-item]
     assert not is_row({**told, "usage": [entry]})
+
+
+def test_packing_parts_of_both_versions_keeps_what_is_known(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    for one in episodes()[1:]:
+        writer = RunWriter(tmp_path)
+        writer.append(one, Facts())
+        writer.close()
+    older = min((tmp_path / "episodes").glob("*.parquet"), key=lambda part: pq.read_table(part)["task"][0].as_py())
+    pq.write_table(pq.read_table(older).drop_columns(["usage"]), older)
+    assert pack(tmp_path).merged == 3
+    reader = open_run(tmp_path)
+    assert len(reader.table) == 3
+    assert set(asked(Snapshot(reader))) == set(expected(2, 3))

@@ -5,7 +5,7 @@ import type { Spending } from "../types";
 
 /** An amount, with as many digits as a small one needs. */
 export const money = (value: number | null): string =>
-  value !== null && value > 0 && value < 0.01 ? value.toPrecision(3) : num(value);
+  value !== null && value > 0 && value < 0.1 ? value.toPrecision(3) : num(value);
 
 export const SpendingTable = ({ spending }: { spending: Spending }) => (
   <>
