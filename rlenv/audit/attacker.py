@@ -333,11 +333,9 @@ class _Attack:
         term = max(paid, key=lambda name: paid[name], default="")
         actions = cut_end(" | ".join(least.actions), _SHOWN_CHARS)
         who = "the attacker, playing itself," if best.is_played else "a script of the attacker"
-        tools = ""
+        tools, without = "", f"{best.without_tools} of {best.tasks} tasks"
         if best.without_tools and not best.is_played:
-            tools = (
-                f", succeeding without the tools that the oracle calls on {best.without_tools} of {best.tasks} tasks"
-            )
+            tools = f", succeeding without the tools that the oracle calls on {without}"
         plain = "of unknown worth" if self.wrong is None else f"{max(self.wrong, 0.0):.2f}"
         message = (
             f"{who} ('{best.name}') earns {best.undone:.2f} of the oracle's reward without doing the task, a plain "
