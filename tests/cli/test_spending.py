@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -178,3 +179,13 @@ def test_a_budget_without_prices_is_refused(
 ) -> None:
     assert main(served("eval", "--max-cost", "1")) == 2
     assert "--max-cost needs to know what tokens cost" in capsys.readouterr().err
+
+
+def test_the_guide_says_of_every_command_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "cost.md").read_text()
+    table = guide.partition("## Where it is shown")[2].partition("\n## ")[0]
+    told = {words.split()[0] for words in re.findall(r"`(?:rlenv )?([a-z][a-z -]*)", table)}
+    main([])
+    commands = set(re.findall(r"^    ([a-z][a-z-]*)(?:  |$)", capsys.readouterr().out, re.M))
+    assert "eval" in commands
+    assert commands - told == set()
