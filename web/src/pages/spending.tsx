@@ -20,7 +20,7 @@ export const SpendingTable = ({ spending }: { spending: Spending }) => (
         ["completion", "r"],
         ["time", "r"],
         ["cost", "r"],
-        [""],
+        ["notes"],
       ]}
       rows={spending.roles.map(one => [
         <Untrusted text={one.role} most={120} />,
